@@ -1,0 +1,2 @@
+//! A TLB flush engine for hypervisors: issue, dispatch, wait.
+#![no_std]

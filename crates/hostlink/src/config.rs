@@ -1,0 +1,214 @@
+//! The configuration of a run: lines of `key=value`, empty lines and `#` comments ignored.
+//!
+//! | key | value | default |
+//! |---|---|---|
+//! | `vcpus` | number of virtual CPUs, 1 to [`MAX_VCPUS`] | 1 |
+//! | `memory` | guest memory in bytes, a multiple of 2 MiB | 256 MiB |
+//! | `flush` | `hypercall`: recommend the remote flush hypercalls to the guest; `ipi`: do not | `hypercall` |
+//! | `slice_us` | longest time slice of a vCPU in microseconds while others wait, 100 to 1,000,000 | 5000 |
+//! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run | `reboot` |
+//! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
+
+use core::fmt;
+
+/// Most virtual CPUs of one guest: every APIC id must be reachable in x2APIC physical mode without
+/// interrupt remapping, and 255 is the broadcast id.
+pub const MAX_VCPUS: u32 = 255;
+
+/// Guest memory comes in units of this many bytes.
+pub const MEMORY_UNIT: u64 = 2 << 20;
+
+/// What the guest is told about remote TLB flushes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlushMode {
+    /// No hint: the guest flushes remote TLBs by IPI.
+    Ipi,
+    /// CPUID recommends the flush hypercalls.
+    Hypercall,
+}
+
+/// What a guest's reset does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetPolicy {
+    /// Start the guest again.
+    Reboot,
+    /// End the run.
+    Exit,
+}
+
+/// A checked configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config<'a> {
+    /// Number of virtual CPUs, 1 to [`MAX_VCPUS`].
+    pub vcpus: u32,
+    /// Guest memory in bytes, a multiple of [`MEMORY_UNIT`].
+    pub memory: u64,
+    /// What CPUID recommends for remote flushes.
+    pub flush: FlushMode,
+    /// Longest time slice in microseconds while other vCPUs wait for the CPU.
+    pub slice_us: u32,
+    /// What a guest's reset does.
+    pub reset: ResetPolicy,
+    /// The guest's kernel command line.
+    pub cmdline: &'a str,
+}
+
+impl Default for Config<'_> {
+    fn default() -> Self {
+        Self {
+            vcpus: 1,
+            memory: 256 << 20,
+            flush: FlushMode::Hypercall,
+            slice_us: 5000,
+            reset: ResetPolicy::Reboot,
+            cmdline: "",
+        }
+    }
+}
+
+/// What is wrong with a configuration. Lines count from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigError<'a> {
+    /// The line has no `=`.
+    NoValue {
+        /// Its number.
+        line: usize,
+    },
+    /// No such key.
+    UnknownKey {
+        /// The line.
+        line: usize,
+        /// The key.
+        key: &'a str,
+    },
+    /// The value does not parse or is out of range.
+    BadValue {
+        /// The line.
+        line: usize,
+        /// The key.
+        key: &'a str,
+        /// The value that was given.
+        value: &'a str,
+        /// What it should be.
+        expected: &'static str,
+    },
+}
+
+impl fmt::Display for ConfigError<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoValue { line } => write!(f, "config line {line}: expected key=value"),
+            Self::UnknownKey { line, key } => write!(f, "config line {line}: unknown key '{key}'"),
+            Self::BadValue { line, key, value, expected } => {
+                write!(f, "config line {line}: {key}={value}: expected {expected}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for ConfigError<'_> {}
+
+impl<'a> Config<'a> {
+    /// Reads a configuration; keys that are absent keep their defaults.
+    pub fn parse(text: &'a str) -> Result<Self, ConfigError<'a>> {
+        let mut config = Self::default();
+        for (index, raw) in text.lines().enumerate() {
+            let line = index + 1;
+            let entry = raw.trim();
+            if entry.is_empty() || entry.starts_with('#') {
+                continue;
+            }
+            let (key, value) = entry.split_once('=').ok_or(ConfigError::NoValue { line })?;
+            config.set(line, key.trim(), value.trim())?;
+        }
+        Ok(config)
+    }
+
+    fn set(&mut self, line: usize, key: &'a str, value: &'a str) -> Result<(), ConfigError<'a>> {
+        let bad = |expected| ConfigError::BadValue { line, key, value, expected };
+        match key {
+            "vcpus" => {
+                let count = value.parse().ok().filter(|n| (1..=MAX_VCPUS).contains(n));
+                self.vcpus = count.ok_or(bad("a number from 1 to 255"))?;
+            }
+            "memory" => {
+                let bytes = value.parse().ok().filter(|n: &u64| *n != 0 && n.is_multiple_of(MEMORY_UNIT));
+                self.memory = bytes.ok_or(bad("bytes, a multiple of 2 MiB"))?;
+            }
+            "flush" => {
+                self.flush = match value {
+                    "ipi" => FlushMode::Ipi,
+                    "hypercall" => FlushMode::Hypercall,
+                    _ => return Err(bad("ipi or hypercall")),
+                };
+            }
+            "slice_us" => {
+                let us = value.parse().ok().filter(|n| (100..=1_000_000).contains(n));
+                self.slice_us = us.ok_or(bad("microseconds from 100 to 1000000"))?;
+            }
+            "reset" => {
+                self.reset = match value {
+                    "reboot" => ResetPolicy::Reboot,
+                    "exit" => ResetPolicy::Exit,
+                    _ => return Err(bad("reboot or exit")),
+                };
+            }
+            "cmdline" => self.cmdline = value,
+            _ => return Err(ConfigError::UnknownKey { line, key }),
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Config<'_> {
+    /// Writes the form that [`Config::parse`] reads.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let flush = match self.flush {
+            FlushMode::Ipi => "ipi",
+            FlushMode::Hypercall => "hypercall",
+        };
+        let reset = match self.reset {
+            ResetPolicy::Reboot => "reboot",
+            ResetPolicy::Exit => "exit",
+        };
+        writeln!(f, "vcpus={}\nmemory={}\nflush={flush}", self.vcpus, self.memory)?;
+        writeln!(f, "slice_us={}\nreset={reset}\ncmdline={}", self.slice_us, self.cmdline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let config = Config {
+            vcpus: 8,
+            memory: 1 << 30,
+            flush: FlushMode::Ipi,
+            slice_us: 2500,
+            reset: ResetPolicy::Exit,
+            cmdline: "console=ttyS0 quiet a=b # not a comment",
+        };
+        assert_eq!(Config::parse(&config.to_string()), Ok(config));
+    }
+
+    #[test]
+    fn wrong_lines_are_named() {
+        for (text, line) in [
+            ("vcpus=0", 1),
+            ("vcpus=256", 1),
+            ("\nmemory=12345", 2),
+            ("memory=0", 1),
+            ("flush=maybe", 1),
+            ("# fine\n\nslice_us=1", 3),
+            ("reset=never", 1),
+            ("nonsense", 1),
+            ("colour=blue", 1),
+        ] {
+            let error = Config::parse(text).unwrap_err().to_string();
+            assert!(error.starts_with(&std::format!("config line {line}:")), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Counters that the hypervisor keeps per vCPU and the host tool reads from shared memory.
+//!
+//! The hypervisor's ELF has a symbol [`BEACON_SYMBOL`]: a [`Beacon`] at a physical address below
+//! 4 GiB, which is also the offset in the file that backs QEMU's memory. The beacon says where the
+//! counters lie: `vcpu_count` rows of [`Counter::COUNT`] little-endian `u64`, row after row.
+//! Counters only grow. A reader sees each of them whole, but not all of them at one instant.
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Name of the ELF symbol of the [`Beacon`].
+pub const BEACON_SYMBOL: &str = "QUELL_BEACON";
+
+/// First word of a beacon that has been filled in: `"QUELLCT1"` as little-endian bytes.
+pub const BEACON_MAGIC: u64 = u64::from_le_bytes(*b"QUELLCT1");
+
+/// Where the counters are. `magic` is written last, with release ordering.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Beacon {
+    /// [`BEACON_MAGIC`] once the rest is valid.
+    pub magic: AtomicU64,
+    /// Physical address of the first counter row.
+    pub counters: AtomicU64,
+    /// TSC ticks per second, as the hypervisor calibrated it.
+    pub tsc_hz: AtomicU64,
+    /// Number of rows.
+    pub vcpu_count: AtomicU32,
+    /// Counters in a row: [`Counter::COUNT`] of the hypervisor's build.
+    pub counter_count: AtomicU32,
+    /// Physical CPUs in use.
+    pub cpu_count: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
+}
+
+impl Beacon {
+    /// A beacon that says nothing yet.
+    pub const fn new() -> Self {
+        Self {
+            magic: AtomicU64::new(0),
+            counters: AtomicU64::new(0),
+            tsc_hz: AtomicU64::new(0),
+            vcpu_count: AtomicU32::new(0),
+            counter_count: AtomicU32::new(0),
+            cpu_count: AtomicU32::new(0),
+            reserved: AtomicU32::new(0),
+        }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
+        /// One counter of a vCPU.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Counter {
+            $($(#[doc = $doc])+ $variant,)+
+        }
+
+        impl Counter {
+            /// Every counter, in the order of a row.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+            /// Number of counters in a row.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// The counter's name in reports and JSON: lower case, a group and a dot first.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Exits for CPUID.
+    ExitCpuid = "exit.cpuid",
+    /// Exits for HLT.
+    ExitHlt = "exit.hlt",
+    /// Exits for PAUSE.
+    ExitPause = "exit.pause",
+    /// Exits for port I/O.
+    ExitIo = "exit.io",
+    /// Exits for RDMSR.
+    ExitRdmsr = "exit.rdmsr",
+    /// Exits for WRMSR.
+    ExitWrmsr = "exit.wrmsr",
+    /// Exits for hypercalls.
+    ExitHypercall = "exit.hypercall",
+    /// Exits for nested page faults.
+    ExitNpf = "exit.npf",
+    /// Exits for a physical interrupt or NMI.
+    ExitIntr = "exit.intr",
+    /// Exits because the guest became ready to take an interrupt.
+    ExitVintr = "exit.vintr",
+    /// Exits for control register writes, XSETBV and the like.
+    ExitControl = "exit.control",
+    /// All other exits.
+    ExitOther = "exit.other",
+    /// Interrupts delivered into the guest.
+    IrqInjected = "irq.injected",
+    /// IPIs that the guest sent through its APIC, one per target.
+    IrqIpi = "irq.ipi",
+    /// Timer expiries delivered to the guest.
+    IrqTimer = "irq.timer",
+    /// Flush hypercalls served.
+    FlushRequests = "flush.requests",
+    /// Target vCPUs named by those calls, the caller included.
+    FlushTargets = "flush.targets",
+    /// Targets that were not in guest mode: flushed at their next entry, not kicked, not waited for.
+    FlushDeferred = "flush.deferred",
+    /// Targets that already had a request of the same kind under way and joined it.
+    FlushMerged = "flush.merged",
+    /// Kicks sent to physical CPUs on behalf of flushes.
+    FlushKicks = "flush.kicks",
+    /// Ranges flushed page by page on this vCPU.
+    FlushRanges = "flush.ranges",
+    /// Flushes of this vCPU's whole address space tag.
+    FlushWhole = "flush.whole",
+    /// Kicks sent for interrupts and rescheduling.
+    KickEvent = "kick.event",
+    /// Times the vCPU was put on a CPU.
+    SchedIn = "sched.in",
+    /// Times it was taken off because its slice was over or another one had more right to run.
+    SchedPreempted = "sched.preempted",
+    /// Times it gave way while spinning.
+    SchedYield = "sched.yield",
+    /// Times it blocked in HLT.
+    SchedHalt = "sched.halt",
+    /// Times it ran on another CPU than the time before.
+    SchedMigrated = "sched.migrated",
+    /// Nested page table entries installed for it.
+    NestedInstalled = "nested.installed",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_grouped() {
+        let names: std::vec::Vec<_> = Counter::ALL.iter().map(|c| c.name()).collect();
+        for (index, name) in names.iter().enumerate() {
+            assert!(name.contains('.'), "{name}");
+            assert!(!names[..index].contains(name), "{name} twice");
+            assert_eq!(Counter::ALL[index] as usize, index);
+        }
+    }
+}

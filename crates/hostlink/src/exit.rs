@@ -1,0 +1,74 @@
+//! How a run ended, as one byte that the hypervisor writes to QEMU's `isa-debug-exit` device.
+//!
+//! The device turns a value `v` into QEMU's exit status `2 v + 1`. Our values start at 0x20 so that
+//! none of them is mistaken for a failure of QEMU itself, which ends with status 1.
+
+/// I/O port of the `isa-debug-exit` device (`iobase=0xf4,iosize=0x04`).
+pub const PORT: u16 = 0xf4;
+
+/// Why the hypervisor stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ExitCode {
+    /// The guest switched itself off.
+    GuestPowerOff = 0x20,
+    /// The guest shut down by triple fault; its registers are in the log.
+    GuestTripleFault = 0x21,
+    /// The hypervisor panicked; the report is in the log.
+    Panic = 0x22,
+    /// The bundle or its configuration is not usable; the reason is in the log.
+    BadConfig = 0x23,
+    /// The machine lacks what the hypervisor needs (SVM, memory, …); the reason is in the log.
+    Unsupported = 0x24,
+    /// The guest asked for a reset and the configuration says `reset=exit`.
+    GuestReset = 0x25,
+}
+
+impl ExitCode {
+    /// Every code, for tables and look-up.
+    pub const ALL: [Self; 6] = [
+        Self::GuestPowerOff,
+        Self::GuestTripleFault,
+        Self::Panic,
+        Self::BadConfig,
+        Self::Unsupported,
+        Self::GuestReset,
+    ];
+
+    /// QEMU's exit status for this code.
+    pub const fn qemu_status(self) -> i32 {
+        ((self as i32) << 1) | 1
+    }
+
+    /// The code behind QEMU's exit status; `None` if the status is QEMU's own.
+    pub fn from_qemu_status(status: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|code| code.qemu_status() == status)
+    }
+
+    /// Exit status of `./quell run` for this end of the run.
+    pub const fn tool_status(self) -> i32 {
+        match self {
+            Self::GuestPowerOff => 0,
+            Self::GuestTripleFault => 65,
+            Self::BadConfig => 66,
+            Self::Unsupported => 69,
+            Self::Panic => 70,
+            Self::GuestReset => 71,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_round_trip_and_spare_qemus_own() {
+        for code in ExitCode::ALL {
+            assert_eq!(ExitCode::from_qemu_status(code.qemu_status()), Some(code));
+            assert!(code.qemu_status() > 1);
+        }
+        assert_eq!(ExitCode::from_qemu_status(1), None);
+        assert_eq!(ExitCode::from_qemu_status(0), None);
+    }
+}

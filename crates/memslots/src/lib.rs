@@ -1,0 +1,2 @@
+//! Guest physical memory: slots, generations, copies.
+#![no_std]

@@ -1,0 +1,2 @@
+//! Page tables of several formats by one walker.
+#![no_std]

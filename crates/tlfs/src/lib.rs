@@ -1,0 +1,2 @@
+//! The Hyper-V hypercall ABI for TLB flushing, from both ends.
+#![no_std]

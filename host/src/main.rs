@@ -1,0 +1,2 @@
+//! The host tool: build, run, demo, bench, test.
+fn main() {}

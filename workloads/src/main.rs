@@ -1,0 +1,2 @@
+//! Programs that run inside Linux guests.
+fn main() {}
