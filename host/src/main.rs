@@ -1,2 +1,48 @@
-//! The host tool: build, run, demo, bench, test.
-fn main() {}
+//! The host tool behind `./quell`: builds the images, fetches the guest's files, starts QEMU, measures
+//! and draws.
+
+mod bench;
+mod cli;
+mod demo;
+mod guest;
+mod machine;
+mod results;
+mod run;
+mod size;
+mod test;
+mod vm;
+mod workspace;
+
+use anyhow::Result;
+use clap::Parser;
+use cli::{BenchCommand, Cli, Command};
+use machine::signals::Signals;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match dispatch(&cli.command) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            eprintln!("quell: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the command; the result is this process's exit status.
+fn dispatch(command: &Command) -> Result<u8> {
+    let signals = Signals::install()?;
+    match command {
+        Command::Run(args) => run::run(args, &signals),
+        Command::Demo(args) => demo::demo(args, &signals),
+        Command::Bench(BenchCommand::Exits(args)) => bench::exits::exits(args, &signals),
+        Command::Bench(BenchCommand::Boot(args)) => bench::boot::boot(args, &signals),
+        Command::Test(args) => test::test(args, &signals),
+        Command::Fetch(args) => {
+            let files = guest::cache::guest_files(args.refresh)?;
+            println!("{}\n{}", files.versions.kernel, files.versions.busybox);
+            Ok(0)
+        }
+    }
+}

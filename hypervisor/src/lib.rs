@@ -1,2 +1,14 @@
 //! Quell, a small type-1 hypervisor built around TLB coherence.
-#![no_std]
+//!
+//! The library holds two kinds of code. Everything outside [`arch`] is plain state with effects returned
+//! as values: it compiles for the host and is tested there. `arch` is the bare-metal program.
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
+
+#[cfg(target_os = "none")]
+pub mod arch;
+pub mod devices;
+pub mod hyperv;
+pub mod loader;
+pub mod sched;

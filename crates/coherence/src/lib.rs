@@ -1,2 +1,42 @@
 //! A TLB flush engine for hypervisors: issue, dispatch, wait.
+//!
+//! An *initiator* (a hypercall handler on one physical CPU) asks a set of [`Target`]s (one per
+//! virtual CPU) to drop translations. It publishes the request ([`issue`]), interrupts only the
+//! targets that are in guest mode ([`Issued::dispatch`]), and waits only for those
+//! ([`Dispatched::wait`]). A target that is not running is neither interrupted nor waited for: it
+//! flushes before it next enters the guest, because [`Owner::try_enter`] refuses to enter while
+//! a request is pending.
+//!
+//! Everything both sides depend on lies in one word per target that both change by
+//! read-modify-write. The ordering table is in the [`target`] module; `docs/coherence.md` states
+//! the guarantees and names the test that holds each.
+//!
+//! The crate neither allocates nor contains unsafe code. It supplies the protocol; the caller
+//! supplies the machine through [`Hardware`] and, on AMD64, the address space tags of [`asid`].
 #![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(any(test, loom))]
+extern crate std;
+
+pub mod asid;
+pub mod flush;
+pub mod mailbox;
+pub mod owner;
+pub mod set;
+mod sync;
+pub mod target;
+mod word;
+
+#[cfg(all(test, loom))]
+mod model;
+
+pub use flush::{Dispatched, Hardware, Issued, Ledger, Outcome, Receipt, Stalled, Targets, flush, issue};
+pub use mailbox::{Generation, GvaRange, RANGE_CAPACITY, Scope};
+pub use owner::{FlushWork, InGuest, Owner, Pending, Translation};
+pub use set::TargetSet;
+pub use target::{Notify, Target};
+
+/// Number of a physical CPU, as the caller counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CpuId(pub u32);

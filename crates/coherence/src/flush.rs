@@ -1,0 +1,225 @@
+//! The initiator's side: issue, dispatch, wait, each a type that only the step before makes.
+//!
+//! [`issue`] publishes the request; targets that are not in guest mode are then done with, for
+//! they flush before they next enter. [`Issued::dispatch`] kicks the rest; what the caller has to
+//! flush on its own CPU it does after that, while the others leave. [`Dispatched::wait`] returns
+//! when none of them can use an old translation any more.
+//!
+//! The initiator's own vCPU is a target like any other: it is out of guest mode while the
+//! initiator runs, hence neither kicked nor waited for. For the same reason any number of
+//! initiators may flush each other at once, with interrupts off: none waits for another (O13,
+//! O14). Only its own translation section must have ended.
+
+use core::fmt;
+use core::ops::ControlFlow;
+
+use crate::CpuId;
+use crate::mailbox::{Generation, Scope};
+use crate::set::TargetSet;
+use crate::target::{Claim, Target};
+
+/// What the engine needs from the machine.
+pub trait Hardware {
+    /// Makes `cpu` leave guest mode soon: an interrupt that the guest cannot hold off.
+    ///
+    /// It stays pending if the CPU is not in guest mode yet; if it has left, it does no harm.
+    fn kick(&self, cpu: CpuId);
+
+    /// One turn of waiting; `turns` were spent on this target before.
+    ///
+    /// `Break` gives up: choose a bound that a working machine never reaches.
+    fn relax(&self, turns: u64) -> ControlFlow<()>;
+}
+
+/// Targets by index.
+pub trait Targets {
+    /// The target of this index; the same one for as long as a flush lasts. `None` is skipped:
+    /// guests name virtual processors that do not exist.
+    fn target(&self, index: usize) -> Option<&Target>;
+}
+
+impl Targets for [Target] {
+    fn target(&self, index: usize) -> Option<&Target> {
+        self.get(index)
+    }
+}
+
+impl Targets for [&Target] {
+    fn target(&self, index: usize) -> Option<&Target> {
+        self.get(index).copied()
+    }
+}
+
+/// Where an initiator notes for whom it waits; reused from flush to flush, one per physical CPU.
+/// 520 bytes for each 64 targets.
+#[derive(Clone, Debug)]
+pub struct Ledger<const BANKS: usize> {
+    awaited: TargetSet<BANKS>,
+    generations: [[Generation; 64]; BANKS],
+}
+
+impl<const BANKS: usize> Ledger<BANKS> {
+    /// An empty ledger.
+    pub const fn new() -> Self {
+        Self { awaited: TargetSet::new(), generations: [[Generation(0); 64]; BANKS] }
+    }
+
+    fn note(&mut self, index: usize, generation: Generation) {
+        if let Some(bank) = self.generations.get_mut(index / 64) {
+            bank[index % 64] = generation;
+            let _fits = self.awaited.insert(index);
+        }
+    }
+
+    /// Whom to wait for, and for which generation.
+    fn entries(&self) -> impl Iterator<Item = (usize, Generation)> + '_ {
+        self.awaited.iter().map(|index| (index, self.generations[index / 64][index % 64]))
+    }
+}
+
+impl<const BANKS: usize> Default for Ledger<BANKS> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a flush did, for counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Targets that exist and were asked.
+    pub targets: u32,
+    /// Of these, neither kicked nor waited for: they flush when they next enter.
+    pub deferred: u32,
+    /// Of the others, kicked by this initiator.
+    pub kicks: u32,
+    /// Of the others, served by a kick that somebody else had claimed.
+    pub merged: u32,
+}
+
+/// Publishes a request for `scope` to every target of `set` that exists.
+///
+/// Change the page tables before this; free what was unmapped only for a [`Receipt`].
+pub fn issue<'a, T: Targets + ?Sized, const BANKS: usize>(
+    targets: &'a T,
+    set: &TargetSet<BANKS>,
+    scope: Scope<'_>,
+    ledger: &'a mut Ledger<BANKS>,
+) -> Issued<'a, T, BANKS> {
+    ledger.awaited = TargetSet::new();
+    let mut outcome = Outcome::default();
+    for index in set.iter() {
+        let Some(target) = targets.target(index) else { continue };
+        let requested = target.request(scope);
+        outcome.targets += 1;
+        if requested.busy {
+            ledger.note(index, requested.generation);
+        } else {
+            outcome.deferred += 1;
+        }
+    }
+    Issued { targets, ledger, outcome }
+}
+
+/// [`issue`], [`dispatch`](Issued::dispatch) and [`wait`](Dispatched::wait) in one.
+///
+/// # Errors
+/// [`Stalled`], as `wait` says.
+pub fn flush<T: Targets + ?Sized, const BANKS: usize>(
+    targets: &T,
+    set: &TargetSet<BANKS>,
+    scope: Scope<'_>,
+    ledger: &mut Ledger<BANKS>,
+    hardware: &impl Hardware,
+) -> Result<Receipt, Stalled> {
+    issue(targets, set, scope, ledger).dispatch(hardware).wait(hardware)
+}
+
+/// The request is published: no target enters the guest without having flushed.
+#[must_use = "a target in guest mode goes on using old translations"]
+#[derive(Debug)]
+pub struct Issued<'a, T: ?Sized, const BANKS: usize> {
+    targets: &'a T,
+    ledger: &'a mut Ledger<BANKS>,
+    outcome: Outcome,
+}
+
+impl<'a, T: Targets + ?Sized, const BANKS: usize> Issued<'a, T, BANKS> {
+    /// Kicks the targets that are still in guest mode and that nobody else has kicked.
+    pub fn dispatch(mut self, hardware: &impl Hardware) -> Dispatched<'a, T, BANKS> {
+        for (index, _) in self.ledger.entries() {
+            let Some(target) = self.targets.target(index) else { continue };
+            match target.claim_kick() {
+                Claim::Kick(cpu) => {
+                    hardware.kick(cpu);
+                    self.outcome.kicks += 1;
+                }
+                Claim::InFlight => self.outcome.merged += 1,
+                Claim::Unneeded => {}
+            }
+        }
+        Dispatched { targets: self.targets, ledger: self.ledger, outcome: self.outcome }
+    }
+}
+
+/// Every target in guest mode is on its way out.
+#[must_use = "a target may still be in guest mode"]
+#[derive(Debug)]
+pub struct Dispatched<'a, T: ?Sized, const BANKS: usize> {
+    targets: &'a T,
+    ledger: &'a mut Ledger<BANKS>,
+    outcome: Outcome,
+}
+
+impl<T: Targets + ?Sized, const BANKS: usize> Dispatched<'_, T, BANKS> {
+    /// Waits until each target that was in guest mode has left it, or has the flush on record.
+    ///
+    /// # Errors
+    /// [`Stalled`] when [`Hardware::relax`] gave up on a target. Nothing that was unmapped may be
+    /// freed then; the request stays published.
+    pub fn wait(self, hardware: &impl Hardware) -> Result<Receipt, Stalled> {
+        for (index, generation) in self.ledger.entries() {
+            let Some(target) = self.targets.target(index) else { continue };
+            let mut turns = 0u64;
+            while !target.is_quiet(generation) {
+                if hardware.relax(turns).is_break() {
+                    return Err(Stalled { index, cpu: target.cpu(), outcome: self.outcome });
+                }
+                turns = turns.saturating_add(1);
+            }
+        }
+        Ok(Receipt { outcome: self.outcome })
+    }
+}
+
+/// Proof that the flush is over: what was unmapped before `issue` may be reused.
+#[must_use = "nothing may be freed without it"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Receipt {
+    outcome: Outcome,
+}
+
+impl Receipt {
+    /// What the flush did.
+    pub const fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+}
+
+/// A target did not leave guest mode within the bound: the machine, or its kick, is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stalled {
+    /// Index of the target.
+    pub index: usize,
+    /// Where it was last in guest mode.
+    pub cpu: CpuId,
+    /// What the flush did until then.
+    pub outcome: Outcome,
+}
+
+impl fmt::Display for Stalled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "flush: target {} did not leave guest mode on CPU {}", self.index, self.cpu.0)
+    }
+}
+
+impl core::error::Error for Stalled {}

@@ -1,0 +1,178 @@
+//! What a target is asked to flush: a bounded list of ranges that overflows into "everything",
+//! and the generation of the newest request.
+//!
+//! One header word carries the generation together with the two facts that a consumer must learn
+//! at the same instant: that everything is to go, and that the list is not empty. A request for
+//! everything therefore costs one read-modify-write and no lock.
+//!
+//! ```text
+//! initiator                                owner (out of guest mode)
+//! a  append ranges, under the lock         e  clear FLUSH in the word
+//! b  header: generation + 1, ALL/LISTED    f  header: sample generation, clear ALL/LISTED
+//! c  set FLUSH in the word                 g  drain the list, under the lock
+//!
+//! a before b   a sampled generation has its ranges in the list already
+//! b before c   whoever sees FLUSH sees the generation
+//! e before f   a request that f misses sets FLUSH after e, and is taken next time
+//! f before g   what g drains is at least what f counted (O8); the rest is flushed once too often
+//! ```
+
+use crate::sync::{AtomicU64, Ordering, const_fn, spin_loop, zeroed};
+
+/// Ranges that a mailbox holds. One more turns the request into [`Scope::All`].
+pub const RANGE_CAPACITY: usize = if cfg!(loom) { 2 } else { 16 };
+
+/// A run of guest virtual pages of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GvaRange {
+    /// Address of the first page.
+    pub first: u64,
+    /// Number of pages.
+    pub pages: u64,
+}
+
+/// What an initiator asks for.
+#[derive(Clone, Copy, Debug)]
+pub enum Scope<'a> {
+    /// Every translation of the target.
+    All,
+    /// The translations of these ranges. More may be flushed, never less.
+    Ranges(&'a [GvaRange]),
+}
+
+/// Ordinal of a request to one target. The first is 1.
+///
+/// 62 bits: at a request per nanosecond they last 146 years, and the increment is checked (O7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Generation(pub(crate) u64);
+
+/// What an owner has to flush: a [`Scope`] that owns its ranges. They are none if a request's
+/// ranges were taken together with an earlier one's.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    All,
+    Ranges(RangeList),
+}
+
+/// Up to [`RANGE_CAPACITY`] ranges; dereferences to a slice.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct RangeList {
+    ranges: [GvaRange; RANGE_CAPACITY],
+    len: usize,
+}
+
+impl core::ops::Deref for RangeList {
+    type Target = [GvaRange];
+
+    fn deref(&self) -> &[GvaRange] {
+        self.ranges.get(..self.len).unwrap_or(&[])
+    }
+}
+
+/// Header: everything is to be flushed.
+const ALL: u64 = 1 << 0;
+/// Header: the list was appended to.
+const LISTED: u64 = 1 << 1;
+/// Header: least significant bit of the generation.
+const GENERATION_SHIFT: u32 = 2;
+
+const UNLOCKED: u64 = 0;
+const LOCKED: u64 = 1;
+
+/// Many producers, one consumer.
+pub(crate) struct Mailbox {
+    /// Generation, [`LISTED`], [`ALL`]. `AcqRel`: b releases the initiator's page-table writes,
+    /// f acquires them. Changed by read-modify-write only (O6).
+    pub(crate) header: AtomicU64,
+    /// Guards `len` and `slots`, which are atomic only so that no unsafe code is needed. Held for
+    /// at most [`RANGE_CAPACITY`] copies, never from an NMI handler.
+    lock: AtomicU64,
+    len: AtomicU64,
+    first: [AtomicU64; RANGE_CAPACITY],
+    pages: [AtomicU64; RANGE_CAPACITY],
+}
+
+impl Mailbox {
+    const_fn! {
+        pub(crate) fn new() -> Self {
+            Self {
+                header: AtomicU64::new(0),
+                lock: AtomicU64::new(UNLOCKED),
+                len: AtomicU64::new(0),
+                first: zeroed!(RANGE_CAPACITY),
+                pages: zeroed!(RANGE_CAPACITY),
+            }
+        }
+    }
+
+    /// Initiator: adds a request (events a and b). The caller then sets FLUSH (c).
+    pub(crate) fn post(&self, scope: Scope<'_>) -> Generation {
+        match scope {
+            Scope::All => self.announce(ALL),
+            Scope::Ranges(ranges) => self.locked(|| {
+                let kind = if self.append(ranges) { LISTED } else { ALL };
+                self.announce(kind)
+            }),
+        }
+    }
+
+    /// Owner: takes everything that was asked for so far (events f and g).
+    pub(crate) fn take(&self) -> (Generation, Work) {
+        let header = self.sample();
+        let ranges = if header & LISTED != 0 { self.locked(|| self.drain()) } else { RangeList::default() };
+        let work = if header & ALL != 0 { Work::All } else { Work::Ranges(ranges) };
+        (Generation(header >> GENERATION_SHIFT), work)
+    }
+
+    /// b: counts the request and says of what kind it is, in one step.
+    pub(crate) fn announce(&self, kind: u64) -> Generation {
+        let count = |header: u64| Some((header + (1 << GENERATION_SHIFT)) | kind);
+        match self.header.fetch_update(Ordering::AcqRel, Ordering::Relaxed, count) {
+            Ok(old) | Err(old) => Generation((old >> GENERATION_SHIFT) + 1),
+        }
+    }
+
+    /// f: the newest generation, and what kinds of request led up to it.
+    pub(crate) fn sample(&self) -> u64 {
+        self.header.fetch_and(!(ALL | LISTED), Ordering::AcqRel)
+    }
+
+    /// a: false, and nothing appended, if the list has no room for all of `ranges`.
+    pub(crate) fn append(&self, ranges: &[GvaRange]) -> bool {
+        let len = self.len.load(Ordering::Relaxed) as usize;
+        let slots = self.first.iter().zip(&self.pages).skip(len);
+        if slots.len() < ranges.len() {
+            return false;
+        }
+        for ((first, pages), range) in slots.zip(ranges) {
+            first.store(range.first, Ordering::Relaxed);
+            pages.store(range.pages, Ordering::Relaxed);
+        }
+        self.len.store((len + ranges.len()) as u64, Ordering::Relaxed);
+        true
+    }
+
+    /// g: empties the list.
+    pub(crate) fn drain(&self) -> RangeList {
+        let len = self.len.load(Ordering::Relaxed) as usize;
+        let mut list = RangeList { len, ..RangeList::default() };
+        let slots = self.first.iter().zip(&self.pages).take(len);
+        for (range, (first, pages)) in list.ranges.iter_mut().zip(slots) {
+            range.first = first.load(Ordering::Relaxed);
+            range.pages = pages.load(Ordering::Relaxed);
+        }
+        self.len.store(0, Ordering::Relaxed);
+        list
+    }
+
+    /// Runs `section` under the lock. `Acquire` pairs with the `Release` of the holder before.
+    pub(crate) fn locked<R>(&self, section: impl FnOnce() -> R) -> R {
+        let lock = || self.lock.compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed);
+        while lock().is_err() {
+            spin_loop();
+        }
+        let result = section();
+        self.lock.store(UNLOCKED, Ordering::Release);
+        result
+    }
+}

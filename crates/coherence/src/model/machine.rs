@@ -1,0 +1,212 @@
+//! Page tables, CPUs with TLBs, and interrupt lines, in atomics that loom schedules.
+
+use core::ops::ControlFlow;
+use std::boxed::Box;
+use std::vec::Vec;
+
+use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::protocol::Protocol;
+use crate::{CpuId, GvaRange, Hardware, Notify, Owner, Scope, Target};
+
+/// Virtual pages that a guest touches.
+pub(super) const PAGES: usize = 2;
+
+/// Page-table entry: the page that the initiator takes away.
+const OLD: u64 = 0;
+/// Page-table entry: its replacement.
+const NEW: u64 = 1;
+
+/// The range that is page `page` alone.
+pub(super) fn range(page: usize) -> GvaRange {
+    GvaRange { first: page as u64 * 0x1000, pages: 1 }
+}
+
+/// All that the CPUs share.
+pub(super) struct Machine {
+    pub(super) targets: Vec<Target>,
+    page_table: [AtomicU64; PAGES],
+    /// Accesses to each page's old frame. An access is a read-modify-write, thus never overlooked;
+    /// reading the count is relaxed, thus stale unless the protocol ordered it (G2).
+    old_frame: [AtomicU64; PAGES],
+    interrupt: Vec<AtomicU64>,
+    /// The initiators are done: guests need not wait for a kick any more.
+    finished: AtomicU64,
+}
+
+impl Machine {
+    pub(super) fn new(cpus: usize) -> Self {
+        Self {
+            targets: (0..cpus).map(|_| Target::new()).collect(),
+            page_table: core::array::from_fn(|_| AtomicU64::new(OLD)),
+            old_frame: core::array::from_fn(|_| AtomicU64::new(0)),
+            interrupt: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            finished: AtomicU64::new(0),
+        }
+    }
+
+    /// Points the page elsewhere, makes `flush`, and frees the old frame: the count of accesses
+    /// that the initiator sees at that moment must be the final one.
+    pub(super) fn replace(&self, page: usize, flush: impl FnOnce()) -> Freed {
+        self.page_table[page].store(NEW, Relaxed);
+        flush();
+        Freed { page, accesses: self.old_frame[page].load(Relaxed) }
+    }
+
+    /// After all CPUs have stopped. `Relaxed` suffices: they were joined.
+    pub(super) fn check(&self, freed: Freed) {
+        let accesses = self.old_frame[freed.page].load(Relaxed);
+        assert_eq!(freed.accesses, accesses, "frame used after it was freed");
+    }
+
+    pub(super) fn finish(&self) {
+        self.finished.fetch_add(1, Relaxed);
+    }
+
+    /// A read-modify-write, for a relaxed load may be stale for ever.
+    fn has_finished(&self) -> bool {
+        self.finished.fetch_or(0, Relaxed) != 0
+    }
+
+    /// Posts an event and does what the poster must, except for waking.
+    pub(super) fn post_event<P: Protocol>(&self, index: usize) -> Notify {
+        let notify = P::post_event(&self.targets[index]);
+        if let Notify::Kick(cpu) = notify {
+            self.kick(cpu);
+        }
+        notify
+    }
+}
+
+impl Hardware for Machine {
+    fn kick(&self, cpu: CpuId) {
+        // A read-modify-write, for loom may put a relaxed store off for ever.
+        self.interrupt[cpu.0 as usize].swap(1, Relaxed);
+    }
+
+    fn relax(&self, turns: u64) -> ControlFlow<()> {
+        idle(turns);
+        ControlFlow::Continue(())
+    }
+}
+
+/// An idle turn. What others do after a few of them, they also do after one in some other
+/// execution, so this one is only run to its end, fairly, and not branched off any more: two that
+/// wait would otherwise hand over to each other for ever.
+fn idle(turns: u64) {
+    const EXPLORED_TURNS: u64 = 2;
+    if turns >= EXPLORED_TURNS {
+        loom::skip_branch();
+    }
+    loom::thread::yield_now();
+}
+
+/// A frame that went back to the allocator.
+#[must_use]
+pub(super) struct Freed {
+    page: usize,
+    accesses: u64,
+}
+
+/// When a guest stops by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stay {
+    /// After one round of accesses.
+    Briefly,
+    /// Never: it must be kicked, unless the initiators have finished.
+    UntilKicked,
+}
+
+/// A CPU that runs one vCPU: its TLB, and what its next VMRUN is to flush.
+pub(super) struct Cpu<'m> {
+    machine: &'m Machine,
+    id: usize,
+    tlb: [Option<u64>; PAGES],
+    armed: Vec<Option<Box<[GvaRange]>>>,
+}
+
+impl<'m> Cpu<'m> {
+    pub(super) fn new(machine: &'m Machine, id: usize) -> Self {
+        Self { machine, id, tlb: [None; PAGES], armed: Vec::new() }
+    }
+
+    /// Takes a flush that is pending and records it. `None` stands for everything.
+    pub(super) fn absorb<P: Protocol>(&mut self, owner: &mut Owner<'_>) {
+        let Some(work) = P::take_flush(owner) else { return };
+        self.armed.push(match work.scope() {
+            Scope::All => None,
+            Scope::Ranges(ranges) => Some(ranges.into()),
+        });
+        P::complete(work);
+    }
+
+    /// One stay in guest mode that touches `pages` in order, after whatever must come before it.
+    /// An event before it is taken instead; true if there was none.
+    pub(super) fn run<P: Protocol>(&mut self, owner: &mut Owner<'_>, stay: Stay, pages: &[usize]) -> bool {
+        let cpu = CpuId(self.id as u32);
+        let guest = loop {
+            self.absorb::<P>(owner);
+            if owner.take_events() {
+                return false;
+            }
+            match P::try_enter(owner, cpu) {
+                Ok(guest) => break guest,
+                Err(pending) => assert!(pending.flush || pending.event),
+            }
+        };
+        self.vmrun();
+        for turn in 0.. {
+            pages.iter().for_each(|&page| self.touch(page));
+            let kicked = self.machine.interrupt[self.id].swap(0, Relaxed) != 0;
+            if kicked || stay == Stay::Briefly || self.machine.has_finished() {
+                break;
+            }
+            idle(turn);
+        }
+        P::leave(guest);
+        true
+    }
+
+    /// A guest access by software, in a section of its own.
+    pub(super) fn emulate<P: Protocol>(&mut self, owner: &mut Owner<'_>, page: usize) {
+        let section = loop {
+            self.absorb::<P>(owner);
+            match P::begin_translation(owner) {
+                Ok(section) => break section,
+                Err(pending) => assert!(pending.flush),
+            }
+        };
+        let entry = self.machine.page_table[page].load(Relaxed);
+        self.machine.access(page, entry);
+        section.end();
+    }
+
+    /// VMRUN: does what is armed, and nothing else. The TLB keeps the rest for ever.
+    fn vmrun(&mut self) {
+        for flush in self.armed.drain(..) {
+            match flush {
+                None => self.tlb = [None; PAGES],
+                Some(ranges) => {
+                    for range in &ranges {
+                        self.tlb[(range.first / 0x1000) as usize] = None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A guest access, through the TLB.
+    fn touch(&mut self, page: usize) {
+        let machine = self.machine;
+        let entry = *self.tlb[page].get_or_insert_with(|| machine.page_table[page].load(Relaxed));
+        machine.access(page, entry);
+    }
+}
+
+impl Machine {
+    fn access(&self, page: usize, entry: u64) {
+        if entry == OLD {
+            self.old_frame[page].fetch_add(1, Relaxed);
+        }
+    }
+}

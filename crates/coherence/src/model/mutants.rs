@@ -1,0 +1,387 @@
+//! The protocol with one operation spoilt, and the scenario that notices.
+//!
+//! Each mutant is a copy of the real operation but for the one thing that its comment names.
+//! Not here, because loom cannot show it: a read-modify-write of the word or the header that is
+//! less than `AcqRel` where the other of the two still orders the same accesses.
+
+use super::machine::Machine;
+use super::protocol::Protocol;
+use super::scenarios::{
+    consecutive, consecutive_all, event_in_guest, explore, halting, overflow, passing, returning, staying,
+    translating,
+};
+use crate::mailbox::{Generation, Work};
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use crate::target::{Claim, Requested};
+use crate::{
+    CpuId, FlushWork, GvaRange, Hardware, InGuest, Notify, Outcome, Owner, Pending, Scope, Target,
+    Translation, word,
+};
+
+/// What the real engine does to one target, in steps that a mutant can replace.
+fn flush_by(
+    machine: &Machine,
+    request: impl FnOnce(&Target) -> Requested,
+    claim: impl FnOnce(&Target) -> Claim,
+    is_quiet: impl Fn(&Target, Generation) -> bool,
+) -> Outcome {
+    let target = &machine.targets[0];
+    let requested = request(target);
+    if requested.busy {
+        if let Claim::Kick(cpu) = claim(target) {
+            machine.kick(cpu);
+        }
+        let mut turns = 0;
+        while !is_quiet(target, requested.generation) {
+            let _goes_on = machine.relax(turns);
+            turns += 1;
+        }
+    }
+    Outcome { targets: 1, ..Outcome::default() }
+}
+
+/// The real request, with another way of putting it into the mailbox.
+fn request_by(target: &Target, post: impl FnOnce(&Target) -> Generation) -> Requested {
+    let generation = post(target);
+    let old = target.word.fetch_or(word::FLUSH, AcqRel);
+    Requested { generation, busy: old & word::BUSY != 0 }
+}
+
+fn ranges(scope: Scope<'_>) -> &[GvaRange] {
+    match scope {
+        Scope::All => &[],
+        Scope::Ranges(ranges) => ranges,
+    }
+}
+
+/// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there.
+macro_rules! mutant {
+    ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:expr, $seen:literal, { $($body:tt)+ }) => {
+        $(#[$doc])+
+        struct $name;
+
+        impl Protocol for $name {
+            $($body)+
+        }
+
+        #[test]
+        #[should_panic(expected = $seen)]
+        fn $test() {
+            explore(None, $scenario);
+        }
+    };
+}
+
+mutant! {
+    /// O3, O5: the entry looks, and then stores.
+    EnterByStore fails o3_entry_by_load_and_store: passing::<EnterByStore>, "used after", {
+        fn try_enter<'o>(owner: &'o mut Owner<'_>, cpu: CpuId) -> Result<InGuest<'o>, Pending> {
+            let word = owner.target.word.load(Acquire);
+            if word & word::REQUESTS != 0 {
+                return Err(Pending { flush: word & word::FLUSH != 0, event: word & word::EVENT != 0 });
+            }
+            owner.target.word.store(word::entered(word, cpu), Release);
+            Ok(InGuest { target: owner.target })
+        }
+    }
+}
+
+mutant! {
+    /// The entry does not look: what was not waited for is not flushed either.
+    EnterRegardless fails entry_that_ignores_requests: passing::<EnterRegardless>, "used after", {
+        fn try_enter<'o>(owner: &'o mut Owner<'_>, cpu: CpuId) -> Result<InGuest<'o>, Pending> {
+            let enter = |word: u64| Some(word::entered(word, cpu));
+            let _entered = owner.target.word.fetch_update(AcqRel, Acquire, enter);
+            Ok(InGuest { target: owner.target })
+        }
+    }
+}
+
+mutant! {
+    /// KICKED survives the entry: the kick of an earlier stay is taken for one of this stay.
+    KeepKicked fails kicked_must_be_cleared_by_entry: staying::<KeepKicked>, "maximum number of branches", {
+        fn try_enter<'o>(owner: &'o mut Owner<'_>, cpu: CpuId) -> Result<InGuest<'o>, Pending> {
+            let enter = |word: u64| {
+                let entered = word::entered(word, cpu) | word & word::KICKED;
+                (word & word::REQUESTS == 0).then_some(entered)
+            };
+            match owner.target.word.fetch_update(AcqRel, Acquire, enter) {
+                Ok(_) => Ok(InGuest { target: owner.target }),
+                Err(_) => Err(Pending { flush: true, event: true }),
+            }
+        }
+    }
+}
+
+mutant! {
+    /// O2: the exit does not release what the guest did before it.
+    LeaveRelaxed fails o2_exit_without_release: passing::<LeaveRelaxed>, "used after", {
+        fn leave(guest: InGuest<'_>) {
+            guest.target.word.fetch_and(!word::IN_GUEST, Relaxed);
+            core::mem::forget(guest);
+        }
+    }
+}
+
+mutant! {
+    /// O5: the exit stores the word: it erases a request, or a request erases it.
+    LeaveByStore fails o5_exit_by_store: passing::<LeaveByStore>, "maximum number of branches", {
+        fn leave(guest: InGuest<'_>) {
+            let word = guest.target.word.load(Acquire);
+            guest.target.word.store(word & !word::IN_GUEST, Release);
+            core::mem::forget(guest);
+        }
+    }
+}
+
+/// The real taking of a flush, with another way of emptying the mailbox.
+fn take_by<'o>(
+    owner: &'o mut Owner<'_>,
+    take: impl FnOnce(&Target) -> (Generation, Work),
+) -> Option<FlushWork<'o>> {
+    if owner.target.word.load(Relaxed) & word::FLUSH == 0 {
+        return None;
+    }
+    let (generation, work) = take(owner.target);
+    Some(FlushWork { target: owner.target, generation, work, is_complete: false })
+}
+
+mutant! {
+    /// O8: the generation is sampled after the list was drained.
+    SampleLate fails o8_generation_sampled_after_the_drain: consecutive::<SampleLate>, "used after", {
+        fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
+            take_by(owner, |target| {
+                target.word.fetch_and(!word::FLUSH, AcqRel);
+                let ranges = target.mailbox.locked(|| target.mailbox.drain());
+                let header = target.mailbox.sample();
+                (Generation(header >> 2), Work::Ranges(ranges))
+            })
+        }
+    }
+}
+
+mutant! {
+    /// O10: FLUSH is cleared after the mailbox was emptied, and with it that of a later request.
+    ClearLate fails o10_flush_cleared_after_the_drain: consecutive::<ClearLate>, "used after", {
+        fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
+            take_by(owner, |target| {
+                let taken = target.mailbox.take();
+                target.word.fetch_and(!word::FLUSH, AcqRel);
+                taken
+            })
+        }
+    }
+}
+
+mutant! {
+    /// O8: what is published is the newest generation instead of the one that was taken.
+    CompleteNewest fails o8_newest_generation_published: consecutive::<CompleteNewest>, "used after", {
+        fn complete(mut work: FlushWork<'_>) {
+            let g = work.generation;
+            work.generation = Generation(work.target.mailbox.header.load(Acquire) >> 2);
+            if g != work.generation { std::eprintln!("newest {:?}", work.work); }
+            work.complete();
+        }
+    }
+}
+
+mutant! {
+    /// Nothing is published: who saw the target in guest mode before waits for the next stay too.
+    CompleteNever fails completion_not_published: staying::<CompleteNever>, "maximum number of branches", {
+        fn complete(mut work: FlushWork<'_>) {
+            work.is_complete = true;
+        }
+    }
+}
+
+mutant! {
+    /// A request is dropped with the work that was taken for it.
+    TakeNothing fails flush_taken_and_not_recorded: passing::<TakeNothing>, "used after", {
+        fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
+            if let Some(mut work) = owner.take_flush() {
+                work.is_complete = true;
+            }
+            None
+        }
+    }
+}
+
+mutant! {
+    /// O4: guest mode is looked at before the request is published.
+    LookFirst fails o4_guest_mode_read_before_the_request: passing::<LookFirst>, "used after", {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            let request = |target: &Target| {
+                let busy = target.word.load(Acquire) & word::BUSY != 0;
+                Requested { busy, ..target.request(scope) }
+            };
+            flush_by(machine, request, Target::claim_kick, Target::is_quiet)
+        }
+    }
+}
+
+mutant! {
+    /// O1: the initiator kicks and returns.
+    WaitNever fails o1_return_without_waiting: passing::<WaitNever>, "used after", {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            flush_by(machine, |target| target.request(scope), Target::claim_kick, |_, _| true)
+        }
+    }
+}
+
+mutant! {
+    /// The initiator waits without having kicked.
+    KickNever fails wait_without_a_kick: staying::<KickNever>, "maximum number of branches", {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            let claim = |_: &Target| Claim::Unneeded;
+            flush_by(machine, |target| target.request(scope), claim, Target::is_quiet)
+        }
+    }
+}
+
+mutant! {
+    /// KICKED is set on a target that has left and entered again, and no kick is sent.
+    ClaimUnsent fails claim_without_a_kick: returning::<ClaimUnsent>, "maximum number of branches", {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            let claim = |target: &Target| {
+                let old = target.word.fetch_or(word::KICKED, AcqRel);
+                let due = old & (word::IN_GUEST | word::FLUSH) == word::IN_GUEST | word::FLUSH;
+                let is_first = old & word::KICKED == 0;
+                if due && is_first { Claim::Kick(word::cpu(old)) } else { Claim::Unneeded }
+            };
+            flush_by(machine, |target| target.request(scope), claim, Target::is_quiet)
+        }
+    }
+}
+
+mutant! {
+    /// O2: the initiator does not acquire what the exit released.
+    WaitRelaxed fails o2_wait_without_acquire: passing::<WaitRelaxed>, "used after", {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            let is_quiet = |target: &Target, generation: Generation| {
+                target.word.load(Relaxed) & word::BUSY == 0 || target.completed.load(Acquire) >= generation.0
+            };
+            flush_by(machine, |target| target.request(scope), Target::claim_kick, is_quiet)
+        }
+    }
+}
+
+mutant! {
+    /// O2: the initiator does not acquire what the completion released.
+    CompletedRelaxed fails o2_completion_without_acquire: passing::<CompletedRelaxed>, "used after", {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            let is_quiet = |target: &Target, generation: Generation| {
+                target.word.load(Acquire) & word::BUSY == 0 || target.completed.load(Relaxed) >= generation.0
+            };
+            flush_by(machine, |target| target.request(scope), Target::claim_kick, is_quiet)
+        }
+    }
+}
+
+mutant! {
+    /// O8: the generation is counted before the range is in the list.
+    CountFirst fails o8_generation_counted_before_the_append: consecutive::<CountFirst>, "used after", {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            let post = |target: &Target| {
+                let generation = target.mailbox.announce(2);
+                assert!(target.mailbox.locked(|| target.mailbox.append(ranges(scope))), "two fit");
+                generation
+            };
+            flush_by(machine, |target| request_by(target, post), Target::claim_kick, Target::is_quiet)
+        }
+    }
+}
+
+mutant! {
+    /// O9: ranges that do not fit are lost.
+    DropOverflow fails o9_overflow_loses_ranges: overflow::<DropOverflow>, "used after", {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            let post = |target: &Target| {
+                target.mailbox.locked(|| {
+                    let _fits = target.mailbox.append(ranges(scope));
+                    target.mailbox.announce(2)
+                })
+            };
+            flush_by(machine, |target| request_by(target, post), Target::claim_kick, Target::is_quiet)
+        }
+    }
+}
+
+mutant! {
+    /// The sample does not acquire the page-table change of a request whose FLUSH comes later.
+    SampleRelaxed fails sample_without_acquire: consecutive_all::<SampleRelaxed>, "used after", {
+        fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
+            take_by(owner, |target| {
+                target.word.fetch_and(!word::FLUSH, AcqRel);
+                let header = target.mailbox.header.fetch_and(!3, Relaxed);
+                (Generation(header >> 2), Work::All)
+            })
+        }
+    }
+}
+
+mutant! {
+    /// H30: a translation section is not counted as use of a translation.
+    SectionUnseen fails h30_section_not_waited_for: translating::<SectionUnseen>, "used after", {
+        fn begin_translation<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<'o>, Pending> {
+            Ok(Translation { target: owner.target })
+        }
+    }
+}
+
+mutant! {
+    /// H30: a section begins although a flush is pending, and nobody waits for a second one.
+    WaitForGuestOnly fails h30_wait_for_guest_mode_only: translating::<WaitForGuestOnly>, "used after", {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            let is_quiet = |target: &Target, generation: Generation| {
+                target.word.load(Acquire) & word::IN_GUEST == 0
+                    || target.completed.load(Acquire) >= generation.0
+            };
+            flush_by(machine, |target| target.request(scope), Target::claim_kick, is_quiet)
+        }
+    }
+}
+
+mutant! {
+    /// O4: the halt looks, and then stores: an event in between is slept through.
+    HaltByStore fails o4_halt_by_load_and_store: halting::<HaltByStore>, "wrong number of times", {
+        fn try_halt(owner: &mut Owner<'_>) -> bool {
+            let word = owner.target.word.load(Acquire);
+            if word & word::EVENT != 0 {
+                return false;
+            }
+            owner.target.word.store(word | word::HALTED, Release);
+            true
+        }
+    }
+}
+
+mutant! {
+    /// The halt does not look: an event that came before wakes nobody.
+    HaltRegardless fails halt_that_ignores_events: halting::<HaltRegardless>, "wrong number of times", {
+        fn try_halt(owner: &mut Owner<'_>) -> bool {
+            owner.target.word.fetch_or(word::HALTED, AcqRel);
+            true
+        }
+    }
+}
+
+mutant! {
+    /// Every poster that sees HALTED wakes: the vCPU is queued twice.
+    WakeTwice fails wake_by_every_poster: halting::<WakeTwice>, "wrong number of times", {
+        fn post_event(target: &Target) -> Notify {
+            let old = target.word.fetch_or(word::EVENT | word::KICKED, AcqRel);
+            if old & word::HALTED != 0 { Notify::Wake } else { Notify::None }
+        }
+    }
+}
+
+mutant! {
+    /// The poster looks for guest mode before it posts: the target enters in between, unkicked.
+    PostLate fails event_posted_after_the_look: event_in_guest::<PostLate>, "maximum number of branches", {
+        fn post_event(target: &Target) -> Notify {
+            let old = target.word.load(Acquire);
+            target.word.fetch_or(word::EVENT, AcqRel);
+            if old & word::IN_GUEST != 0 { Notify::Kick(word::cpu(old)) } else { Notify::None }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The operations of the protocol one by one, so that a mutant can spoil one of them.
+
+use super::machine::Machine;
+use crate::{
+    CpuId, FlushWork, InGuest, Ledger, Notify, Outcome, Owner, Pending, Scope, Target, TargetSet, Translation,
+};
+
+/// What a scenario is made of. Everything that is provided is the real thing.
+pub(super) trait Protocol: 'static {
+    fn try_enter<'o>(owner: &'o mut Owner<'_>, cpu: CpuId) -> Result<InGuest<'o>, Pending> {
+        owner.try_enter(cpu)
+    }
+
+    fn leave(guest: InGuest<'_>) {
+        guest.leave();
+    }
+
+    fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
+        owner.take_flush()
+    }
+
+    fn complete(work: FlushWork<'_>) {
+        work.complete();
+    }
+
+    fn begin_translation<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<'o>, Pending> {
+        owner.begin_translation()
+    }
+
+    fn try_halt(owner: &mut Owner<'_>) -> bool {
+        owner.try_halt()
+    }
+
+    fn post_event(target: &Target) -> Notify {
+        target.post_event()
+    }
+
+    /// A flush of the first `count` targets.
+    fn flush(machine: &Machine, count: usize, scope: Scope<'_>) -> Outcome {
+        let (set, mut ledger) = (TargetSet::<1>::first(count), Ledger::new());
+        let receipt = crate::flush(machine.targets.as_slice(), &set, scope, &mut ledger, machine);
+        receipt.expect("the model never gives up").outcome()
+    }
+}
+
+/// The protocol as it is.
+pub(super) struct Real;
+
+impl Protocol for Real {}

@@ -1,0 +1,340 @@
+//! Small programs for the machine. Each states what it would catch.
+
+use loom::sync::Arc;
+use loom::thread;
+use std::vec::Vec;
+
+use super::machine::{Cpu, Machine, Stay, range};
+use super::protocol::{Protocol, Real};
+use crate::{Notify, Outcome, Scope};
+
+/// Runs `scenario` in every interleaving with at most `preemptions` involuntary switches.
+pub(super) fn explore(preemptions: Option<usize>, scenario: fn()) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = preemptions;
+    model.check(scenario);
+}
+
+/// A target that goes in and out by itself while one page is replaced.
+pub(super) fn passing<P: Protocol>() {
+    let machine = Arc::new(Machine::new(1));
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let mut owner = machine.targets[0].owner().expect("free");
+            let mut cpu = Cpu::new(&machine, 0);
+            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+        })
+    };
+    let freed = machine.replace(0, || {
+        let outcome = P::flush(&machine, 1, Scope::All);
+        assert_eq!(outcome.targets, 1);
+    });
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+/// A target that leaves only if it is kicked, twice: a lost kick hangs.
+pub(super) fn staying<P: Protocol>() {
+    kicked_twice::<P>(Stay::UntilKicked);
+}
+
+/// As [`staying`], but it leaves by itself the first time, and stays the second.
+pub(super) fn returning<P: Protocol>() {
+    kicked_twice::<P>(Stay::Briefly);
+}
+
+fn kicked_twice<P: Protocol>(first: Stay) {
+    let machine = Arc::new(Machine::new(1));
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let mut owner = machine.targets[0].owner().expect("free");
+            let mut cpu = Cpu::new(&machine, 0);
+            cpu.run::<P>(&mut owner, first, &[0]);
+            cpu.run::<P>(&mut owner, Stay::UntilKicked, &[0]);
+        })
+    };
+    let freed = machine.replace(0, || {
+        P::flush(&machine, 1, Scope::All);
+        P::flush(&machine, 1, Scope::All);
+    });
+    machine.finish();
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+/// A page is replaced by range while the target takes the request for another page (O8, O10).
+pub(super) fn consecutive<P: Protocol>() {
+    replaced_in_turn::<P>(|page, machine| P::flush(machine, 1, Scope::Ranges(&[range(page)])));
+}
+
+/// As [`consecutive`], flushing everything.
+pub(super) fn consecutive_all<P: Protocol>() {
+    replaced_in_turn::<P>(|_page, machine| P::flush(machine, 1, Scope::All));
+}
+
+fn replaced_in_turn<P: Protocol>(flush: fn(usize, &Machine) -> Outcome) {
+    let replace = move |machine: &Machine, page: usize| {
+        machine.replace(page, || {
+            flush(page, machine);
+        })
+    };
+    let machine = Arc::new(Machine::new(1));
+    let mut owner = machine.targets[0].owner().expect("free");
+    let mut cpu = Cpu::new(&machine, 0);
+    cpu.run::<P>(&mut owner, Stay::Briefly, &[0, 1]);
+    let first = replace(&machine, 0);
+    let initiator = {
+        let machine = machine.clone();
+        thread::spawn(move || {let r = replace(&machine, 1); std::eprintln!("freed {:?}", machine.targets); r })
+    };
+    cpu.run::<P>(&mut owner, Stay::Briefly, &[1, 0, 1]);
+    std::eprintln!("end");
+    drop(owner);
+    machine.check(first);
+    machine.check(initiator.join().unwrap());
+}
+
+/// Requests that the mailbox has no room for (O9): two pages, replaced one by one, after a list
+/// that fills it.
+pub(super) fn overflow<P: Protocol>() {
+    let machine = Arc::new(Machine::new(1));
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let mut owner = machine.targets[0].owner().expect("free");
+            let mut cpu = Cpu::new(&machine, 0);
+            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+        })
+    };
+    P::flush(&machine, 1, Scope::Ranges(&[range(1), range(1)]));
+    let freed = machine.replace(0, || {
+        P::flush(&machine, 1, Scope::Ranges(&[range(0)]));
+    });
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+/// Two initiators that replace a page each, one target between them.
+pub(super) fn merging<P: Protocol>(stay: Stay, listed: bool) {
+    let machine = Arc::new(Machine::new(1));
+    let initiators = [0, 1].map(|page| {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let freed = machine.replace(page, || {
+                let ranges = [range(page)];
+                P::flush(&machine, 1, if listed { Scope::Ranges(&ranges) } else { Scope::All });
+            });
+            machine.finish();
+            freed
+        })
+    });
+    {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(&machine, 0);
+        cpu.run::<P>(&mut owner, stay, &[0, 1]);
+        if stay == Stay::Briefly {
+            cpu.run::<P>(&mut owner, stay, &[0, 1]);
+        }
+    }
+    initiators.into_iter().for_each(|initiator| machine.check(initiator.join().unwrap()));
+}
+
+/// Two vCPUs run, and then flush each other and themselves (O13, O14).
+pub(super) fn at_each_other<P: Protocol>() {
+    let machine = Arc::new(Machine::new(2));
+    let vcpu = |machine: &Machine, id: usize| {
+        let mut owner = machine.targets[id].owner().expect("free");
+        let mut cpu = Cpu::new(machine, id);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0, 1]);
+        let freed = machine.replace(id, || {
+            let outcome = P::flush(machine, 2, Scope::All);
+            assert!(outcome.deferred >= 1, "the initiator waits for itself");
+        });
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0, 1]);
+        freed
+    };
+    let other = {
+        let machine = machine.clone();
+        thread::spawn(move || vcpu(&machine, 1))
+    };
+    let freed = vcpu(&machine, 0);
+    machine.check(other.join().unwrap());
+    machine.check(freed);
+}
+
+/// A target that halts while two events are posted: woken exactly once, neither event lost.
+pub(super) fn halting<P: Protocol>() {
+    let machine = Arc::new(Machine::new(1));
+    let posters: Vec<_> = (0..2)
+        .map(|_| {
+            let machine = machine.clone();
+            thread::spawn(move || machine.post_event::<P>(0))
+        })
+        .collect();
+    let (halted, seen) = {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let seen = owner.take_events();
+        (P::try_halt(&mut owner), seen)
+    };
+    let notes = posters.into_iter().map(|poster| poster.join().unwrap());
+    let wakes = notes.filter(|&note| note == Notify::Wake).count();
+    let mut owner = machine.targets[0].owner().expect("free");
+    let pending = owner.take_events();
+    assert!(seen || pending, "event lost");
+    assert_eq!(wakes, usize::from(halted && pending), "woken a wrong number of times");
+}
+
+/// A flush of a target that halts: it is not woken, and flushes when it enters.
+pub(super) fn halted_flush<P: Protocol>() {
+    let machine = Arc::new(Machine::new(1));
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let mut owner = machine.targets[0].owner().expect("free");
+            let mut cpu = Cpu::new(&machine, 0);
+            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+            assert!(P::try_halt(&mut owner), "a flush keeps nobody awake");
+            // Woken by some timer of its own CPU.
+            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+        })
+    };
+    let freed = machine.replace(0, || {
+        P::flush(&machine, 1, Scope::All);
+    });
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+/// An event for a target that leaves guest mode for nothing else, and a flush before it.
+pub(super) fn event_in_guest<P: Protocol>() {
+    let machine = Arc::new(Machine::new(1));
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let mut owner = machine.targets[0].owner().expect("free");
+            let mut cpu = Cpu::new(&machine, 0);
+            while cpu.run::<P>(&mut owner, Stay::UntilKicked, &[]) {}
+        })
+    };
+    P::flush(&machine, 1, Scope::All);
+    assert_ne!(machine.post_event::<P>(0), Notify::Wake, "it does not halt");
+    vcpu.join().unwrap();
+}
+
+/// Software that accesses guest memory for a vCPU that is out of guest mode (H30).
+pub(super) fn translating<P: Protocol>() {
+    let machine = Arc::new(Machine::new(1));
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let mut owner = machine.targets[0].owner().expect("free");
+            let mut cpu = Cpu::new(&machine, 0);
+            cpu.emulate::<P>(&mut owner, 0);
+            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+            cpu.emulate::<P>(&mut owner, 0);
+        })
+    };
+    let freed = machine.replace(0, || {
+        P::flush(&machine, 1, Scope::All);
+    });
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+/// A vCPU that moves to another CPU, and stays there until it is kicked: the kick must follow.
+pub(super) fn migrating<P: Protocol>() {
+    let machine = Arc::new(Machine::new(2));
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let target = &machine.targets[0];
+            Cpu::new(&machine, 1).run::<P>(&mut target.owner().expect("free"), Stay::Briefly, &[0]);
+            Cpu::new(&machine, 0).run::<P>(&mut target.owner().expect("free"), Stay::UntilKicked, &[0]);
+        })
+    };
+    let freed = machine.replace(0, || {
+        P::flush(&machine, 1, Scope::All);
+    });
+    machine.finish();
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+#[test]
+fn o1_initiator_and_target_entering_and_leaving() {
+    explore(None, passing::<Real>);
+}
+
+#[test]
+fn o4_kicks_are_not_lost() {
+    explore(Some(3), staying::<Real>);
+}
+
+#[test]
+fn o4_kick_of_an_earlier_stay_serves_nobody() {
+    explore(Some(3), returning::<Real>);
+}
+
+#[test]
+fn o8_o10_request_during_the_taking_of_another() {
+    explore(Some(3), consecutive::<Real>);
+}
+
+#[test]
+fn o8_request_for_everything_during_the_taking_of_another() {
+    explore(Some(3), consecutive_all::<Real>);
+}
+
+#[test]
+fn o9_overflow_becomes_flush_all() {
+    explore(Some(3), overflow::<Real>);
+}
+
+#[test]
+fn o8_two_initiators_merge_on_one_target() {
+    explore(Some(2), || merging::<Real>(Stay::Briefly, false));
+}
+
+#[test]
+fn o8_two_initiators_merge_on_one_target_by_range() {
+    explore(Some(2), || merging::<Real>(Stay::Briefly, true));
+}
+
+#[test]
+fn merged_kick_serves_both_initiators() {
+    explore(Some(2), || merging::<Real>(Stay::UntilKicked, false));
+}
+
+#[test]
+fn o13_o14_two_initiators_at_each_other() {
+    explore(Some(2), at_each_other::<Real>);
+}
+
+#[test]
+fn o4_halting_target_is_woken_exactly_once() {
+    explore(None, halting::<Real>);
+}
+
+#[test]
+fn o15_halted_target_is_not_waited_for() {
+    explore(Some(4), halted_flush::<Real>);
+}
+
+#[test]
+fn event_kicks_a_target_in_guest_mode() {
+    explore(Some(3), event_in_guest::<Real>);
+}
+
+#[test]
+fn h30_translation_section_is_waited_for() {
+    explore(Some(3), translating::<Real>);
+}
+
+#[test]
+fn kick_follows_a_migration() {
+    explore(Some(3), migrating::<Real>);
+}

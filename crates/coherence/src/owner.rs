@@ -1,0 +1,218 @@
+//! A virtual CPU as the physical CPU sees it that runs it.
+//!
+//! An [`Owner`] is a token: whoever holds it runs the vCPU. Guest mode, a translation section and
+//! a flush that is being recorded are guards that borrow it mutably, so that none of them can
+//! overlap another. The entry loop is
+//!
+//! ```
+//! use coherence::{CpuId, Owner, Scope};
+//!
+//! fn run(owner: &mut Owner<'_>, cpu: CpuId, mut arm: impl FnMut(Scope<'_>), vmrun: impl FnOnce()) {
+//!     // Interrupts are held from here to VMRUN.
+//!     let guest = loop {
+//!         if let Some(work) = owner.take_flush() {
+//!             arm(work.scope()); // for the next VMRUN, see `coherence::asid`
+//!             work.complete();
+//!         }
+//!         if owner.take_events() { /* inject an interrupt, or give way */ }
+//!         match owner.try_enter(cpu) {
+//!             Ok(guest) => break guest,
+//!             Err(_pending) => continue,
+//!         }
+//!     };
+//!     vmrun();
+//!     guest.leave();
+//! }
+//! ```
+
+use crate::mailbox::{Generation, Scope, Work};
+use crate::sync::{Ordering, is_unwinding};
+use crate::target::Target;
+use crate::{CpuId, word};
+
+/// The right to run a vCPU, held by one physical CPU at a time.
+#[derive(Debug)]
+pub struct Owner<'a> {
+    pub(crate) target: &'a Target,
+}
+
+/// Why the owner may not go on: at least one of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pending {
+    /// A flush: [`Owner::take_flush`].
+    pub flush: bool,
+    /// An event: [`Owner::take_events`].
+    pub event: bool,
+}
+
+impl Pending {
+    const fn of(word: u64) -> Self {
+        Self { flush: word & word::FLUSH != 0, event: word & word::EVENT != 0 }
+    }
+}
+
+impl<'a> Owner<'a> {
+    /// The target as others see it.
+    pub const fn target(&self) -> &'a Target {
+        self.target
+    }
+
+    /// P: enters guest mode on `cpu`, unless a request is pending. VMRUN must follow.
+    ///
+    /// The CPU is recorded and KICKED cleared by the same read-modify-write, so that a kick goes
+    /// where the vCPU is now, and an interrupt sent for an earlier stay satisfies nobody. A halted
+    /// target that is entered is no longer halted.
+    ///
+    /// # Errors
+    /// What is [`Pending`]; the target is then out of guest mode as before. A retry ends: each
+    /// failure of the exchange is another CPU's change, and all that others change are requests.
+    pub fn try_enter(&mut self, cpu: CpuId) -> Result<InGuest<'_>, Pending> {
+        let enter = |word: u64| (word & word::REQUESTS == 0).then_some(word::entered(word, cpu));
+        match self.target.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, enter) {
+            Ok(_) => Ok(InGuest { target: self.target }),
+            Err(word) => Err(Pending::of(word)),
+        }
+    }
+
+    /// Whether an event was posted since the last call. Takes it; ends the halt that it ended.
+    ///
+    /// Look at what may have been published (interrupts, the end of the time slice) after this.
+    #[must_use = "the event is not reported again"]
+    pub fn take_events(&mut self) -> bool {
+        if self.target.word.load(Ordering::Relaxed) & word::EVENT == 0 {
+            return false; // one posted after this load makes try_enter and try_halt fail
+        }
+        let old = self.target.word.fetch_and(!(word::EVENT | word::HALTED), Ordering::AcqRel);
+        old & word::EVENT != 0
+    }
+
+    /// L and M: takes the flush that is pending. What is asked for later pends again.
+    ///
+    /// Record it in the vCPU so that the next VMRUN carries it out, drop every translation that
+    /// software has cached, and then call [`FlushWork::complete`].
+    pub fn take_flush(&mut self) -> Option<FlushWork<'_>> {
+        if self.target.word.load(Ordering::Relaxed) & word::FLUSH == 0 {
+            return None; // one that is issued after this load makes try_enter fail
+        }
+        self.target.word.fetch_and(!word::FLUSH, Ordering::AcqRel);
+        let (generation, work) = self.target.mailbox.take();
+        Some(FlushWork { target: self.target, generation, work, is_complete: false })
+    }
+
+    /// Halts, unless an event is pending. A pending flush does not matter: it waits for the entry.
+    ///
+    /// From the moment this returns true another CPU may be told to wake the vCPU: put its state
+    /// away first, and let nobody else run it before this CPU has let go of it.
+    #[must_use = "false means that there is something to do"]
+    pub fn try_halt(&mut self) -> bool {
+        let halt = |word: u64| (word & word::EVENT == 0).then_some(word | word::HALTED);
+        self.target.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, halt).is_ok()
+    }
+
+    /// Begins a section in which software uses translations on the guest's behalf: an emulated
+    /// access, a hypercall's copy. To an initiator it is as good as guest mode, except that no
+    /// kick can end it (H30).
+    ///
+    /// Keep it short, never wait for another CPU inside, and walk the guest's tables anew in each.
+    ///
+    /// # Errors
+    /// A flush is pending: take it first, lest the walk use what it was to drop.
+    pub fn begin_translation(&mut self) -> Result<Translation<'_>, Pending> {
+        let begin = |word: u64| (word & word::FLUSH == 0).then_some(word | word::TRANSLATING);
+        match self.target.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin) {
+            Ok(_) => Ok(Translation { target: self.target }),
+            Err(word) => Err(Pending::of(word)),
+        }
+    }
+}
+
+impl Drop for Owner<'_> {
+    fn drop(&mut self) {
+        if !is_unwinding() {
+            self.target.word.fetch_and(!word::OWNED, Ordering::AcqRel);
+        }
+    }
+}
+
+/// The vCPU is in guest mode. Ends with [`leave`](Self::leave), or when dropped.
+#[must_use = "guest mode ends at once"]
+#[derive(Debug)]
+pub struct InGuest<'o> {
+    pub(crate) target: &'o Target,
+}
+
+impl InGuest<'_> {
+    /// K: the guest has stopped and its accesses are done. Call it first after #VMEXIT.
+    pub fn leave(self) {}
+}
+
+impl Drop for InGuest<'_> {
+    fn drop(&mut self) {
+        if !is_unwinding() {
+            self.target.word.fetch_and(!word::IN_GUEST, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A translation section. Ends with [`end`](Self::end), or when dropped.
+#[must_use = "the section ends at once"]
+#[derive(Debug)]
+pub struct Translation<'o> {
+    pub(crate) target: &'o Target,
+}
+
+impl Translation<'_> {
+    /// The last access through a translation of this section is done.
+    pub fn end(self) {}
+}
+
+impl Drop for Translation<'_> {
+    fn drop(&mut self) {
+        if !is_unwinding() {
+            self.target.word.fetch_and(!word::TRANSLATING, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A flush that its target owes. Dropped without [`complete`](Self::complete), it pends again as
+/// [`Scope::All`].
+#[must_use = "record it in the vCPU, then complete it"]
+#[derive(Debug)]
+pub struct FlushWork<'o> {
+    pub(crate) target: &'o Target,
+    pub(crate) generation: Generation,
+    pub(crate) work: Work,
+    pub(crate) is_complete: bool,
+}
+
+impl FlushWork<'_> {
+    /// What to flush. An empty list of ranges is nothing.
+    pub fn scope(&self) -> Scope<'_> {
+        match &self.work {
+            Work::All => Scope::All,
+            Work::Ranges(ranges) => Scope::Ranges(ranges),
+        }
+    }
+
+    /// The newest request that this covers.
+    pub const fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// O: the work is recorded in the vCPU (N), so that no guest access can come before it.
+    ///
+    /// Initiators of this and older generations may return from here on: the target is out of
+    /// guest mode, and what it does next as a guest begins with the flush.
+    pub fn complete(mut self) {
+        self.is_complete = true;
+        self.target.completed.fetch_max(self.generation.0, Ordering::Release);
+    }
+}
+
+impl Drop for FlushWork<'_> {
+    fn drop(&mut self) {
+        if !self.is_complete && !is_unwinding() {
+            let _pending_again = self.target.request(Scope::All);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The atomics of the protocol: the processor's, or loom's when the crate is model-checked.
+
+pub(crate) use core::sync::atomic::Ordering;
+
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::AtomicU64;
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::AtomicU64;
+
+/// One turn of a spin loop that another CPU will end.
+pub(crate) fn spin_loop() {
+    #[cfg(not(loom))]
+    core::hint::spin_loop();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
+/// Whether a failed model is being unwound, when atomics may no longer be touched.
+pub(crate) fn is_unwinding() -> bool {
+    #[cfg(not(loom))]
+    return false;
+    #[cfg(loom)]
+    return std::thread::panicking();
+}
+
+/// Defines a constructor that is `const` except under loom, whose atomics register themselves.
+macro_rules! const_fn {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident() -> Self $body:block) => {
+        #[cfg(not(loom))]
+        $(#[$meta])*
+        $vis const fn $name() -> Self $body
+
+        #[cfg(loom)]
+        $(#[$meta])*
+        $vis fn $name() -> Self $body
+    };
+}
+pub(crate) use const_fn;
+
+/// An array of zeroed atomics, in constants too.
+macro_rules! zeroed {
+    ($len:expr) => {{
+        #[cfg(not(loom))]
+        let array = [const { $crate::sync::AtomicU64::new(0) }; $len];
+        #[cfg(loom)]
+        let array: [$crate::sync::AtomicU64; $len] =
+            core::array::from_fn(|_| $crate::sync::AtomicU64::new(0));
+        array
+    }};
+}
+pub(crate) use zeroed;

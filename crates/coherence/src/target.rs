@@ -1,0 +1,162 @@
+//! A virtual CPU as others see it: somebody to be flushed, kicked or woken.
+//!
+//! # Ordering
+//!
+//! ```text
+//! initiator                                  target's CPU
+//! A  change the page tables                  K  leave guest mode: clear IN_GUEST
+//! B  mailbox: add request, generation g      L  clear FLUSH
+//! C  word: set FLUSH, learn IN_GUEST         M  mailbox: sample generation, take the work
+//! D  if in guest mode: claim KICKED, kick    N  record the work in the vCPU
+//! E  wait: not in guest mode, or             O  completed = sampled generation
+//!          completed >= g                    P  enter: IN_GUEST set if no request is
+//! F  free what was unmapped                  Q  VMRUN flushes what was recorded, guest runs
+//!
+//! C before P   P finds FLUSH and fails: the target flushes on its own (L–Q), F needs no wait
+//! P before C   C finds IN_GUEST: E waits for K or O
+//! A before C, L before M   a target that took FLUSH walks the changed tables
+//! K before E   what the guest did through old translations is visible at F (G2)
+//! O before P   a target found in guest mode again has completed >= g: nobody waits twice
+//! M before O   only what was sampled is published (O8)
+//! ```
+//!
+//! C and P change the same word by read-modify-write, so one of them comes first and the other
+//! sees it: there is no store-then-load on either side and no fence to forget (O3, O5). The last
+//! step is outside the language: Q is one VMRUN instruction, which applies `TLB_CONTROL` before
+//! the first guest access, and on AMD64 the locked instruction of K drains the store buffer.
+//!
+//! Interrupts must be held (GIF clear) from before P to VMRUN. A kick that arrives in between
+//! stays pending and ends guest mode at once; were it taken before VMRUN, it would be lost.
+
+use crate::mailbox::{Generation, Mailbox, Scope};
+use crate::owner::Owner;
+use crate::sync::{AtomicU64, Ordering, const_fn};
+use crate::{CpuId, word};
+
+/// One virtual CPU's side of the protocol; shared by reference, for as long as the vCPU exists.
+#[repr(align(64))]
+pub struct Target {
+    /// See [`word`]. `AcqRel` on every change: each pairs with every other.
+    pub(crate) word: AtomicU64,
+    /// What to flush.
+    pub(crate) mailbox: Mailbox,
+    /// Newest generation whose work has been recorded. Written by the owner (O, `Release`), read
+    /// by waiting initiators (E, `Acquire`).
+    pub(crate) completed: AtomicU64,
+}
+
+/// What the poster of an event must do now.
+#[must_use = "the target may sleep through the event"]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    /// Nothing: the target looks at its events before it next enters, or was told already.
+    None,
+    /// Interrupt this physical CPU: the target is in guest mode there.
+    Kick(CpuId),
+    /// Put the vCPU on a run queue: it was halted, and this caller alone wakes it.
+    Wake,
+}
+
+/// What became of a request to one target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Requested {
+    /// The target is done once it has completed this.
+    pub(crate) generation: Generation,
+    /// An old translation may be in use: the initiator has to wait.
+    pub(crate) busy: bool,
+}
+
+/// Who interrupts a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// The caller, at once.
+    Kick(CpuId),
+    /// Somebody who has claimed it before; that serves this request too.
+    InFlight,
+    /// Nobody: it has left guest mode, or never was in it.
+    Unneeded,
+}
+
+impl Target {
+    const_fn! {
+        /// A target that is out of guest mode, with nothing pending and no owner.
+        pub fn new() -> Self {
+            Self { word: AtomicU64::new(0), mailbox: Mailbox::new(), completed: AtomicU64::new(0) }
+        }
+    }
+
+    /// The right to run the vCPU; `None` while somebody else has it.
+    ///
+    /// Kept for the vCPU's life in whatever moves from CPU to CPU with it, or claimed for each
+    /// time slice. Pairs with the drop of the owner before.
+    pub fn owner(&self) -> Option<Owner<'_>> {
+        let old = self.word.fetch_or(word::OWNED, Ordering::AcqRel);
+        (old & word::OWNED == 0).then_some(Owner { target: self })
+    }
+
+    /// Says that something must be looked at before the target next runs guest code: an interrupt
+    /// was posted, its time slice is over. Publish that something first.
+    ///
+    /// KICKED is set along with EVENT even out of guest mode, where it means nothing: entry clears
+    /// it. Pairs with [`Owner::take_events`], [`Owner::try_enter`] and [`Owner::try_halt`].
+    pub fn post_event(&self) -> Notify {
+        let old = self.word.fetch_or(word::EVENT | word::KICKED, Ordering::AcqRel);
+        if old & (word::IN_GUEST | word::KICKED) == word::IN_GUEST {
+            Notify::Kick(word::cpu(old))
+        } else if old & (word::HALTED | word::EVENT) == word::HALTED {
+            Notify::Wake
+        } else {
+            Notify::None
+        }
+    }
+
+    /// Whether guest code may be running at this moment. For statistics and scheduling hints.
+    pub fn is_in_guest(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & word::IN_GUEST != 0
+    }
+
+    /// B and C. A halted target is not woken: it flushes when it next enters.
+    pub(crate) fn request(&self, scope: Scope<'_>) -> Requested {
+        let generation = self.mailbox.post(scope);
+        let old = self.word.fetch_or(word::FLUSH, Ordering::AcqRel);
+        Requested { generation, busy: old & word::BUSY != 0 }
+    }
+
+    /// D. Whoever gets [`Claim::Kick`] must kick: others rely on it from now on.
+    ///
+    /// Without FLUSH the request has been taken since, so the target has left guest mode.
+    pub(crate) fn claim_kick(&self) -> Claim {
+        let due = word::IN_GUEST | word::FLUSH;
+        let claim = |word: u64| (word & (due | word::KICKED) == due).then_some(word | word::KICKED);
+        match self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim) {
+            Ok(old) => Claim::Kick(word::cpu(old)),
+            Err(word) if word & due == due => Claim::InFlight,
+            Err(_) => Claim::Unneeded,
+        }
+    }
+
+    /// E. The word is read first: if it shows a later stay in guest mode, `completed` shows the
+    /// work that was recorded before that (O before P).
+    pub(crate) fn is_quiet(&self, generation: Generation) -> bool {
+        self.word.load(Ordering::Acquire) & word::BUSY == 0
+            || self.completed.load(Ordering::Acquire) >= generation.0
+    }
+
+    /// The CPU that the target entered last.
+    pub(crate) fn cpu(&self) -> CpuId {
+        word::cpu(self.word.load(Ordering::Relaxed))
+    }
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl core::fmt::Debug for Target {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let (word, completed) = (self.word.load(Ordering::Relaxed), self.completed.load(Ordering::Relaxed));
+        write!(f, "Target {{ word: {word:#x}, completed: {completed} }}")
+    }
+}

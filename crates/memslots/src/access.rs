@@ -1,0 +1,264 @@
+//! Reading and writing guest memory by guest physical address.
+
+use core::fmt;
+
+use paging::{Gpa, Level, PhysAddr};
+
+use crate::generation::Generation;
+use crate::raw::{Rmw, Window, Word};
+use crate::slot::{Slot, SlotList};
+use crate::snapshots::Pin;
+
+/// Why an access to guest memory was refused. Nothing was copied then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessError {
+    /// No slot has the address.
+    Unmapped {
+        /// The first address of the access for which that is so.
+        gpa: Gpa,
+    },
+    /// The slot is read-only.
+    ReadOnly {
+        /// The first address of the access for which that is so.
+        gpa: Gpa,
+    },
+    /// An atomic access that is not naturally aligned.
+    Unaligned {
+        /// Its address.
+        gpa: Gpa,
+    },
+}
+
+impl AccessError {
+    /// The address at fault.
+    pub fn gpa(&self) -> Gpa {
+        match *self {
+            Self::Unmapped { gpa } | Self::ReadOnly { gpa } | Self::Unaligned { gpa } => gpa,
+        }
+    }
+}
+
+impl fmt::Display for AccessError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unmapped { gpa } => write!(f, "no guest memory at {gpa}"),
+            Self::ReadOnly { gpa } => write!(f, "guest memory at {gpa} is read-only"),
+            Self::Unaligned { gpa } => write!(f, "atomic access to guest memory at {gpa} is not aligned"),
+        }
+    }
+}
+
+impl core::error::Error for AccessError {}
+
+/// What is at a guest physical address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolution {
+    /// Memory.
+    Ram {
+        /// The slot it is in.
+        slot: Slot,
+        /// The byte behind the address.
+        host: PhysAddr,
+        /// The largest page around the address that nested tables can map.
+        level: Level,
+    },
+    /// No slot: a device's registers, or nothing.
+    Mmio,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+/// The guest's memory by the slots that were current when this was [made](crate::Memslots::memory).
+///
+/// Accesses go across the border between adjacent slots. One that touches an address without memory, or
+/// that writes to a read-only slot, fails as a whole. Values are little-endian. Aligned values of up to
+/// 8 bytes are read and written in one access.
+#[derive(Debug)]
+pub struct GuestMemory<'a> {
+    slots: Pin<'a, SlotList>,
+    generation: Generation,
+}
+
+impl<'a> GuestMemory<'a> {
+    pub(crate) fn new(slots: Pin<'a, SlotList>, generation: Generation) -> Self {
+        Self { slots, generation }
+    }
+
+    /// The generation to keep with what is derived from these slots, if it is not in progress.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// The slot that has `gpa`.
+    pub fn find(&self, gpa: Gpa) -> Option<Slot> {
+        self.slots.read(|slots| slots.find(gpa).copied())
+    }
+
+    /// Calls `visit` with each slot, in ascending order.
+    pub fn for_each(&self, mut visit: impl FnMut(&Slot)) {
+        self.slots.read(|slots| slots.as_slice().iter().for_each(&mut visit));
+    }
+
+    /// What is at `gpa`, for a nested page fault. Keep the pin until the translation is installed.
+    pub fn resolve(&self, gpa: Gpa) -> Resolution {
+        let Some(slot) = self.find(gpa) else { return Resolution::Mmio };
+        let Some(host) = slot.offset(gpa).and_then(|offset| slot.host.checked_add(offset)) else {
+            return Resolution::Mmio;
+        };
+        Resolution::Ram { slot, host, level: slot.level(gpa, host) }
+    }
+
+    /// Copies guest memory from `gpa` on into `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError::Unmapped`].
+    pub fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> Result<(), AccessError> {
+        let mut rest = bytes;
+        self.for_each_window(gpa, rest.len(), Access::Read, |window| {
+            let (now, later) = core::mem::take(&mut rest).split_at_mut(window.len());
+            window.read(now);
+            rest = later;
+        })
+    }
+
+    /// Copies `bytes` into guest memory from `gpa` on.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError::Unmapped`] and [`AccessError::ReadOnly`].
+    pub fn write(&self, gpa: Gpa, bytes: &[u8]) -> Result<(), AccessError> {
+        let mut rest = bytes;
+        self.for_each_window(gpa, rest.len(), Access::Write, |window| {
+            let (now, later) = rest.split_at(window.len());
+            window.write(now);
+            rest = later;
+        })
+    }
+
+    /// Reads 4 bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn read_u32(&self, gpa: Gpa) -> Result<u32, AccessError> {
+        let mut bytes = [0; 4];
+        self.read(gpa, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Reads 8 bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn read_u64(&self, gpa: Gpa) -> Result<u64, AccessError> {
+        let mut bytes = [0; 8];
+        self.read(gpa, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Writes 4 bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn write_u32(&self, gpa: Gpa, value: u32) -> Result<(), AccessError> {
+        self.write(gpa, &value.to_le_bytes())
+    }
+
+    /// Writes 8 bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn write_u64(&self, gpa: Gpa, value: u64) -> Result<(), AccessError> {
+        self.write(gpa, &value.to_le_bytes())
+    }
+
+    /// Clears the bits that are not in `mask`, atomically, and returns the value from before. For `u32`
+    /// and `u64`; Acquire and Release.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write), and [`AccessError::Unaligned`].
+    pub fn fetch_and<T: Word>(&self, gpa: Gpa, mask: T) -> Result<T, AccessError> {
+        self.read_modify_write(gpa, Rmw::And(mask))
+    }
+
+    /// Sets the bits in `mask`, atomically, and returns the value from before. As
+    /// [`fetch_and`](Self::fetch_and) otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As [`fetch_and`](Self::fetch_and).
+    pub fn fetch_or<T: Word>(&self, gpa: Gpa, mask: T) -> Result<T, AccessError> {
+        self.read_modify_write(gpa, Rmw::Or(mask))
+    }
+
+    /// Replaces the value by `new` if it is `current`, atomically, and returns the value from before.
+    /// As [`fetch_and`](Self::fetch_and) otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As [`fetch_and`](Self::fetch_and).
+    pub fn compare_exchange<T: Word>(&self, gpa: Gpa, current: T, new: T) -> Result<T, AccessError> {
+        self.read_modify_write(gpa, Rmw::CompareExchange { current, new })
+    }
+
+    fn read_modify_write<T: Word>(&self, gpa: Gpa, op: Rmw<T>) -> Result<T, AccessError> {
+        if !gpa.0.is_multiple_of(size_of::<T>() as u64) {
+            return Err(AccessError::Unaligned { gpa });
+        }
+        // Aligned, so it is in one page, so in one slot and one window.
+        let mut before = None;
+        self.for_each_window(gpa, size_of::<T>(), Access::Write, |window| before = T::rmw(&window, op))?;
+        before.ok_or(AccessError::Unaligned { gpa })
+    }
+
+    /// Calls `act` with one window per slot that `len` bytes from `gpa` on touch, after checking all.
+    fn for_each_window(
+        &self,
+        gpa: Gpa,
+        len: usize,
+        access: Access,
+        mut act: impl FnMut(Window<'_>),
+    ) -> Result<(), AccessError> {
+        self.slots.read(|slots| {
+            windows(slots, gpa, len, access, |_| ())?;
+            windows(slots, gpa, len, access, &mut act)
+        })
+    }
+}
+
+/// One step per slot: each goes to the slot's end at least.
+fn windows(
+    slots: &SlotList,
+    gpa: Gpa,
+    len: usize,
+    access: Access,
+    mut act: impl FnMut(Window<'_>),
+) -> Result<(), AccessError> {
+    let (mut gpa, mut left) = (gpa, len);
+    while left != 0 {
+        let unmapped = AccessError::Unmapped { gpa };
+        let slot = slots.find(gpa).ok_or(unmapped)?;
+        if access == Access::Write && slot.is_read_only() {
+            return Err(AccessError::ReadOnly { gpa });
+        }
+        let offset = slot.offset(gpa).ok_or(unmapped)?;
+        let take = usize::try_from(slot.size - offset).unwrap_or(usize::MAX).min(left);
+        let host = slot.host.checked_add(offset).ok_or(unmapped)?;
+        // SAFETY: `offset + take` is at most the slot's size, and whoever added the slot promised that
+        // the memory behind it can be accessed until the slot is handed back, which is not before the
+        // pin on `slots` is gone; the window does not outlive this step.
+        act(unsafe { Window::new(host, take) });
+        gpa = gpa.checked_add(take as u64).ok_or(unmapped)?;
+        left -= take;
+    }
+    Ok(())
+}

@@ -1,0 +1,126 @@
+use super::PAGE;
+use super::backing::Backing;
+use crate::{AccessError, Gpa, Memslots, Slot, SlotFlags};
+
+fn memslots(slots: &[Slot]) -> Memslots {
+    let mut memslots = Memslots::new(52);
+    for slot in slots {
+        // SAFETY: the callers' backings live as long as the slots and are accessed through them only.
+        unsafe { memslots.add(*slot) }.unwrap();
+    }
+    memslots
+}
+
+#[test]
+fn h5_an_access_that_leaves_memory_fails_whole_and_names_the_address() {
+    // Pages 2 and 3, a hole, page 5.
+    let (one, two) = (Backing::new(2), Backing::new(1));
+    let memslots = memslots(&[one.slot(1, 2), two.slot(2, 5)]);
+    let memory = memslots.memory();
+    let end = 4 * PAGE;
+    for delta in 0..16 {
+        let gpa = Gpa(end - 8 + delta);
+        let mut bytes = [0xee; 8];
+        let expected =
+            if delta == 0 { Ok(()) } else { Err(AccessError::Unmapped { gpa: Gpa(end.max(gpa.0)) }) };
+        assert_eq!(memory.read(gpa, &mut bytes), expected, "end + {delta} - 8");
+        assert!(expected.is_ok() || bytes == [0xee; 8], "nothing is copied");
+        assert_eq!(memory.write(gpa, &[0x55; 8]), expected);
+        if delta == 0 {
+            memory.write(gpa, &[0; 8]).unwrap();
+        }
+    }
+    assert_eq!(memory.read_u64(Gpa(end - 8)), Ok(0), "nothing was written by halves");
+    let mut over_the_hole = vec![0; 3 * PAGE as usize];
+    let result = memory.write(Gpa(3 * PAGE), &over_the_hole);
+    assert_eq!(result, Err(AccessError::Unmapped { gpa: Gpa(end) }));
+    assert_eq!(memory.read(Gpa(2 * PAGE - 1), &mut over_the_hole).unwrap_err().gpa(), Gpa(2 * PAGE - 1));
+}
+
+#[test]
+fn h5_accesses_around_the_end_of_the_address_space() {
+    let top = Backing::new(1);
+    let page = (1 << 40) - 1;
+    let memslots = memslots(&[top.slot(1, page)]);
+    let memory = memslots.memory();
+    let end = 1u64 << 52;
+    assert_eq!(memory.write_u64(Gpa(end - 8), !0), Ok(()));
+    assert_eq!(memory.read_u32(Gpa(end - 4)), Ok(!0));
+    assert_eq!(memory.read_u64(Gpa(end - 4)), Err(AccessError::Unmapped { gpa: Gpa(end) }));
+    for gpa in [end, u64::MAX, u64::MAX - 7] {
+        assert_eq!(memory.read_u64(Gpa(gpa)), Err(AccessError::Unmapped { gpa: Gpa(gpa) }));
+    }
+}
+
+#[test]
+fn an_access_of_no_bytes_succeeds_anywhere() {
+    let memslots = memslots(&[]);
+    let memory = memslots.memory();
+    assert_eq!(memory.read(Gpa(u64::MAX), &mut []), Ok(()));
+    assert_eq!(memory.write(Gpa(0), &[]), Ok(()));
+}
+
+#[test]
+fn h6_a_store_that_touches_a_read_only_slot_writes_nothing() {
+    let (ram, rom) = (Backing::new(1), Backing::new(1));
+    let rom = Slot { flags: SlotFlags::READ_ONLY, ..rom.slot(2, 1) };
+    let memslots = memslots(&[ram.slot(1, 0), rom]);
+    let memory = memslots.memory();
+    let refused = AccessError::ReadOnly { gpa: Gpa(PAGE) };
+    assert_eq!(memory.write(Gpa(PAGE - 4), &[1; 8]), Err(refused));
+    assert_eq!(memory.read_u64(Gpa(PAGE - 8)), Ok(0));
+    assert_eq!(memory.write_u32(Gpa(PAGE), 1), Err(refused));
+    assert_eq!(memory.fetch_or(Gpa(PAGE), 1u32), Err(refused));
+    assert_eq!(memory.read_u64(Gpa(PAGE - 4)), Ok(0), "reading across is fine");
+}
+
+#[test]
+fn adjacent_slots_are_one_memory() {
+    let (low, high) = (Backing::new(1), Backing::new(1));
+    let memslots = memslots(&[high.slot(1, 8), low.slot(2, 7)]);
+    let memory = memslots.memory();
+    let border = 8 * PAGE;
+    memory.write_u64(Gpa(border - 3), 0x8877_6655_4433_2211).unwrap();
+    assert_eq!(memory.read_u64(Gpa(border - 3)), Ok(0x8877_6655_4433_2211));
+    assert_eq!(memory.read_u32(Gpa(border - 4)), Ok(0x3322_1100));
+    assert_eq!(memory.read_u32(Gpa(border)), Ok(0x7766_5544));
+}
+
+#[test]
+fn read_modify_writes() {
+    let ram = Backing::new(1);
+    let memslots = memslots(&[ram.slot(1, 0)]);
+    let memory = memslots.memory();
+    assert_eq!(memory.fetch_or(Gpa(4), 0x11u32), Ok(0));
+    assert_eq!(memory.fetch_or(Gpa(4), 0x100u32), Ok(0x11));
+    assert_eq!(memory.fetch_and(Gpa(4), !0x10u32), Ok(0x111));
+    assert_eq!(memory.read_u64(Gpa(0)), Ok(0x101 << 32));
+    assert_eq!(memory.compare_exchange(Gpa(0), 1u64, 2), Ok(0x101 << 32), "not what was expected");
+    assert_eq!(memory.compare_exchange(Gpa(0), 0x101u64 << 32, 2), Ok(0x101 << 32));
+    assert_eq!(memory.read_u64(Gpa(0)), Ok(2));
+    for gpa in [1, 2, 3, 5, PAGE - 2] {
+        assert_eq!(memory.fetch_or(Gpa(gpa), 1u32), Err(AccessError::Unaligned { gpa: Gpa(gpa) }));
+    }
+    assert_eq!(memory.fetch_or(Gpa(4), 1u64), Err(AccessError::Unaligned { gpa: Gpa(4) }));
+    assert_eq!(memory.fetch_or(Gpa(PAGE), 1u64), Err(AccessError::Unmapped { gpa: Gpa(PAGE) }));
+}
+
+#[test]
+fn h7_aligned_words_are_never_torn_by_a_guest_that_changes_them() {
+    let rounds = if cfg!(miri) { 50 } else { 20_000 };
+    let ram = Backing::new(1);
+    let memslots = memslots(&[ram.slot(1, 0)]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..rounds {
+                let value = if round % 2 == 0 { 0 } else { u64::MAX };
+                memslots.memory().write_u64(Gpa(8), value).unwrap();
+            }
+        });
+        for _ in 0..rounds {
+            let mut bytes = [0; 24];
+            memslots.memory().read(Gpa(0), &mut bytes).unwrap();
+            assert!(bytes[8..16] == [0; 8] || bytes[8..16] == [0xff; 8], "{bytes:?}");
+        }
+    });
+}

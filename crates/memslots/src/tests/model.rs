@@ -1,0 +1,94 @@
+//! Slots and copies against a list and a map of bytes.
+
+use proptest::prelude::*;
+
+use super::backing::Backing;
+use super::{PAGE, receipt, slot, stamp, untouched};
+use crate::{AccessError, Gpa, Memslots, Slot, SlotError, SlotId};
+
+/// Pages and bytes that copies go to.
+const PAGES: usize = 6;
+const BYTES: usize = PAGES * PAGE as usize;
+
+/// Removes a slot as the hypervisor would.
+fn remove(memslots: &Memslots, id: SlotId) -> Result<Slot, SlotError> {
+    let mut update = memslots.begin_update()?;
+    update.remove(id)?;
+    let mut removed = None;
+    let quiesced = update.publish().wait(|| false).unwrap();
+    quiesced.finish(&receipt(), stamp(), |slot| assert_eq!(removed.replace(slot), None)).unwrap();
+    Ok(removed.unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 96 }, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn lookups_agree_with_a_list(ops in prop::collection::vec((0..12u16, 0..64u64, 0..12u64, any::<bool>()), 1..40)) {
+        let mut memslots = untouched(&[]);
+        let mut model: Vec<Slot> = Vec::new();
+        for (id, page, page_count, is_removal) in ops {
+            let named = model.iter().position(|slot| slot.id == SlotId(id));
+            if is_removal {
+                let expected = named.map(|index| model.remove(index)).ok_or(SlotError::UnknownId);
+                prop_assert_eq!(remove(&memslots, SlotId(id)), expected);
+            } else {
+                let new = slot(id, page, page_count, page * PAGE);
+                let overlaps = model.iter().any(|slot| slot.gpa.0 < new.gpa.0 + new.size && new.gpa.0 < slot.gpa.0 + slot.size);
+                // SAFETY: the test only looks slots up.
+                let result = unsafe { memslots.add(new) };
+                let refused = page_count == 0 || named.is_some() || overlaps;
+                prop_assert_eq!(result.is_err(), refused, "{:?}: {:?}", new, result);
+                if !refused {
+                    model.push(new);
+                }
+            }
+            for page in 0..80 {
+                let gpa = Gpa(page * PAGE + page);
+                let expected = model.iter().find(|slot| slot.contains(gpa)).copied();
+                prop_assert_eq!(memslots.memory().find(gpa), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn copies_agree_with_a_list_of_bytes(
+        holes in prop::collection::vec(any::<bool>(), PAGES),
+        ops in prop::collection::vec((0..BYTES + 16, 0..6000usize, any::<bool>(), any::<u8>(), any::<bool>()), 1..12),
+    ) {
+        let backings: Vec<_> = (0..PAGES).map(|_| Backing::new(1)).collect();
+        let mut memslots = Memslots::new(48);
+        let mut model = vec![None; BYTES + 8000];
+        for (page, backing) in backings.iter().enumerate().filter(|(page, _)| !holes[*page]) {
+            // SAFETY: the backing outlives the slots, and is accessed through them only.
+            unsafe { memslots.add(backing.slot(page as u16, page as u64)) }.unwrap();
+            model[page * PAGE as usize..][..PAGE as usize].fill(Some(0));
+        }
+        let memory = memslots.memory();
+        for (start, len, is_short, seed, is_write) in ops {
+            let len = if is_short { len % 24 } else { len };
+            let gpa = Gpa(start as u64);
+            let there = &mut model[start..start + len];
+            let hole = there.iter().position(Option::is_none);
+            let expected = hole.map_or(Ok(()), |hole| Err(AccessError::Unmapped { gpa: Gpa((start + hole) as u64) }));
+            let mut bytes: Vec<_> = (0..len).map(|index| seed.wrapping_add((index % 251) as u8)).collect();
+            if is_write {
+                prop_assert_eq!(memory.write(gpa, &bytes), expected);
+                if expected.is_ok() {
+                    there.iter_mut().zip(bytes).for_each(|(byte, new)| *byte = Some(new));
+                }
+            } else {
+                let before = bytes.clone();
+                prop_assert_eq!(memory.read(gpa, &mut bytes), expected);
+                let now = if expected.is_ok() { there.iter().copied().flatten().collect() } else { before };
+                prop_assert!(bytes == now);
+            }
+        }
+        let mut all = vec![0; PAGE as usize];
+        for page in (0..PAGES).filter(|page| !holes[*page]) {
+            let start = page * PAGE as usize;
+            memory.read(Gpa(start as u64), &mut all).unwrap();
+            prop_assert!(all.iter().zip(&model[start..]).all(|(byte, expected)| Some(*byte) == *expected));
+        }
+    }
+}

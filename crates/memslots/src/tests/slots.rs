@@ -1,0 +1,126 @@
+use paging::Level;
+
+use super::{PAGE, slot, untouched};
+use crate::{Gpa, Memslots, PhysAddr, Resolution, SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId};
+
+fn all(memslots: &Memslots) -> Vec<Slot> {
+    let mut slots = Vec::new();
+    memslots.memory().for_each(|slot| slots.push(*slot));
+    slots
+}
+
+/// Adds a slot to slots 1 and 2, at pages 16..32 and 48..64, of a guest of 40 bits.
+fn add(slot: Slot) -> Result<(), SlotError> {
+    let mut memslots = Memslots::new(40);
+    for (id, page) in [(1, 16), (2, 48)] {
+        // SAFETY: the test only looks slots up.
+        unsafe { memslots.add(self::slot(id, page, 16, 0)) }.unwrap();
+    }
+    let before = all(&memslots);
+    // SAFETY: as above.
+    let result = unsafe { memslots.add(slot) };
+    assert!(result.is_ok() || all(&memslots) == before);
+    assert!(!memslots.generation().is_in_progress(), "a refused slot leaves no update behind");
+    result
+}
+
+#[test]
+fn refuses_slots_that_are_empty_or_not_whole_pages() {
+    assert_eq!(add(slot(3, 0, 0, 0)), Err(SlotError::Empty));
+    let good = slot(3, 0, 2, 0);
+    for bad in [
+        Slot { gpa: Gpa(0x800), ..good },
+        Slot { size: 0x1001, ..good },
+        Slot { host: PhysAddr(0x10), ..good },
+    ] {
+        assert_eq!(add(bad), Err(SlotError::Unaligned), "{bad:?}");
+    }
+}
+
+#[test]
+fn h5_refuses_slots_beyond_the_physical_width_or_around_the_end() {
+    let last = (1 << 28) - 1;
+    assert_eq!(add(slot(3, last, 1, 0)), Ok(()));
+    assert_eq!(add(slot(3, last, 2, 0)), Err(SlotError::TooHigh));
+    assert_eq!(add(slot(3, last + 1, 1, 0)), Err(SlotError::TooHigh));
+    assert_eq!(add(Slot { gpa: Gpa(!0xfff), size: 2 * PAGE, ..slot(3, 0, 1, 0) }), Err(SlotError::TooHigh));
+    assert_eq!(add(Slot { size: !0xfff, ..slot(3, 1, 1, 0) }), Err(SlotError::TooHigh));
+    assert_eq!(add(slot(3, 0, 2, !0xfff)), Err(SlotError::TooHigh), "the backing wraps");
+    let widest = Memslots::new(u32::MAX);
+    assert_eq!(widest.physical_bits(), crate::PHYSICAL_BITS_MAX);
+}
+
+#[test]
+fn refuses_overlaps_by_a_single_page_and_names_the_slot() {
+    let one = Err(SlotError::Overlap(SlotId(1)));
+    for (page, page_count) in [(15, 2), (31, 1), (31, 17), (16, 16), (17, 1), (0, 1024), (31, 18)] {
+        assert_eq!(add(slot(3, page, page_count, 0)), one, "{page}, {page_count}");
+    }
+    assert_eq!(add(slot(3, 32, 17, 0)), Err(SlotError::Overlap(SlotId(2))));
+    for (page, page_count) in [(0, 16), (32, 16), (64, 1)] {
+        assert_eq!(add(slot(3, page, page_count, 0)), Ok(()), "{page}, {page_count}");
+    }
+}
+
+#[test]
+fn refuses_a_name_twice_and_a_slot_too_many() {
+    assert_eq!(add(slot(2, 0, 1, 0)), Err(SlotError::DuplicateId));
+    let slots: Vec<_> = (0..SLOTS_MAX as u16).map(|id| slot(id, u64::from(id) * 2, 1, 0)).collect();
+    let mut memslots = untouched(&slots);
+    // SAFETY: the test only looks slots up.
+    assert_eq!(unsafe { memslots.add(slot(100, 1, 1, 0)) }, Err(SlotError::Full));
+    let memory = memslots.memory();
+    for expected in slots {
+        assert_eq!(memory.find(Gpa(expected.gpa.0 + 0xfff)), Some(expected));
+        assert_eq!(memory.find(Gpa(expected.gpa.0 + 0x1000)), None);
+    }
+}
+
+fn level(memslots: &Memslots, gpa: u64) -> Level {
+    match memslots.memory().resolve(Gpa(gpa)) {
+        Resolution::Ram { level, .. } => level,
+        Resolution::Mmio => panic!("{gpa:#x} is MMIO"),
+    }
+}
+
+#[test]
+fn h5_holes_and_ends_are_mmio() {
+    let memslots = untouched(&[slot(1, 16, 16, 0x10_0000), slot(2, 48, 16, 0)]);
+    let memory = memslots.memory();
+    for gpa in [0, 16 * PAGE - 1, 32 * PAGE, 48 * PAGE - 1, 64 * PAGE, 1 << 48, u64::MAX] {
+        assert_eq!(memory.resolve(Gpa(gpa)), Resolution::Mmio, "{gpa:#x}");
+    }
+    let Resolution::Ram { slot, host, .. } = memory.resolve(Gpa(32 * PAGE - 1)) else { panic!() };
+    assert_eq!((slot.id, host), (SlotId(1), PhysAddr(0x10_0000 + 16 * PAGE - 1)));
+}
+
+#[test]
+fn a_large_page_lies_in_its_slot_and_is_aligned_on_both_sides() {
+    const M2: u64 = 2 << 20;
+    let pages = |bytes: u64| bytes / PAGE;
+    let memslots = untouched(&[
+        // Starts and ends a page off a large page.
+        slot(1, pages(M2) - 1, pages(2 * M2) + 2, (1 << 32) + M2 - PAGE),
+        // Guest and host address lie differently in a large page.
+        slot(2, pages(8 * M2), pages(4 * M2), (2 << 32) + PAGE),
+        // Differently in a huge page only.
+        slot(3, pages(1 << 30), pages(1 << 30), (3 << 32) + M2),
+        slot(4, pages(4 << 30), pages(2 << 30), 16 << 30),
+    ]);
+    assert_eq!(level(&memslots, M2 - 1), Level::Page4K);
+    assert_eq!(level(&memslots, M2), Level::Page2M);
+    assert_eq!(level(&memslots, 3 * M2 - 1), Level::Page2M);
+    assert_eq!(level(&memslots, 3 * M2), Level::Page4K);
+    assert_eq!(level(&memslots, 9 * M2), Level::Page4K);
+    assert_eq!(level(&memslots, (1 << 30) + 5), Level::Page2M);
+    assert_eq!(level(&memslots, (4 << 30) + 5), Level::Page1G);
+    assert_eq!(level(&memslots, (6 << 30) - 1), Level::Page1G);
+}
+
+#[test]
+fn flags_come_back_with_the_slot() {
+    let rom = Slot { flags: SlotFlags::READ_ONLY, ..slot(1, 0, 1, 0) };
+    let memslots = untouched(&[rom]);
+    let Resolution::Ram { slot, .. } = memslots.memory().resolve(Gpa(5)) else { panic!() };
+    assert!(slot.is_read_only());
+}

@@ -1,0 +1,203 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use paging::{FlushReceipt, Stamp};
+
+use super::backing::Backing;
+use super::{PAGE, receipt, slot, stamp, untouched};
+use crate::{Generation, Gpa, Memslots, SlotError, SlotId, Update};
+
+/// A flush that was issued too early.
+struct Stale;
+
+// SAFETY: it never claims anything.
+unsafe impl FlushReceipt for Stale {
+    fn covers(&self, _: Stamp) -> bool {
+        false
+    }
+}
+
+/// Finishes an update of slots that nobody uses.
+fn finish(update: Update<'_>) -> Generation {
+    update.publish().wait(|| false).unwrap().finish(&receipt(), stamp(), |_| ()).unwrap()
+}
+
+#[test]
+fn p10_the_generation_is_in_progress_from_the_beginning_to_the_end() {
+    let memslots = untouched(&[slot(1, 0, 1, 0)]);
+    let before = memslots.generation();
+    assert!(!before.is_in_progress());
+
+    let mut update = memslots.begin_update().unwrap();
+    let during = memslots.generation();
+    assert!(during.is_in_progress());
+    assert_eq!(during.number(), before.number());
+    update.remove(SlotId(1)).unwrap();
+    assert!(memslots.memory().find(Gpa(0)).is_some(), "not visible yet");
+    assert!(memslots.memory().generation().is_in_progress());
+
+    let published = update.publish();
+    assert!(memslots.memory().find(Gpa(0)).is_none());
+    assert_eq!(memslots.generation(), during, "the new slots are visible before the new generation");
+    let quiesced = published.wait(|| false).unwrap();
+    assert_eq!(memslots.generation(), during);
+    let after = quiesced.finish(&receipt(), stamp(), |_| ()).unwrap();
+    assert_eq!(memslots.generation(), after);
+    assert!(!after.is_in_progress());
+    assert_eq!(after.number(), before.number() + 1);
+}
+
+#[test]
+fn a_dropped_update_changes_nothing() {
+    let memslots = untouched(&[slot(1, 0, 1, 0)]);
+    let before = memslots.generation();
+    let mut update = memslots.begin_update().unwrap();
+    update.remove(SlotId(1)).unwrap();
+    drop(update);
+    assert_eq!(memslots.generation(), before);
+    assert!(memslots.memory().find(Gpa(0)).is_some());
+    let next = memslots.begin_update().unwrap();
+    let after = finish(next);
+    assert_eq!(after.number(), before.number() + 1);
+    assert!(memslots.memory().find(Gpa(0)).is_some(), "the draft of before is forgotten");
+}
+
+#[test]
+fn p10_an_update_that_is_published_and_never_finished_forbids_caching_for_good() {
+    let memslots = untouched(&[slot(1, 0, 1, 0)]);
+    drop(memslots.begin_update().unwrap().publish());
+    assert!(memslots.generation().is_in_progress());
+    assert_eq!(memslots.begin_update().unwrap_err(), SlotError::Busy);
+    assert!(memslots.memory().find(Gpa(0)).is_some(), "reading goes on");
+}
+
+#[test]
+fn one_update_at_a_time() {
+    let memslots = untouched(&[]);
+    let update = memslots.begin_update().unwrap();
+    assert_eq!(memslots.begin_update().unwrap_err(), SlotError::Busy);
+    finish(update);
+    assert!(memslots.begin_update().is_ok());
+}
+
+#[test]
+fn p12_a_reader_holds_the_old_slots_until_it_is_done() {
+    let backing = Backing::new(1);
+    let mut memslots = Memslots::new(48);
+    // SAFETY: the backing outlives the slots.
+    unsafe { memslots.add(backing.slot(1, 0)) }.unwrap();
+    let reader = memslots.memory();
+    let mut update = memslots.begin_update().unwrap();
+    update.remove(SlotId(1)).unwrap();
+    let mut looks = 0;
+    let published = update.publish().wait(|| {
+        looks += 1;
+        looks < 10
+    });
+    let published = published.expect_err("the reader is still there");
+    assert_eq!(looks, 10);
+    assert_eq!(reader.write_u64(Gpa(0), 7), Ok(()), "and its memory too");
+    let later = memslots.memory();
+    assert!(later.read_u64(Gpa(0)).is_err());
+    drop(reader);
+    // Readers of the new slots are not waited for.
+    let quiesced = published.wait(|| false).unwrap();
+    assert!(quiesced.finish(&receipt(), stamp(), |_| ()).is_ok());
+}
+
+#[test]
+fn p2_removed_memory_is_given_back_only_for_a_receipt() {
+    let memslots = untouched(&[slot(1, 0, 1, 0), slot(2, 4, 4, 0), slot(3, 9, 1, 0)]);
+    let mut update = memslots.begin_update().unwrap();
+    update.remove(SlotId(1)).unwrap();
+    update.remove(SlotId(2)).unwrap();
+    assert_eq!(update.remove(SlotId(1)), Err(SlotError::UnknownId));
+    // SAFETY: the test only looks slots up.
+    unsafe { update.add(slot(2, 5, 1, 0)) }.unwrap();
+    let quiesced = update.publish().wait(|| false).unwrap();
+    let mut ranges = Vec::new();
+    quiesced.removed(|range| ranges.push(range));
+    assert_eq!(ranges, [0..PAGE, 4 * PAGE..8 * PAGE], "a slot that moved counts as removed");
+
+    let quiesced = quiesced.finish(&Stale, stamp(), |_| panic!("given back")).expect_err("no receipt");
+    let quiesced = quiesced.finish_added().expect_err("something was removed");
+    assert!(memslots.generation().is_in_progress());
+    let mut freed = Vec::new();
+    quiesced.finish(&receipt(), stamp(), |slot| freed.push(slot.size)).unwrap();
+    assert_eq!(freed, [PAGE, 4 * PAGE]);
+}
+
+#[test]
+fn p9_no_generation_comes_twice() {
+    let last = Generation::LAST;
+    let memslots = Memslots::with_generation(48, Generation::from_word(last.word() - 2));
+    let mut seen = vec![memslots.generation()];
+    for _ in 0..2 {
+        let next = finish(memslots.begin_update().unwrap());
+        assert!(!next.is_in_progress() && !seen.contains(&next));
+        seen.push(next);
+    }
+    assert_eq!(seen.last(), Some(&last));
+    let stuck = finish(memslots.begin_update().unwrap());
+    assert!(stuck.is_in_progress(), "rather than to wrap, nothing is cached any more");
+    assert_eq!(memslots.begin_update().unwrap_err(), SlotError::Busy);
+}
+
+#[test]
+fn p11_two_address_spaces_have_generations_of_their_own() {
+    let (one, two) = (untouched(&[]), untouched(&[]));
+    let before = two.generation();
+    finish(one.begin_update().unwrap());
+    assert_eq!(two.generation(), before);
+    assert_ne!(one.generation(), before);
+}
+
+/// A writer replaces the memory behind two pages again and again, and poisons what it gets back. No reader
+/// ever sees poison, or the pages from two different updates.
+#[test]
+fn p12_readers_never_see_given_back_memory_or_half_an_update() {
+    const POISON: u64 = 0xdead;
+    let rounds: u64 = if cfg!(miri) { 20 } else { 200 };
+    let backings = [Backing::new(2), Backing::new(2)];
+    // Through which the writer reaches the memory.
+    let mut own = Memslots::new(48);
+    let mut memslots = Memslots::new(48);
+    for (index, backing) in backings.iter().enumerate() {
+        // SAFETY: the backings outlive the slots.
+        unsafe { own.add(backing.slot(index as u16, 2 * index as u64)) }.unwrap();
+    }
+    // SAFETY: as above.
+    unsafe { memslots.add(backings[0].slot(0, 0)) }.unwrap();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                    let memory = memslots.memory();
+                    let [first, second] = [0, PAGE].map(|gpa| memory.read_u64(Gpa(gpa)).unwrap());
+                    assert!(first == second && first != POISON, "{first:#x} and {second:#x}");
+                }
+            });
+        }
+        for round in 1..rounds {
+            let (new, old) = ((round % 2) as u16, ((round + 1) % 2) as u16);
+            let fill = |index: u16, value| {
+                for page in [0, 1] {
+                    own.memory().write_u64(Gpa((2 * u64::from(index) + page) * PAGE), value).unwrap();
+                }
+            };
+            fill(new, round);
+            let mut update = memslots.begin_update().unwrap();
+            update.remove(SlotId(old)).unwrap();
+            // SAFETY: the backings outlive the slots.
+            unsafe { update.add(backings[usize::from(new)].slot(new, 0)) }.unwrap();
+            let relax = || {
+                std::thread::yield_now();
+                true
+            };
+            let quiesced = update.publish().wait(relax).unwrap();
+            quiesced.finish(&receipt(), stamp(), |slot| fill(slot.id.0, POISON)).unwrap();
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+}

@@ -1,0 +1,344 @@
+//! A software walk of page tables that a guest wrote, as an emulator needs it.
+//!
+//! After the AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42): 5.2 "Legacy-Mode Page
+//! Translation", 5.3 "Long-Mode Page Translation", 5.6 "Page-Protection Checks", 8.2.15 "#PF". Paging may
+//! be off, two-level, PAE, or four-level; CR4.LA57 must not be offered to the guest.
+//!
+//! Every value is the guest's. The walk reads each level's entry once, takes at most four steps, and ends
+//! in an address or in the fault that the processor would raise. It does not set accessed and dirty bits:
+//! the processor has done so in the walk that led to the emulation. SMAP and protection keys are not
+//! checked, nor is bit 8 of upper entries, which AMD reserves and others ignore.
+//!
+//! ```
+//! use paging::Gpa;
+//! use paging::guest::{Access, ControlRegisters, GuestPaging, PageFault, WalkError};
+//!
+//! let registers = ControlRegisters { cr0: 0x8001_0001, cr3: 0x1000, cr4: 0x20, efer: 0x500 };
+//! let paging = GuestPaging::new(&registers, 48, true);
+//! // A PML4 whose first entry points to a PDPT whose first entry is a 1 GiB page at 0x4000_0000.
+//! let read = |gpa: Gpa| match gpa.0 {
+//!     0x1000 => Ok(0x2003),
+//!     0x2000 => Ok(0x4000_0083),
+//!     _ => Err("no memory there"),
+//! };
+//! assert_eq!(paging.translate(0x1234, Access::WRITE, read).unwrap().gpa, Gpa(0x4000_1234));
+//! let fault = WalkError::PageFault(PageFault::PRESENT | PageFault::USER);
+//! assert_eq!(paging.translate(0x1234, Access::USER, read), Err(fault));
+//! ```
+
+use core::fmt;
+
+use crate::Gpa;
+use crate::amd64::bits::{ADDRESS, LARGE, NO_EXECUTE, PRESENT, USER, WRITE};
+
+bitflags::bitflags! {
+    /// What the guest is doing.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Access: u8 {
+        /// It stores.
+        const WRITE = 1 << 0;
+        /// It runs at privilege level 3. Implicit accesses to descriptor tables are never a user's.
+        const USER = 1 << 1;
+        /// It fetches instructions.
+        const FETCH = 1 << 2;
+    }
+}
+
+bitflags::bitflags! {
+    /// Error code of a page fault, APM volume 2, 8.4.2.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct PageFault: u32 {
+        /// P: the page is present, but refuses the access.
+        const PRESENT = 1 << 0;
+        /// R/W: by a store.
+        const WRITE = 1 << 1;
+        /// U/S: at privilege level 3.
+        const USER = 1 << 2;
+        /// RSV: an entry has a reserved bit set.
+        const RESERVED = 1 << 3;
+        /// I/D: by an instruction fetch.
+        const FETCH = 1 << 4;
+    }
+}
+
+/// The registers that govern a walk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControlRegisters {
+    /// CR0; PG and WP matter.
+    pub cr0: u64,
+    /// CR3.
+    pub cr3: u64,
+    /// CR4; PSE, PAE and SMEP matter.
+    pub cr4: u64,
+    /// EFER; LMA and NXE matter.
+    pub efer: u64,
+}
+
+impl ControlRegisters {
+    const CR0_WP: u64 = 1 << 16;
+    const CR0_PG: u64 = 1 << 31;
+    const CR4_PSE: u64 = 1 << 4;
+    const CR4_PAE: u64 = 1 << 5;
+    const CR4_SMEP: u64 = 1 << 20;
+    const EFER_LMA: u64 = 1 << 10;
+    const EFER_NXE: u64 = 1 << 11;
+}
+
+/// Where a linear address leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// The guest physical address.
+    pub gpa: Gpa,
+    /// Bytes in the guest's page; 4 KiB if paging is off.
+    pub page_size: u64,
+}
+
+/// Why there is no translation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WalkError<E> {
+    /// The guest gets #PF with this error code, and the linear address in CR2.
+    PageFault(PageFault),
+    /// The linear address is not canonical: the guest gets #GP(0), or #SS(0) for the stack.
+    NonCanonical,
+    /// The entry could not be read.
+    Read {
+        /// Address of the 8 bytes that hold it.
+        gpa: Gpa,
+        /// What the reader said.
+        error: E,
+    },
+}
+
+impl<E: fmt::Display> fmt::Display for WalkError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PageFault(code) => write!(f, "page fault with error code {:#x}", code.bits()),
+            Self::NonCanonical => f.write_str("not a canonical address"),
+            Self::Read { gpa, error } => write!(f, "page table entry at {gpa}: {error}"),
+        }
+    }
+}
+
+impl<E: fmt::Debug + fmt::Display> core::error::Error for WalkError<E> {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// CR0.PG is clear.
+    Off,
+    /// Two levels of 1024 entries of 4 bytes.
+    Legacy,
+    /// Three levels of entries of 8 bytes, the root having four.
+    Pae,
+    /// Four levels of 512 entries of 8 bytes.
+    Long,
+}
+
+impl Mode {
+    const fn level_count(self) -> u32 {
+        match self {
+            Self::Off => 0,
+            Self::Legacy => 2,
+            Self::Pae => 3,
+            Self::Long => 4,
+        }
+    }
+
+    /// Bits of an address that a table of the lower levels translates.
+    const fn index_bits(self) -> u32 {
+        if matches!(self, Self::Legacy) { 10 } else { 9 }
+    }
+
+    const fn entry_size(self) -> u64 {
+        if matches!(self, Self::Legacy) { 4 } else { 8 }
+    }
+
+    /// Where the root's address is in CR3; APM volume 2, 5.2.1 and 5.3.2.
+    const fn root_mask(self) -> u64 {
+        match self {
+            Self::Off => 0,
+            Self::Legacy => 0xffff_f000,
+            Self::Pae => 0xffff_ffe0,
+            Self::Long => ADDRESS,
+        }
+    }
+}
+
+/// How a guest's linear addresses are translated at this moment.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestPaging {
+    mode: Mode,
+    root: u64,
+    physical_mask: u64,
+    gigabyte_pages: bool,
+    page_size_extension: bool,
+    write_protect: bool,
+    no_execute: bool,
+    smep: bool,
+}
+
+/// What the entries so far allow.
+#[derive(Clone, Copy)]
+struct Allowed {
+    write: bool,
+    user: bool,
+    execute: bool,
+}
+
+impl GuestPaging {
+    const LONG_INPUT_BITS: u32 = 48;
+
+    /// Takes over a vCPU's registers. `physical_bits` and `gigabyte_pages` are what the guest's CPUID
+    /// says: the width of guest physical addresses, 32 to 52, and Page1GB.
+    pub fn new(registers: &ControlRegisters, physical_bits: u32, gigabyte_pages: bool) -> Self {
+        let ControlRegisters { cr0, cr3, cr4, efer } = *registers;
+        let mode = if cr0 & ControlRegisters::CR0_PG == 0 {
+            Mode::Off
+        } else if efer & ControlRegisters::EFER_LMA != 0 {
+            Mode::Long
+        } else if cr4 & ControlRegisters::CR4_PAE != 0 {
+            Mode::Pae
+        } else {
+            Mode::Legacy
+        };
+        let physical_mask = (1 << physical_bits.clamp(32, 52)) - 1;
+        Self {
+            mode,
+            root: cr3 & mode.root_mask() & physical_mask,
+            physical_mask,
+            gigabyte_pages,
+            page_size_extension: cr4 & ControlRegisters::CR4_PSE != 0,
+            write_protect: cr0 & ControlRegisters::CR0_WP != 0,
+            no_execute: efer & ControlRegisters::EFER_NXE != 0 && matches!(mode, Mode::Pae | Mode::Long),
+            smep: cr4 & ControlRegisters::CR4_SMEP != 0 && mode != Mode::Off,
+        }
+    }
+
+    /// Translates a linear address. Outside long mode its upper 32 bits are ignored.
+    ///
+    /// `read` gets the 8-byte aligned addresses of 8 bytes of guest memory, at most four of them, each
+    /// once, and returns their value as a little-endian number.
+    ///
+    /// # Errors
+    ///
+    /// See [`WalkError`].
+    pub fn translate<E>(
+        &self,
+        linear: u64,
+        access: Access,
+        mut read: impl FnMut(Gpa) -> Result<u64, E>,
+    ) -> Result<Translation, WalkError<E>> {
+        let linear = self.checked(linear).ok_or(WalkError::NonCanonical)?;
+        let mut table = self.root;
+        let mut allowed = Allowed { write: true, user: true, execute: true };
+        for level in (0..self.mode.level_count()).rev() {
+            let shift = 12 + level * self.mode.index_bits();
+            let index = linear >> shift & ((1 << self.mode.index_bits()) - 1);
+            let entry = self.read_entry(table + index * self.mode.entry_size(), &mut read)?;
+            if entry & PRESENT == 0 {
+                return Err(self.fault(access, PageFault::empty()));
+            }
+            let is_leaf = self.is_leaf(entry, level);
+            if entry & self.reserved(level, is_leaf) != 0 {
+                return Err(self.fault(access, PageFault::PRESENT | PageFault::RESERVED));
+            }
+            // A PDPTE of PAE paging has no say; the bits are reserved there.
+            if !(self.mode == Mode::Pae && level == 2) {
+                allowed.write &= entry & WRITE != 0;
+                allowed.user &= entry & USER != 0;
+                allowed.execute &= entry & NO_EXECUTE == 0;
+            }
+            if is_leaf {
+                if !self.permits(allowed, access) {
+                    return Err(self.fault(access, PageFault::PRESENT));
+                }
+                let page_size = 1 << shift;
+                let page = self.leaf_address(entry, level) & !(page_size - 1);
+                return Ok(Translation { gpa: Gpa(page | linear & (page_size - 1)), page_size });
+            }
+            table = entry & ADDRESS;
+        }
+        // Every entry of the last level is a leaf, so only a walk without levels gets here.
+        Ok(Translation { gpa: Gpa(linear), page_size: 4096 })
+    }
+
+    /// The address as the walk uses it, if it is canonical.
+    fn checked(&self, linear: u64) -> Option<u64> {
+        if self.mode != Mode::Long {
+            return Some(linear & 0xffff_ffff);
+        }
+        let unused = 64 - Self::LONG_INPUT_BITS;
+        let extended = ((linear << unused) as i64 >> unused) as u64;
+        (extended == linear).then_some(linear)
+    }
+
+    fn read_entry<E>(
+        &self,
+        address: u64,
+        read: &mut impl FnMut(Gpa) -> Result<u64, E>,
+    ) -> Result<u64, WalkError<E>> {
+        let gpa = Gpa(address & !7);
+        let word = read(gpa).map_err(|error| WalkError::Read { gpa, error })?;
+        if self.mode.entry_size() == 8 {
+            return Ok(word);
+        }
+        Ok(if address & 4 == 0 { word & 0xffff_ffff } else { word >> 32 })
+    }
+
+    fn is_leaf(&self, entry: u64, level: u32) -> bool {
+        match (self.mode, level) {
+            (_, 0) => true,
+            (Mode::Legacy, 1) => self.page_size_extension && entry & LARGE != 0,
+            (Mode::Pae | Mode::Long, 1) | (Mode::Long, 2) => entry & LARGE != 0,
+            _ => false,
+        }
+    }
+
+    /// Bits that must be zero in an entry of `level`; 0 is the last one.
+    fn reserved(&self, level: u32, is_leaf: bool) -> u64 {
+        const PDPTE_PAE: u64 = NO_EXECUTE | 0x1e6;
+        const BITS_62_52: u64 = 0x7ff0_0000_0000_0000;
+        let too_high = ADDRESS & !self.physical_mask;
+        let no_execute = if self.no_execute { 0 } else { NO_EXECUTE };
+        let offset = match (level, is_leaf) {
+            (1, true) => 0x001f_e000, // bits 20:13
+            (2, true) => 0x3fff_e000, // bits 29:13
+            _ => 0,
+        };
+        match (self.mode, level) {
+            (Mode::Off, _) => 0,
+            // Bits 20:13 of a 4 MiB page are bits 39:32 of its address, bit 21 is reserved.
+            (Mode::Legacy, 1) if is_leaf => 1 << 21 | (too_high >> 32 & 0xff) << 13,
+            (Mode::Legacy, _) => 0,
+            (Mode::Pae, 2) => too_high | BITS_62_52 | PDPTE_PAE,
+            (Mode::Pae, _) => too_high | BITS_62_52 | no_execute | offset,
+            (Mode::Long, 3) => too_high | no_execute | LARGE,
+            (Mode::Long, 2) if !self.gigabyte_pages => too_high | no_execute | LARGE,
+            (Mode::Long, _) => too_high | no_execute | offset,
+        }
+    }
+
+    fn leaf_address(&self, entry: u64, level: u32) -> u64 {
+        if self.mode == Mode::Legacy && level == 1 {
+            return entry & 0xffc0_0000 | (entry >> 13 & 0xff) << 32;
+        }
+        entry & ADDRESS
+    }
+
+    fn permits(&self, allowed: Allowed, access: Access) -> bool {
+        let is_user = access.contains(Access::USER);
+        let refused = is_user && !allowed.user
+            || access.contains(Access::WRITE) && !allowed.write && (is_user || self.write_protect)
+            || access.contains(Access::FETCH) && !allowed.execute
+            || access.contains(Access::FETCH) && !is_user && allowed.user && self.smep;
+        !refused
+    }
+
+    fn fault<E>(&self, access: Access, why: PageFault) -> WalkError<E> {
+        let mut code = why;
+        code.set(PageFault::WRITE, access.contains(Access::WRITE));
+        code.set(PageFault::USER, access.contains(Access::USER));
+        // I/D is only reported where fetches can be refused.
+        code.set(PageFault::FETCH, access.contains(Access::FETCH) && (self.no_execute || self.smep));
+        WalkError::PageFault(code)
+    }
+}

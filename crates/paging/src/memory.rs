@@ -1,0 +1,37 @@
+//! Where tables come from.
+
+use core::sync::atomic::AtomicU64;
+
+use crate::{ENTRY_COUNT, PhysAddr};
+
+/// A table as software sees it. Hardware reads it, and sets bits in it, at any time.
+pub type Entries = [AtomicU64; ENTRY_COUNT];
+
+/// An allocator of tables that knows how to reach them. A handle: clones stand for the same memory.
+///
+/// # Safety
+///
+/// [`allocate`](Self::allocate) returns a table that nobody else uses: 4 KiB, aligned to that, all
+/// zero, at a physical address below 2^52, and it stays so until [`free`](Self::free). Clones share
+/// all of this: a table of one is a table of the other.
+pub unsafe trait TableMemory: Clone {
+    /// A zeroed table, or `None` when memory is short. Called with the page table shared, so from any
+    /// CPU.
+    fn allocate(&self) -> Option<PhysAddr>;
+
+    /// Takes back a table, which is all zero again.
+    ///
+    /// # Safety
+    ///
+    /// `table` came from [`allocate`](Self::allocate) of this memory, has not been freed since, and
+    /// neither software nor any processor's walk will touch it again.
+    unsafe fn free(&self, table: PhysAddr);
+
+    /// The entries of a table.
+    ///
+    /// # Safety
+    ///
+    /// `table` came from [`allocate`](Self::allocate) of this memory and is not freed while the
+    /// reference lives.
+    unsafe fn entries(&self, table: PhysAddr) -> &Entries;
+}

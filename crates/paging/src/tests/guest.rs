@@ -1,0 +1,304 @@
+//! The walk of a guest's tables, mode by mode.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use proptest::prelude::*;
+
+use super::arena::Arena;
+use crate::guest::{Access, ControlRegisters, GuestPaging, PageFault, Translation, WalkError};
+use crate::{Amd64Host, Gpa, Level, PageTable, Permissions, PhysAddr, TableMemory};
+
+const NX: u64 = 1 << 63;
+const LONG: ControlRegisters = ControlRegisters { cr0: 0x8001_0001, cr3: 0x1000, cr4: 0x20, efer: 0xd00 };
+const PAE: ControlRegisters = ControlRegisters { cr0: 0x8001_0001, cr3: 0x1020, cr4: 0x20, efer: 0x800 };
+const LEGACY: ControlRegisters = ControlRegisters { cr0: 0x8001_0001, cr3: 0x1000, cr4: 0x10, efer: 0 };
+
+const READ: Access = Access::empty();
+const NOT_PRESENT: PageFault = PageFault::empty();
+const PROTECTION: PageFault = PageFault::PRESENT;
+const RESERVED: PageFault = PageFault::PRESENT.union(PageFault::RESERVED);
+
+/// Guest memory as 8-byte words; what is not listed is zero.
+type Words<'a> = &'a [(u64, u64)];
+
+fn walk(
+    registers: &ControlRegisters,
+    words: Words<'_>,
+    linear: u64,
+    access: Access,
+) -> Result<Translation, WalkError<()>> {
+    let words: BTreeMap<u64, u64> = words.iter().copied().collect();
+    GuestPaging::new(registers, 40, true)
+        .translate(linear, access, |gpa| Ok(words.get(&gpa.0).copied().unwrap_or(0)))
+}
+
+fn at(gpa: u64, page_size: u64) -> Result<Translation, WalkError<()>> {
+    Ok(Translation { gpa: Gpa(gpa), page_size })
+}
+
+fn fault(code: PageFault) -> Result<Translation, WalkError<()>> {
+    Err(WalkError::PageFault(code))
+}
+
+/// Linear 0x1234 through one table of each level, with these flags in their entries.
+fn long(flags: [u64; 4]) -> [(u64, u64); 4] {
+    [
+        (0x1000, 0x2000 | flags[0]),
+        (0x2000, 0x3000 | flags[1]),
+        (0x3000, 0x4000 | flags[2]),
+        (0x4008, 0x5000 | flags[3]),
+    ]
+}
+
+#[test]
+fn h9_refuses_linear_addresses_that_are_not_canonical() {
+    for linear in [1 << 47, !0 << 48, 1 << 63, !(1 << 47)] {
+        assert_eq!(walk(&LONG, &[], linear, READ), Err(WalkError::NonCanonical), "{linear:#x}");
+    }
+    assert_eq!(walk(&LONG, &[], !0 << 47, READ), fault(NOT_PRESENT));
+}
+
+#[test]
+fn an_absent_entry_at_any_level_is_a_fault_without_p() {
+    for level in 0..4 {
+        let mut flags = [7; 4];
+        flags[level] = 6;
+        assert_eq!(walk(&LONG, &long(flags), 0x1234, READ), fault(NOT_PRESENT), "{level}");
+        let code = PageFault::WRITE | PageFault::USER;
+        assert_eq!(walk(&LONG, &long(flags), 0x1234, Access::WRITE | Access::USER), fault(code));
+    }
+}
+
+#[test]
+fn each_level_of_long_mode_can_refuse() {
+    assert_eq!(walk(&LONG, &long([7; 4]), 0x1234, READ), at(0x5234, 0x1000));
+    for level in 0..4 {
+        let mut flags = [7; 4];
+        flags[level] = 3;
+        let user = walk(&LONG, &long(flags), 0x1234, Access::USER);
+        assert_eq!(user, fault(PROTECTION | PageFault::USER), "U/S at {level}");
+        assert_eq!(walk(&LONG, &long(flags), 0x1234, READ), at(0x5234, 0x1000));
+
+        flags[level] = 5;
+        let write = walk(&LONG, &long(flags), 0x1234, Access::WRITE);
+        assert_eq!(write, fault(PROTECTION | PageFault::WRITE), "R/W at {level}");
+
+        flags[level] = 7 | NX;
+        let fetch = walk(&LONG, &long(flags), 0x1234, Access::FETCH);
+        assert_eq!(fetch, fault(PROTECTION | PageFault::FETCH), "NX at {level}");
+        assert_eq!(walk(&LONG, &long(flags), 0x1234, Access::WRITE | Access::USER), at(0x5234, 0x1000));
+    }
+}
+
+#[test]
+fn a_supervisor_may_store_anywhere_without_wp() {
+    let registers = ControlRegisters { cr0: LONG.cr0 & !(1 << 16), ..LONG };
+    assert_eq!(walk(&registers, &long([5; 4]), 0x1234, Access::WRITE), at(0x5234, 0x1000));
+    let user = walk(&registers, &long([5; 4]), 0x1234, Access::WRITE | Access::USER);
+    assert_eq!(user, fault(PROTECTION | PageFault::WRITE | PageFault::USER));
+}
+
+#[test]
+fn smep_refuses_a_supervisor_fetch_from_a_user_page() {
+    let registers = ControlRegisters { cr4: LONG.cr4 | 1 << 20, ..LONG };
+    assert_eq!(walk(&registers, &long([7; 4]), 0x1234, Access::FETCH), fault(PROTECTION | PageFault::FETCH));
+    assert_eq!(walk(&registers, &long([7; 4]), 0x1234, Access::FETCH | Access::USER), at(0x5234, 0x1000));
+    assert_eq!(walk(&registers, &long([7, 7, 7, 3]), 0x1234, Access::FETCH), at(0x5234, 0x1000));
+}
+
+#[test]
+fn a_fetch_is_not_reported_where_none_can_be_refused() {
+    let registers = ControlRegisters { efer: 0x500, ..LONG };
+    assert_eq!(walk(&registers, &[], 0x1234, Access::FETCH), fault(NOT_PRESENT));
+    assert_eq!(walk(&LONG, &[], 0x1234, Access::FETCH), fault(PageFault::FETCH));
+}
+
+#[test]
+fn reserved_bits_of_long_mode() {
+    for level in 0..4 {
+        let mut flags = [7; 4];
+        flags[level] = 7 | 1 << 40;
+        assert_eq!(walk(&LONG, &long(flags), 0x1234, READ), fault(RESERVED), "beyond 40 bits at {level}");
+        flags[level] = 7 | NX;
+        let registers = ControlRegisters { efer: 0x500, ..LONG };
+        assert_eq!(
+            walk(&registers, &long(flags), 0x1234, READ),
+            fault(RESERVED),
+            "NX without NXE at {level}"
+        );
+    }
+    assert_eq!(walk(&LONG, &long([0x87, 7, 7, 7]), 0x1234, READ), fault(RESERVED), "PS in a PML4E");
+    let huge = [(0x1000, 0x2007), (0x2000, 1 << 30 | 0x87)];
+    assert_eq!(walk(&LONG, &huge, 0x1234, READ), at(1 << 30 | 0x1234, 1 << 30));
+    for bit in 13..30 {
+        let words = [(0x1000, 0x2007), (0x2000, 1 << 30 | 0x87 | 1 << bit)];
+        assert_eq!(walk(&LONG, &words, 0x1234, READ), fault(RESERVED), "bit {bit} of a 1 GiB page");
+    }
+    for bit in 13..21 {
+        let words = [(0x1000, 0x2007), (0x2000, 0x3007), (0x3000, 0x20_0087 | 1 << bit)];
+        assert_eq!(walk(&LONG, &words, 0x1234, READ), fault(RESERVED), "bit {bit} of a 2 MiB page");
+    }
+}
+
+#[test]
+fn a_huge_page_is_reserved_where_cpuid_lacks_it() {
+    let words = BTreeMap::from([(0x1000, 0x2007), (0x2000, 1 << 30 | 0x87u64)]);
+    let result: Result<_, WalkError<()>> = GuestPaging::new(&LONG, 40, false)
+        .translate(0, READ, |gpa| Ok(words.get(&gpa.0).copied().unwrap_or(0)));
+    assert_eq!(result, fault(RESERVED));
+}
+
+#[test]
+fn large_pages_of_long_mode_ignore_their_pat_bit() {
+    let words = [(0x1000, 0x2007), (0x2000, 0x3007), (0x3008, 0x40_1087)];
+    assert_eq!(walk(&LONG, &words, 0x21_2345, READ), at(0x41_2345, 2 << 20));
+}
+
+#[test]
+fn pae_pages() {
+    // 0xc0601234: PDPTE 3 at 0x1038, PDE 3, PTE 1. The PDPTE has neither R/W nor U/S.
+    let words = [(0x1038, 0x2001), (0x2018, 0x3007), (0x3008, 0x5007)];
+    let all = Access::WRITE | Access::USER | Access::FETCH;
+    assert_eq!(walk(&PAE, &words, 0xc060_1234, all), at(0x5234, 0x1000));
+    assert_eq!(walk(&PAE, &words, 0xffff_ffff_c060_1234, all), at(0x5234, 0x1000), "upper bits do not count");
+    let large = [(0x1038, 0x2001), (0x2018, 0xff_ffe0_0087)];
+    assert_eq!(walk(&PAE, &large, 0xc060_1234, READ), at(0xff_ffe0_1234, 2 << 20));
+    for bit in [1, 2, 5, 6, 7, 8, 40, 51, 52, 62, 63] {
+        let words = [(0x1038, 0x2001 | 1 << bit), words[1], words[2]];
+        assert_eq!(walk(&PAE, &words, 0xc060_1234, READ), fault(RESERVED), "bit {bit} of a PDPTE");
+    }
+    for bit in [40, 52, 62] {
+        let words = [words[0], words[1], (0x3008, 0x5007 | 1 << bit)];
+        assert_eq!(walk(&PAE, &words, 0xc060_1234, READ), fault(RESERVED), "bit {bit} of a PTE");
+    }
+    let words = [words[0], words[1], (0x3008, 0x5007 | NX)];
+    assert_eq!(walk(&PAE, &words, 0xc060_1234, Access::FETCH), fault(PROTECTION | PageFault::FETCH));
+}
+
+#[test]
+fn legacy_pages() {
+    // 0x00c01234: PDE 3 at 0x100c, the upper half of its word; PTE 1 at 0x2004, likewise.
+    let words = [(0x1008, 0x2007 << 32), (0x2000, 0x5007 << 32)];
+    assert_eq!(walk(&LEGACY, &words, 0x00c0_1234, Access::WRITE | Access::USER), at(0x5234, 0x1000));
+    let words = [(0x1008, 0x2007 << 32), (0x2000, 0x5005 << 32)];
+    assert_eq!(walk(&LEGACY, &words, 0x00c0_1234, Access::WRITE), fault(PROTECTION | PageFault::WRITE));
+    assert_eq!(walk(&LEGACY, &words, 0x0080_1234, READ), fault(NOT_PRESENT));
+}
+
+#[test]
+fn large_legacy_pages_reach_beyond_32_bits() {
+    let large = [(0x1008, (0x0040_0087 | 0xab << 13) << 32)];
+    assert_eq!(walk(&LEGACY, &large, 0x00c1_2345, READ), at(0xab_0041_2345, 4 << 20));
+    let reserved = [(0x1008, (0x0060_0087) << 32)];
+    assert_eq!(walk(&LEGACY, &reserved, 0x00c1_2345, READ), fault(RESERVED), "bit 21");
+    let narrow = GuestPaging::new(&LEGACY, 32, true);
+    let result: Result<_, WalkError<()>> = narrow.translate(0x00c1_2345, READ, |_| Ok(large[0].1));
+    assert_eq!(result, fault(RESERVED), "an address beyond the guest's width");
+    let registers = ControlRegisters { cr4: 0, ..LEGACY };
+    let words = [(0x1008, 0x2087 << 32), (0x2000, 0x5007 << 32)];
+    assert_eq!(walk(&registers, &words, 0x00c0_1234, READ), at(0x5234, 0x1000), "PS without PSE");
+}
+
+#[test]
+fn without_paging_nothing_is_read() {
+    let registers = ControlRegisters { cr0: 1, ..LONG };
+    let result: Result<_, WalkError<()>> =
+        GuestPaging::new(&registers, 40, true).translate(0x1_2345_6789, Access::all(), |_| panic!("read"));
+    assert_eq!(result, at(0x2345_6789, 0x1000));
+}
+
+#[test]
+fn p12_an_entry_that_cannot_be_read_ends_the_walk_with_its_address() {
+    let result = GuestPaging::new(&LONG, 40, true).translate(8 << 39, READ, |_| Err("hole"));
+    assert_eq!(result, Err(WalkError::Read { gpa: Gpa(0x1040), error: "hole" }));
+    let result = GuestPaging::new(&LEGACY, 40, true).translate(3 << 22, READ, |_| Err("hole"));
+    assert_eq!(result, Err(WalkError::Read { gpa: Gpa(0x1008), error: "hole" }), "aligned to 8 bytes");
+}
+
+/// The walker that builds tables and the one that reads a guest's are two programs for one format.
+#[test]
+fn agrees_with_the_tables_that_this_crate_builds() {
+    let arena = Arena::new(16);
+    let memory = &arena;
+    let mut table = PageTable::<Amd64Host, _>::new(memory).unwrap();
+    let map = [
+        (0x1000..0x3000, 0x10_0000, Permissions::RX),
+        (0x20_0000..0x60_0000, 0x80_0000, Permissions::RW),
+        (1 << 30..3 << 30, 4 << 30, Permissions::R),
+        (!0 << 47..(!0 << 47) + 0x1000, 0x7000, Permissions::RW),
+    ];
+    for (range, pa, permissions) in map.clone() {
+        table.map(range, PhysAddr(pa), permissions, Level::Page1G).unwrap();
+    }
+    let registers = ControlRegisters { cr3: table.root().0, ..LONG };
+    let paging = GuestPaging::new(&registers, 52, true);
+    let read = |gpa: Gpa| {
+        // SAFETY: the walk only follows entries of the table, which lives.
+        let entries = unsafe { memory.entries(PhysAddr(gpa.0 & !0xfff)) };
+        Ok::<_, ()>(entries[(gpa.0 & 0xfff) as usize / 8].load(Relaxed))
+    };
+    for linear in
+        map.iter().flat_map(|(range, ..)| [range.start, range.end - 1, range.end]).chain([0, 1 << 45])
+    {
+        let expected = table.query(linear);
+        for (access, needs) in [
+            (READ, Permissions::READ),
+            (Access::WRITE, Permissions::WRITE),
+            (Access::FETCH, Permissions::EXECUTE),
+        ] {
+            let found = paging.translate(linear, access, read).ok();
+            let allowed = expected.filter(|mapping| mapping.permissions.contains(needs));
+            assert_eq!(
+                found.map(|found| (found.gpa.0, found.page_size)),
+                allowed.map(|mapping| (mapping.pa.0, mapping.level.size())),
+                "{access:?} at {linear:#x}"
+            );
+        }
+        assert!(paging.translate(linear, Access::USER, read).is_err());
+    }
+}
+
+/// Entries that look as a careless or hostile guest's might: mostly present, with any other bit.
+fn garbage() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        any::<u64>(),
+        any::<u64>().prop_map(|entry| entry | 0x7),
+        (0u64..1 << 32).prop_map(|entry| entry | 7)
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn g9_garbage_ends_in_an_address_or_an_error(
+        cr0 in any::<u64>(), cr3 in any::<u64>(), cr4 in any::<u64>(), efer in any::<u64>(),
+        physical_bits in any::<u32>(), gigabyte_pages: bool,
+        linear in prop_oneof![any::<u64>(), 0u64..1 << 47],
+        access in (0..8u8).prop_map(Access::from_bits_truncate),
+        entries in prop::collection::vec(garbage(), 4),
+    ) {
+        let registers = ControlRegisters { cr0: cr0 | 1 << 31, cr3, cr4, efer };
+        let width = physical_bits.clamp(32, 52);
+        let reads = Cell::new(0);
+        let result = GuestPaging::new(&registers, physical_bits, gigabyte_pages).translate(linear, access, |gpa| {
+            assert_eq!(gpa.0 % 8, 0);
+            assert_eq!(gpa.0 >> width, 0, "reads beyond the guest's physical width");
+            let entry = entries.get(reads.replace(reads.get() + 1)).copied();
+            entry.ok_or("a fifth read")
+        });
+        match result {
+            Ok(found) => {
+                prop_assert_eq!(found.gpa.0 >> width, 0);
+                prop_assert_eq!((found.gpa.0 ^ linear) & (found.page_size - 1), 0);
+            }
+            Err(WalkError::PageFault(code)) => {
+                prop_assert_eq!(code.contains(PageFault::WRITE), access.contains(Access::WRITE));
+                prop_assert_eq!(code.contains(PageFault::USER), access.contains(Access::USER));
+            }
+            Err(error) => prop_assert_eq!(error, WalkError::NonCanonical),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+use super::arena::Arena;
+use crate::{Amd64Host, Amd64Nested, Installed, Level, MapError, Mapping, PageTable, Permissions, PhysAddr};
+
+const RWX: Permissions = Permissions::RWX;
+
+#[test]
+fn refuses_addresses_that_the_format_cannot_express() {
+    let arena = Arena::new(8);
+    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    let host = PageTable::<Amd64Host, _>::new(&arena).unwrap();
+    let out = Err(MapError::OutOfRange);
+    for gpa in [1 << 48, u64::MAX, 1 << 52] {
+        assert_eq!(nested.install(gpa, PhysAddr(gpa & 0xfff), Level::Page4K, RWX), out);
+        assert_eq!(nested.query(gpa), None);
+    }
+    for va in [1 << 47, !0 << 48 | 0x1000] {
+        assert_eq!(host.install(va, PhysAddr(0), Level::Page4K, Permissions::R), out);
+        assert_eq!(host.query(va), None);
+    }
+    for pa in [1 << 52, !0xfff] {
+        assert_eq!(nested.install(0, PhysAddr(pa), Level::Page4K, RWX), out);
+    }
+    assert_eq!(arena.used_count(), 2, "nothing but the roots");
+}
+
+#[test]
+fn refuses_what_is_both_writable_and_executable_in_host_tables() {
+    let arena = Arena::new(4);
+    let mut host = PageTable::<Amd64Host, _>::new(&arena).unwrap();
+    let refused = MapError::Permissions;
+    for bad in [RWX, Permissions::WRITE, Permissions::EXECUTE, Permissions::empty()] {
+        assert_eq!(host.install(0, PhysAddr(0), Level::Page4K, bad), Err(refused));
+        assert_eq!(host.map(0..0x1000, PhysAddr(0), bad, Level::Page4K), Err(refused));
+        assert_eq!(host.protect(0..0x1000, bad).unwrap_err(), refused);
+    }
+    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    assert_eq!(nested.install(0, PhysAddr(0), Level::Page4K, Permissions::WRITE), Err(refused));
+}
+
+#[test]
+fn refuses_addresses_that_lie_differently_in_the_page() {
+    let arena = Arena::new(4);
+    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    assert_eq!(nested.install(0x1234, PhysAddr(0x1235), Level::Page4K, RWX), Err(MapError::Unaligned));
+    assert_eq!(nested.install(0x1000, PhysAddr(0x2000), Level::Page2M, RWX), Err(MapError::Unaligned));
+    assert_eq!(arena.used_count(), 1);
+}
+
+#[test]
+fn running_out_of_tables_leaves_a_tree_that_can_go_on() {
+    let arena = Arena::new(3);
+    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    assert_eq!(nested.install(0, PhysAddr(0), Level::Page4K, RWX), Err(MapError::OutOfTables));
+    assert_eq!(nested.query(0), None);
+    assert_eq!(nested.install(0, PhysAddr(0), Level::Page2M, RWX), Ok(Installed::New(Level::Page2M)));
+}
+
+#[test]
+fn leaves_an_existing_leaf_alone() {
+    let arena = Arena::new(8);
+    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    nested.install(0x20_0000, PhysAddr(0x4020_0000), Level::Page2M, Permissions::RX).unwrap();
+    let used_count = arena.used_count();
+    let there = Mapping { pa: PhysAddr(0x4020_5678), level: Level::Page2M, permissions: Permissions::RX };
+    let again = nested.install(0x20_5678, PhysAddr(0x678), Level::Page4K, RWX);
+    assert_eq!(again, Ok(Installed::Present(there)));
+    assert_eq!(nested.query(0x20_5678), Some(there));
+    assert_eq!(arena.used_count(), used_count, "no table for nothing");
+}
+
+#[test]
+fn maps_the_piece_around_the_address_where_a_table_is_in_the_way() {
+    let arena = Arena::new(8);
+    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    nested.install(0, PhysAddr(1 << 30), Level::Page4K, RWX).unwrap();
+    let installed = nested.install(0x5678, PhysAddr(1 << 30 | 0x5678), Level::Page1G, RWX);
+    assert_eq!(installed, Ok(Installed::New(Level::Page4K)));
+    assert_eq!(nested.query(0x5fff).unwrap().pa, PhysAddr(1 << 30 | 0x5fff));
+    assert_eq!(nested.query(0x4fff), None);
+    assert_eq!(nested.query(0x6000), None);
+}
+
+#[test]
+fn never_makes_a_leaf_larger_than_the_format_has() {
+    let arena = Arena::new(8);
+    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    let installed = nested.install(1 << 40, PhysAddr(1 << 39), Level::Page512G, RWX);
+    assert_eq!(installed, Ok(Installed::New(Level::Page1G)));
+    assert_eq!(nested.query((1 << 40) + 0x3fff_ffff).unwrap().pa, PhysAddr((1 << 39) + 0x3fff_ffff));
+    assert_eq!(nested.query((1 << 40) + 0x4000_0000), None);
+}
+
+#[test]
+fn reaches_the_ends_of_the_address_spaces() {
+    let arena = Arena::new(16);
+    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    let host = PageTable::<Amd64Host, _>::new(&arena).unwrap();
+    let last = PhysAddr((1 << 52) - 1);
+    nested.install((1 << 48) - 1, last, Level::Page4K, RWX).unwrap();
+    assert_eq!(nested.query((1 << 48) - 1).unwrap().pa, last);
+    host.install(u64::MAX, last, Level::Page4K, Permissions::RW).unwrap();
+    assert_eq!(host.query(u64::MAX).unwrap().pa, last);
+    assert_eq!(host.query((1 << 48) - 1), None);
+}
+
+#[test]
+fn permissions_survive_encoding() {
+    let arena = Arena::new(64);
+    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    for (number, level) in [Level::Page4K, Level::Page2M, Level::Page1G].into_iter().enumerate() {
+        for permissions in
+            (0..16).map(Permissions::from_bits_retain).filter(|p| p.contains(Permissions::READ))
+        {
+            let address = (number as u64) << 39 | u64::from(permissions.bits()) << 30;
+            nested.install(address, PhysAddr(1 << 30), level, permissions).unwrap();
+            let expected = Mapping { pa: PhysAddr(1 << 30), level, permissions };
+            assert_eq!(nested.query(address), Some(expected));
+        }
+    }
+}
+
+#[test]
+fn entries_have_the_bits_of_the_manual() {
+    use crate::Format;
+    let pa = PhysAddr(0x4000_0000);
+    assert_eq!(Amd64Nested::leaf(pa, Level::Page4K, RWX), 0x4000_0067, "P, RW, US, A, D");
+    assert_eq!(Amd64Nested::leaf(pa, Level::Page2M, Permissions::R), 0x8000_0000_4000_00a5, "NX, PS, no D");
+    assert_eq!(Amd64Nested::table(pa), 0x4000_0027);
+    assert_eq!(Amd64Host::leaf(pa, Level::Page1G, Permissions::RW), 0x8000_0000_4000_01e3, "NX, G, PS");
+    assert_eq!(Amd64Host::leaf(pa, Level::Page4K, Permissions::RX), 0x4000_0121);
+    let device = Permissions::RW | Permissions::DEVICE;
+    assert_eq!(Amd64Host::leaf(pa, Level::Page4K, device), 0x8000_0000_4000_017b, "PCD, PWT");
+    assert_eq!(Amd64Host::address(0x4000_1083, Level::Page2M), pa, "bit 12 of a large leaf is PAT");
+}

@@ -1,0 +1,415 @@
+//! Decoding of whole calls.
+
+use std::cell::Cell;
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::PageRange;
+
+/// One page of guest memory at [`BASE`], and how often it was read.
+struct Memory {
+    bytes: Vec<u8>,
+    reads: Cell<usize>,
+    read_len: Cell<usize>,
+}
+
+const BASE: u64 = 0x10_0000;
+
+impl Memory {
+    fn at(offset: usize, words: &[u64]) -> Self {
+        let mut bytes = vec![0xa5; PAGE_SIZE];
+        let end = (offset + words.len() * 8).min(PAGE_SIZE);
+        bytes[offset..end].copy_from_slice(&words.as_bytes()[..end - offset]);
+        Self { bytes, reads: Cell::new(0), read_len: Cell::new(0) }
+    }
+
+    fn new(words: &[u64]) -> Self {
+        Self::at(0, words)
+    }
+}
+
+impl InputSource for Memory {
+    fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError> {
+        self.reads.set(self.reads.get() + 1);
+        self.read_len.set(into.len());
+        assert!(gpa.is_multiple_of(8) && gpa % 4096 + into.len() as u64 <= 4096, "{gpa:#x}+{}", into.len());
+        let offset = gpa.checked_sub(BASE).ok_or(InputError::NotMemory)? as usize;
+        let from = self.bytes.get(offset..offset + into.len()).ok_or(InputError::OutsideGpaSpace)?;
+        into.copy_from_slice(from);
+        Ok(())
+    }
+}
+
+const SPACE: u64 = 0x02;
+const LIST: u64 = 0x03;
+const SPIN: u64 = 0x08;
+const SPACE_EX: u64 = 0x13;
+const LIST_EX: u64 = 0x14;
+const FAST: u64 = 1 << 16;
+const ALL_PROCESSORS: u64 = 1;
+const STRICT: Profile = Profile { empty_targets: EmptyTargets::Strict, va_width: VaWidth::Bits48 };
+
+fn banks(count: u64) -> u64 {
+    count << 17
+}
+
+fn reps(count: u64, start: u64) -> u64 {
+    count << 32 | start << 48
+}
+
+/// Decodes a call whose input is `words` and passes what came of it to `judge`.
+fn with<R>(
+    control: u64,
+    words: &[u64],
+    profile: &Profile,
+    judge: impl FnOnce(Result<Call<'_>, Reject>) -> R,
+) -> R {
+    let registers = CallRegisters { control, input: BASE, output: 0x7 };
+    judge(decode(registers, &Memory::new(words), &mut InputPage::new(), profile))
+}
+
+fn status(control: u64, words: &[u64], profile: &Profile) -> Status {
+    with(control, words, profile, |call| match call {
+        Ok(_) => Status::SUCCESS,
+        Err(Reject::Failed(result)) => result.status(),
+        Err(other) => panic!("{other:?}"),
+    })
+}
+
+/// The members of a call's target set; `None` for all.
+fn targets(control: u64, words: &[u64]) -> Option<Vec<u32>> {
+    with(control, words, &Profile::default(), |call| match call {
+        Ok(Call::Flush(FlushCall { targets: Targets::Set(set), .. })) => Some(set.iter().collect()),
+        Ok(Call::Flush(FlushCall { targets: Targets::All, .. })) => None,
+        other => panic!("{other:?}"),
+    })
+}
+
+#[test]
+fn the_four_flushes() {
+    with(SPACE, &[0x1234_5000, 4, 0b101], &Profile::default(), |call| {
+        let Ok(Call::Flush(flush)) = call else { panic!("{call:?}") };
+        assert_eq!(flush.address_space, 0x1234_5000);
+        assert_eq!(flush.flags, FlushFlags::new().with_non_global_only(true));
+        assert_eq!(flush.targets, Targets::Set(VpSet::from_mask(&0b101)));
+        assert_eq!(flush.scope, FlushScope::Everything);
+        assert_eq!(flush.completed(), HvResult::of(Status::SUCCESS, 0));
+    });
+    with(LIST | reps(2, 0), &[0, 2, 1, 0x5003, 0x9000], &Profile::default(), |call| {
+        let Ok(Call::Flush(flush)) = call else { panic!("{call:?}") };
+        assert!(flush.flags.all_address_spaces());
+        let FlushScope::List(list) = flush.scope else { panic!("{flush:?}") };
+        let ranges = [PageRange { start: 0x5000, pages: 4 }, PageRange { start: 0x9000, pages: 1 }];
+        assert!(list.ranges().eq(ranges));
+        assert_eq!(flush.completed(), HvResult::of(Status::SUCCESS, 2));
+    });
+    assert_eq!(targets(SPACE_EX | banks(2), &[0, 0, 0, 0b101, 0x21, 0x4]), Some(vec![0, 5, 130]));
+    with(LIST_EX | banks(1) | reps(1, 0), &[0, 0, 0, 2, 0x4, 0x7001], &Profile::default(), |call| {
+        let Ok(Call::Flush(flush)) = call else { panic!("{call:?}") };
+        assert_eq!(flush.targets, Targets::Set(VpSet::sparse(2, &[4]).unwrap()));
+        let FlushScope::List(list) = flush.scope else { panic!("{flush:?}") };
+        assert!(list.ranges().eq([PageRange { start: 0x7000, pages: 2 }]));
+    });
+}
+
+#[test]
+fn h3_reps_complete_counts_from_rep_0() {
+    with(LIST | reps(4, 3), &[0, 0, 1, 1 << 12, 2 << 12, 3 << 12, 4 << 12], &STRICT, |call| {
+        let Ok(Call::Flush(flush)) = call else { panic!("{call:?}") };
+        let FlushScope::List(list) = flush.scope else { panic!("{flush:?}") };
+        assert!(list.ranges().eq([PageRange { start: 4 << 12, pages: 1 }]), "only what is left");
+        assert_eq!(flush.completed().reps_complete(), 4);
+    });
+    // An error before element 3: elements 0 to 2 were done earlier.
+    with(LIST | reps(4, 3), &[0, 1 << 40, 1, 0, 0, 0, 0], &STRICT, |call| {
+        assert_eq!(call, Err(Reject::Failed(HvResult::of(Status::INVALID_PARAMETER, 3))));
+    });
+    with(LIST | reps(4, 4), &[0; 8], &STRICT, |call| {
+        assert_eq!(call, Err(Reject::Failed(HvResult::of(Status::INVALID_HYPERCALL_INPUT, 0))));
+    });
+}
+
+#[test]
+fn h4_input_fits_its_page_or_is_refused() {
+    for (code, header) in [(LIST, 3), (LIST_EX | banks(1), 5)] {
+        for offset in (0..4096).step_by(8) {
+            let room = ((4096 - offset) / 8) as u64;
+            for count in [1, 2, room.saturating_sub(header), room - header.min(room) + 1, 507, 508, 509, 510]
+            {
+                if count == 0 {
+                    continue;
+                }
+                let memory = Memory::at(offset, &[0, 0, 0, 1, 1][..(header as usize).min(room as usize)]);
+                let input = BASE + offset as u64;
+                let registers = CallRegisters { control: code | reps(count, 0), input, output: 0 };
+                let mut page = InputPage::new();
+                let call = decode(registers, &memory, &mut page, &Profile::default());
+                let fits = header + count <= room;
+                assert_eq!(call.is_ok(), fits, "{code:#x} {offset} {count}");
+                if !fits {
+                    assert_eq!(call, Err(Reject::Failed(HvResult::of(Status::INVALID_ALIGNMENT, 0))));
+                    assert_eq!(memory.reads.get(), 0, "nothing is read of a list that does not fit");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn h4_entries_that_a_page_holds() {
+    assert_eq!(status(LIST | reps(509, 0), &[0, 0, 1], &STRICT), Status::SUCCESS);
+    assert_eq!(status(LIST | reps(510, 0), &[0, 0, 1], &STRICT), Status::INVALID_ALIGNMENT);
+    for count in [1, 2, 64] {
+        let mut input = vec![0, 0, 0, u64::MAX >> (64 - count)];
+        input.resize(4 + count as usize, 1);
+        let call = LIST_EX | banks(count);
+        assert_eq!(status(call | reps(508 - count, 0), &input, &STRICT), Status::SUCCESS);
+        assert_eq!(status(call | reps(509 - count, 0), &input, &STRICT), Status::INVALID_ALIGNMENT);
+    }
+}
+
+#[test]
+fn h5_h6_where_the_input_is_not() {
+    let memory = Memory::new(&[0, 0, 1]);
+    let try_at = |input| {
+        let registers = CallRegisters { control: SPACE, input, output: 0 };
+        decode(registers, &memory, &mut InputPage::new(), &Profile::default()).err()
+    };
+    let misplaced = Some(Reject::Failed(HvResult::of(Status::INVALID_ALIGNMENT, 0)));
+    assert_eq!(try_at(BASE), None);
+    for low in 1..8 {
+        assert_eq!(try_at(BASE + low), misplaced, "not a multiple of 8");
+    }
+    assert_eq!(try_at(BASE + 4096 - 16), misplaced, "crosses the page");
+    assert_eq!(try_at(BASE + 4096), misplaced, "outside the address space");
+    assert_eq!(try_at(u64::MAX - 7), misplaced, "the end of all addresses");
+    assert_eq!(try_at(0x2000), Some(Reject::InputNotMemory { gpa: 0x2000 }));
+}
+
+#[test]
+fn h7_input_is_copied_once_and_no_more_than_there_is() {
+    for (control, words, expected) in [
+        (SPACE, vec![0, 0, 1], 24),
+        (LIST | reps(3, 2), vec![0, 0, 1], 48),
+        (SPACE_EX | banks(1), vec![0, 0, 0, 1, 1], 40),
+        (LIST_EX | banks(1) | reps(2, 0), vec![0, 0, 0, 1, 1], 56),
+        (SPIN, vec![9], 8),
+    ] {
+        let memory = Memory::new(&words);
+        let registers = CallRegisters { control, input: BASE, output: 0 };
+        assert!(decode(registers, &memory, &mut InputPage::new(), &Profile::default()).is_ok());
+        assert_eq!((memory.reads.get(), memory.read_len.get()), (1, expected), "{control:#x}");
+    }
+}
+
+#[test]
+fn h8_an_empty_mask_is_everyone_or_an_error() {
+    assert_eq!(targets(SPACE, &[0, 0, 0]), None);
+    assert_eq!(status(SPACE, &[0, 0, 0], &STRICT), Status::INVALID_PARAMETER);
+    assert_eq!(status(SPACE, &[0, ALL_PROCESSORS, 0], &STRICT), Status::SUCCESS);
+}
+
+#[test]
+fn h8_an_empty_set_is_nobody_or_an_error_and_never_everyone() {
+    for (control, words) in [(SPACE_EX, vec![0, 0, 0, 0]), (SPACE_EX | banks(2), vec![0, 0, 0, 0b11, 0, 0])] {
+        assert_eq!(targets(control, &words), Some(vec![]));
+        assert_eq!(status(control, &words, &STRICT), Status::INVALID_PARAMETER);
+    }
+}
+
+#[test]
+fn h10_the_bank_mask_must_agree_with_the_header() {
+    for (header, mask) in [(0, 1), (1, 0), (1, 0b11), (2, 1), (64, u64::MAX >> 1)] {
+        let mut words = vec![0, 0, 0, mask];
+        words.resize(4 + 64, 1);
+        assert_eq!(status(SPACE_EX | banks(header), &words, &STRICT), Status::INVALID_HYPERCALL_INPUT);
+    }
+}
+
+#[test]
+fn h12_all_ignores_banks_but_not_their_room() {
+    for (header, mask) in [(0, 0), (0, u64::MAX), (2, 0), (2, 0b111), (64, 1)] {
+        let mut words = vec![0, 0, SET_ALL, mask];
+        words.resize(4 + header as usize, u64::MAX);
+        words.push(0x7000);
+        with(LIST_EX | banks(header) | reps(1, 0), &words, &STRICT, |call| {
+            let Ok(Call::Flush(flush)) = call else { panic!("{call:?}") };
+            assert_eq!(flush.targets, Targets::All);
+            let FlushScope::List(list) = flush.scope else { panic!("{flush:?}") };
+            assert!(list.ranges().eq([PageRange { start: 0x7000, pages: 1 }]));
+        });
+    }
+}
+
+#[test]
+fn h12_unknown_formats_are_refused_unless_the_set_does_not_matter() {
+    for format in [2, 3, 1 << 32, u64::MAX] {
+        assert_eq!(status(SPACE_EX, &[0, 0, format, 0], &STRICT), Status::INVALID_PARAMETER);
+        assert_eq!(status(SPACE_EX, &[0, ALL_PROCESSORS, format, 0], &STRICT), Status::SUCCESS);
+    }
+}
+
+#[test]
+fn the_layout_of_one_form_under_the_code_of_the_other() {
+    // A processor mask where the format belongs, the first list entry where the bank mask does.
+    assert_eq!(status(SPACE_EX, &[0, 0, 0b110, 0x5000], &STRICT), Status::INVALID_PARAMETER);
+    assert_eq!(status(LIST_EX | reps(1, 0), &[0, 0, 0, 0x5000, 0], &STRICT), Status::INVALID_HYPERCALL_INPUT);
+    // A sparse format where the mask belongs: the empty mask.
+    assert_eq!(status(SPACE, &[0, 0, 0, 1, 1], &STRICT), Status::INVALID_PARAMETER);
+}
+
+#[test]
+fn h15_fast_flushes_are_undefined_whatever_else_is_wrong() {
+    for code in [SPACE, LIST, SPACE_EX, LIST_EX] {
+        for rest in [0, reps(1, 0), banks(1), 1 << 27, 1 << 63] {
+            with(code | FAST | rest, &[0; 8], &STRICT, |call| {
+                assert_eq!(call, Err(Reject::UndefinedOpcode), "{code:#x} {rest:#x}");
+            });
+        }
+    }
+}
+
+#[test]
+fn h16_long_spin_wait_fast_and_slow() {
+    let registers = CallRegisters { control: SPIN | FAST, input: 4711, output: 0 };
+    let memory = Memory::new(&[]);
+    let mut page = InputPage::new();
+    let call = decode(registers, &memory, &mut page, &STRICT);
+    assert_eq!(call, Ok(Call::LongSpinWait { spins: 4711 }));
+    assert_eq!(memory.reads.get(), 0);
+    with(SPIN, &[4711], &STRICT, |slow| assert_eq!(slow, call));
+    assert_eq!(status(SPIN | FAST | reps(1, 0), &[], &STRICT), Status::INVALID_HYPERCALL_INPUT);
+}
+
+#[test]
+fn h22_flags_that_are_not_offered_are_refused() {
+    for bit in 3..64 {
+        for (control, words) in [(SPACE, vec![0, 1 << bit, 1]), (SPACE_EX, vec![0, 1 << bit | 1, 1, 0])] {
+            assert_eq!(status(control, &words, &STRICT), Status::INVALID_PARAMETER, "bit {bit}");
+        }
+    }
+}
+
+#[test]
+fn h29_non_global_is_accepted_on_lists() {
+    assert_eq!(status(LIST | reps(1, 0), &[0, 0b111, 0, 0x5000], &STRICT), Status::SUCCESS);
+}
+
+#[test]
+fn unknown_calls_read_nothing() {
+    let memory = Memory::new(&[0; 8]);
+    let registers = CallRegisters { control: 0x15, input: BASE, output: 0 };
+    let mut page = InputPage::new();
+    let call = decode(registers, &memory, &mut page, &STRICT);
+    assert_eq!(call, Err(Reject::Failed(HvResult::of(Status::INVALID_HYPERCALL_CODE, 0))));
+    assert_eq!(memory.reads.get(), 0);
+}
+
+/// Control words that often get past the first checks.
+fn any_control() -> impl Strategy<Value = u64> {
+    let code = prop_oneof![Just(SPACE), Just(LIST), Just(SPIN), Just(SPACE_EX), Just(LIST_EX), 0u64..0x10000];
+    let likely = (code, 0u64..70, 0u64..600, 0u64..600, any::<bool>()).prop_map(
+        |(code, header, count, start, fast)| {
+            code | u64::from(fast) << 16 | banks(header) | reps(count, start)
+        },
+    );
+    let plain = (prop_oneof![Just(SPACE), Just(LIST), Just(SPACE_EX), Just(LIST_EX)], 0u64..4, 0u64..9)
+        .prop_map(|(code, header, count)| {
+            let header = if code >= SPACE_EX { banks(header) } else { 0 };
+            let count = if code == LIST || code == LIST_EX { reps(count, 0) } else { 0 };
+            code | header | count
+        });
+    prop_oneof![likely, plain, any::<u64>()]
+}
+
+proptest! {
+    #[test]
+    fn no_input_makes_it_panic_and_every_call_is_bounded(
+        control in any_control(),
+        input in prop_oneof![Just(BASE), (0u64..0x2000).prop_map(|offset| BASE - 0x1000 + offset), any::<u64>()],
+        output in any::<u64>(),
+        words in prop::collection::vec(prop_oneof![0u64..4, any::<u64>()], 512),
+        strict in any::<bool>(),
+    ) {
+        let profile = if strict { STRICT } else { Profile::default() };
+        let memory = Memory::new(&words);
+        let registers = CallRegisters { control, input, output };
+        let mut page = InputPage::new();
+        let call = decode(registers, &memory, &mut page, &profile);
+        prop_assert!(memory.reads.get() <= 1);
+        if let Ok(Call::Flush(flush)) = call {
+            if let Targets::Set(set) = flush.targets {
+                prop_assert!(set.iter().all(|vp| vp < crate::MAX_VPS && flush.targets.contains(vp)));
+                prop_assert!(!strict || !set.is_empty());
+            }
+            let field = |low: u32| (control >> low & 0xfff) as usize;
+            if let FlushScope::List(list) = flush.scope {
+                prop_assert_eq!(list.entries().len(), field(32) - field(48));
+                prop_assert!(list.ranges().all(|range| (1..=4096).contains(&range.pages)));
+            }
+            prop_assert_eq!(flush.completed().reps_complete() as usize, field(32));
+        }
+    }
+
+    /// A second reading of the layouts: by byte offset from the start, as the tables of the TLFS give them.
+    #[test]
+    fn accepted_calls_say_what_the_bytes_say(
+        ex in any::<bool>(),
+        list in any::<bool>(),
+        valid_banks in prop_oneof![Just(0u64), Just(1), any::<u64>().prop_map(|mask| mask & mask >> 1 & mask >> 2)],
+        flags in 0u64..8,
+        count in 1u64..400,
+        start in 0u64..400,
+        noise in prop::collection::vec(any::<u64>(), 512),
+    ) {
+        let bank_count = if ex { u64::from(valid_banks.count_ones()) } else { 0 };
+        let count = count.min(508 - bank_count);
+        let start = start % count;
+        let mut words = noise;
+        words[1] = flags;
+        if ex {
+            words[2] = 0;
+            words[3] = valid_banks;
+        }
+        let code = match (ex, list) {
+            (false, false) => SPACE,
+            (false, true) => LIST,
+            (true, false) => SPACE_EX,
+            (true, true) => LIST_EX,
+        };
+        let control = code | banks(bank_count) | if list { reps(count, start) } else { 0 };
+        let memory = Memory::new(&words);
+        let mut page = InputPage::new();
+        let registers = CallRegisters { control, input: BASE, output: 0 };
+        let Ok(Call::Flush(flush)) = decode(registers, &memory, &mut page, &Profile::default()) else {
+            return Err(TestCaseError::fail("refused"));
+        };
+        let word = |offset: usize| u64::from_le_bytes(memory.bytes[offset..offset + 8].try_into().unwrap());
+        prop_assert_eq!(flush.address_space, word(0));
+        prop_assert_eq!(flush.flags.into_bits(), word(8));
+        let everyone = flags & 1 != 0 || !ex && word(16) == 0;
+        for vp in 0..4200u32 {
+            let (bank, bit) = (vp / 64, vp % 64);
+            let member = match (everyone, ex) {
+                (true, _) => true,
+                (false, false) => bank == 0 && word(16) >> bit & 1 == 1,
+                (false, true) => bank < 64 && word(24) >> bank & 1 == 1 && {
+                    let rank = (0..bank).filter(|lower| word(24) >> lower & 1 == 1).count();
+                    word(32 + 8 * rank) >> bit & 1 == 1
+                },
+            };
+            prop_assert_eq!(flush.targets.contains(vp), member, "vp {}", vp);
+        }
+        let header = if ex { 32 + 8 * bank_count as usize } else { 24 };
+        match flush.scope {
+            FlushScope::Everything => prop_assert!(!list),
+            FlushScope::List(entries) => {
+                let expected = (start..count).map(|index| word(header + 8 * index as usize));
+                prop_assert!(list && entries.entries().map(|entry| entry.into_bits()).eq(expected));
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! `quell bench exits`: instructions per operation, exit to entry included.
+//!
+//! A bare guest performs each operation many times on a machine whose clock is the number of
+//! instructions executed, and reports one line per case.
+
+use crate::cli::ExitsArgs;
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::Clock;
+use crate::results::{self, Samples, Subject};
+use crate::run::conclude;
+use crate::size::MIB;
+use crate::vm::{Guest, Hypervisor};
+use crate::workspace;
+use anyhow::Result;
+use comfy_table::{CellAlignment, Table, presets};
+use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::exit::ExitCode;
+use serde_json::Value;
+use std::time::Duration;
+
+/// One operation.
+struct Case {
+    /// Its name in the guest's report.
+    name: &'static str,
+    /// What the table calls it.
+    label: &'static str,
+    /// Most instructions that it may take.
+    budget: u64,
+    /// What Linux KVM 6.1 takes, by the same method.
+    kvm: &'static str,
+}
+
+const fn case(name: &'static str, label: &'static str, budget: u64, kvm: &'static str) -> Case {
+    Case { name, label, budget, kvm }
+}
+
+const CASES: [Case; 6] = [
+    case("cpuid", "CPUID", 400, "3,259"),
+    case("hypercall", "hypercall that only returns", 450, "9,757"),
+    case("port-out", "port write", 500, "1,760"),
+    case("self-ipi", "x2APIC self-IPI with EOI", 1500, "10,513"),
+    case("tsc-deadline", "TSC deadline, set and delivered", 1500, "12,101"),
+    case("ipi-round-trip", "IPI round trip, 2 vCPUs on 1 CPU", 4000, "41,957"),
+];
+
+const METRIC: &str = "instructions";
+
+/// Runs the guest; the status is 1 if a case is missing or over its budget.
+pub(crate) fn exits(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
+    let guest = Guest {
+        kernel: workspace::build(workspace::PROBE)?,
+        initrd: None,
+        cmdline: "bench=exits".to_owned(),
+        vcpus: 2,
+        memory: 64 * MIB,
+        flush: FlushMode::Hypercall,
+        reset: ResetPolicy::Exit,
+    };
+    guest.check()?;
+    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+    let mut spec = guest.on_quell(&Hypervisor::build()?, 1, directory.path())?;
+    spec.clock = Clock::Instructions;
+    spec.timeout = Some(Duration::from_secs(args.timeout));
+    let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
+
+    let mut samples = Samples::default();
+    for report in outcome.reports.iter().filter(|report| report["metric"] == METRIC) {
+        if let (Some(case), Some(value)) = (report["case"].as_str(), number(&report["value"])) {
+            samples.add(case, Subject::Quell, METRIC, METRIC, value);
+        }
+    }
+    let within = print(&samples);
+    if let Some(path) = &args.json {
+        results::write(path, "exits", None, &samples)?;
+    }
+    match outcome.end {
+        End::Hypervisor(ExitCode::GuestPowerOff) => Ok(u8::from(!within)),
+        _ => Ok(conclude(&outcome, false).max(1)),
+    }
+}
+
+/// Prints the table; says whether each case is there and within its budget.
+fn print(samples: &Samples) -> bool {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["instructions per operation", "Quell", "at most", "KVM 6.1", ""]);
+    let mut within = true;
+    for case in &CASES {
+        let row = samples.row(case.name, Subject::Quell, METRIC);
+        #[expect(clippy::cast_precision_loss, reason = "budgets are small")]
+        let good = row.as_ref().is_some_and(|row| row.max <= case.budget as f64);
+        within &= good;
+        let value = row.map_or_else(|| "not reported".to_owned(), |row| format!("{:.0}", row.median));
+        let verdict = if good { "" } else { "over" };
+        table.add_row([case.label, &value, &case.budget.to_string(), case.kvm, verdict]);
+    }
+    // What the guest measured beyond the list.
+    for row in samples.rows().iter().filter(|row| CASES.iter().all(|case| case.name != row.case)) {
+        table.add_row([row.case.as_str(), &format!("{:.0}", row.median), "", "", ""]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+    within
+}
+
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| number.is_finite() && *number >= 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_that_is_missing_or_over_its_budget_fails() {
+        let mut samples = Samples::default();
+        assert!(!print(&samples), "nothing was reported");
+        for case in &CASES {
+            samples.add(case.name, Subject::Quell, METRIC, METRIC, 399.0);
+        }
+        assert!(print(&samples));
+        samples.add("cpuid", Subject::Quell, METRIC, METRIC, 401.0);
+        assert!(!print(&samples), "the worst run counts");
+    }
+
+    #[test]
+    fn values_that_are_no_counts_are_not_taken() {
+        for value in [serde_json::json!("12"), serde_json::json!(-3), serde_json::json!(null)] {
+            assert_eq!(number(&value), None, "{value}");
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! `quell bench`: measurements that stand on their own.
+
+pub(crate) mod boot;
+pub(crate) mod exits;

@@ -1,0 +1,265 @@
+//! The command line.
+
+use crate::size;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy};
+use std::path::PathBuf;
+
+/// Quell, a small type-1 hypervisor built around TLB coherence.
+///
+/// It runs stock Linux guests on an emulated AMD64 machine (QEMU, no hardware virtualisation needed)
+/// and lets them flush remote TLBs by Hyper-V's hypercalls instead of by inter-processor interrupts.
+#[derive(Debug, Parser)]
+#[command(
+    name = "quell",
+    version,
+    max_term_width = 100,
+    after_help = "\
+Start with:
+  quell demo                         what flushing by hypercall is worth, in under three minutes
+  quell run                          a Debian guest with a shell on this terminal; Ctrl-A x leaves
+  quell run --exec 'nproc; uname -r' one command in a guest; its status is quell's
+  quell test                         every test there is
+
+Nothing is installed into the system; kernels and busybox are kept in ~/.cache/quell."
+)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Boot a guest with its console on this terminal
+    Run(RunArgs),
+    /// Show what flushing by hypercall is worth: one workload, both ways, side by side
+    Demo(DemoArgs),
+    /// Measure
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Run every test there is: host tests, lints, and guests under QEMU
+    Test(TestArgs),
+    /// Fetch the guest's kernel and busybox into the cache, so that later runs need no network
+    Fetch(FetchArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FetchArgs {
+    /// Fetch the newest versions even if the cache is filled
+    #[arg(long)]
+    pub(crate) refresh: bool,
+}
+
+/// Boots a guest with its serial console on this terminal.
+///
+/// Without --kernel the guest is Debian's kernel with a busybox shell. Its `poweroff` ends the run with
+/// status 0, `reboot` starts it again, Ctrl-A x leaves at once.
+///
+/// Exit status: that of the --exec command; 65 after a triple fault of the guest, 66 for a guest that
+/// cannot be started, 69 for a machine that lacks something, 70 after a failure of the hypervisor, 71
+/// after a guest's reset with --reset exit, 124 after --timeout, 128 + N after signal N.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct RunArgs {
+    /// Guest kernel: a Linux bzImage or an ELF file with a PVH note [default: Debian's cloud kernel]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// Guest's initial RAM disk [default: busybox, unless --kernel is given]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) initrd: Option<PathBuf>,
+    /// Words for the kernel's command line, after `console=ttyS0`
+    #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
+    pub(crate) append: Option<String>,
+    /// Run this shell command in the guest instead of a shell, then power off
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["kernel", "initrd"])]
+    pub(crate) exec: Option<String>,
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
+    /// How the guest is told to flush remote TLBs
+    #[arg(long, value_name = "WAY", default_value = "hypercall")]
+    pub(crate) flush: Flush,
+    /// What a reset by the guest does [default: reboot; exit with --exec]
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) reset: Option<Reset>,
+    /// Run the guest directly on the emulated machine, without Quell, for comparison
+    #[arg(long, conflicts_with_all = ["vcpus", "flush", "reset"])]
+    pub(crate) bare: bool,
+    /// Kill the machine after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: Option<u64>,
+    /// Write the hypervisor's counters at the end to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write the hypervisor's log to this file [default: shown if something fails]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+    /// One more argument for QEMU, for those who work on the hypervisor; may be repeated
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub(crate) qemu_arg: Vec<String>,
+}
+
+/// Runs thrash, which does little but provoke remote TLB flushes, in a stock Debian guest with more
+/// virtual CPUs than CPUs: with IPIs and with hypercalls in turn. Only a CPUID hint differs.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    #[command(flatten)]
+    pub(crate) size: DemoSizeArgs,
+    /// Runs of each side; the table shows medians
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    /// Rounds of each of thrash's threads
+    #[arg(long, value_name = "N", default_value_t = 200,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) rounds: u32,
+    /// Give up on a run after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Instructions per exit, by a tiny bare guest on a machine that counts them
+    Exits(ExitsArgs),
+    /// Time from power-on to the guest's first process, on Quell and directly on the machine
+    Boot(BootArgs),
+}
+
+/// Counts the instructions of common operations from exit to entry. QEMU executes one instruction per
+/// nanosecond of virtual time, so the counts are exact and repeatable. Ends with status 1 if one of
+/// them is over its budget.
+#[derive(Debug, Args)]
+pub(crate) struct ExitsArgs {
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Give up after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+}
+
+/// Boots the same kernel, initial RAM disk and command line on Quell and directly on the emulated
+/// machine, in turn.
+#[derive(Debug, Args)]
+pub(crate) struct BootArgs {
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
+    /// Runs of each side
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    /// Words for the kernel's command line, after `console=ttyS0 quiet`
+    #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
+    pub(crate) append: Option<String>,
+    /// Give up on a boot after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// Runs the host's unit, property and model tests, the linters, and then guests under QEMU. The last
+/// line is `N passed, N failed`; the status is 1 if any failed.
+#[derive(Debug, Args)]
+pub(crate) struct TestArgs {
+    /// Only tests whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+    /// Print the tests' names instead of running them
+    #[arg(long)]
+    pub(crate) list: bool,
+}
+
+/// [`SizeArgs`] with the demo's defaults: overcommitted.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct DemoSizeArgs {
+    /// Virtual CPUs of the guest, and threads of thrash
+    #[arg(long, value_name = "N", default_value_t = 8,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_VCPUS)))]
+    pub(crate) vcpus: u32,
+    /// CPUs of the machine that they share
+    #[arg(long, value_name = "M", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=255))]
+    pub(crate) cpus: u32,
+    /// Guest memory, for example 512M or 1G
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size::parse)]
+    pub(crate) memory: u64,
+}
+
+/// The guest's size, and the machine's.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct SizeArgs {
+    /// Virtual CPUs of the guest
+    #[arg(long, value_name = "N", default_value_t = 2,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_VCPUS)))]
+    pub(crate) vcpus: u32,
+    /// CPUs of the machine that they share
+    #[arg(long, value_name = "M", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=255))]
+    pub(crate) cpus: u32,
+    /// Guest memory, for example 512M or 1G
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size::parse)]
+    pub(crate) memory: u64,
+}
+
+/// [`FlushMode`] on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Flush {
+    /// By inter-processor interrupts, as on a bare machine
+    Ipi,
+    /// By Hyper-V's flush hypercalls
+    Hypercall,
+}
+
+impl From<Flush> for FlushMode {
+    fn from(flush: Flush) -> Self {
+        match flush {
+            Flush::Ipi => Self::Ipi,
+            Flush::Hypercall => Self::Hypercall,
+        }
+    }
+}
+
+/// [`ResetPolicy`] on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Reset {
+    /// Start the guest again
+    Reboot,
+    /// End the run
+    Exit,
+}
+
+impl From<Reset> for ResetPolicy {
+    fn from(reset: Reset) -> Self {
+        match reset {
+            Reset::Reboot => Self::Reboot,
+            Reset::Exit => Self::Exit,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn error(args: &[&str]) -> String {
+        let args = ["quell"].iter().chain(args);
+        Cli::try_parse_from(args).expect_err("is refused").to_string()
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn bad_values_are_named_with_what_is_allowed() {
+        assert!(error(&["run", "--vcpus", "0"]).contains("1..=255"));
+        assert!(error(&["run", "--vcpus", "256"]).contains("1..=255"));
+        assert!(error(&["run", "--memory", "lots"]).contains("512M"));
+        assert!(error(&["run", "--flush", "never"]).contains("hypercall"));
+        assert!(error(&["run", "--exec", "true", "--kernel", "k"]).contains("cannot be used with"));
+    }
+}

@@ -1,0 +1,135 @@
+//! `quell demo`: the same guest and workload, once flushing by IPI and once by hypercall.
+
+mod measure;
+mod table;
+
+use crate::cli::DemoArgs;
+use crate::machine::process::{End, Machine};
+use crate::machine::signals::Signals;
+use crate::results::{self, Samples, Subject};
+use crate::run::{CONSOLE, conclude};
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use anyhow::Result;
+use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::exit::ExitCode;
+use indicatif::{ProgressBar, ProgressStyle};
+use measure::{Observer, ThrashRun};
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+/// The two sides, in the order of the table's columns.
+const MODES: [FlushMode; 2] = [FlushMode::Ipi, FlushMode::Hypercall];
+
+/// Runs the demo; the result is the exit status.
+pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
+    let stock = StockGuest::prepare()?;
+    let hypervisor = Hypervisor::build()?;
+    let mut samples = Samples::default();
+    println!(
+        "thrash: {} threads, {} rounds each of mmap, read, munmap of 16384 pages; \
+         {} vCPUs on {} CPUs; {} runs a side",
+        args.size.vcpus, args.rounds, args.size.vcpus, args.size.cpus, args.runs
+    );
+    println!("guest: {}\n", stock.versions().kernel);
+    for run in 0..args.runs {
+        // Interleaved, and in turn first, so that a change in the host's load meets both sides alike.
+        let order = if run.is_multiple_of(2) { MODES } else { [MODES[1], MODES[0]] };
+        for mode in order {
+            let title = format!("{:<9} {}/{}", name(mode), run + 1, args.runs);
+            match one_run(args, mode, &title, &stock, &hypervisor, signals)? {
+                Ok(thrash) => thrash.add_to(&mut samples, &case(args, mode)),
+                Err(status) => return Ok(status),
+            }
+        }
+    }
+    let [ipi, hypercall] = MODES.map(|mode| case(args, mode));
+    add_ratio(&mut samples, &ipi, &hypercall);
+    println!("\n{}\n", table::table(&samples, &ipi, &hypercall));
+    println!("{}", table::sentence(&samples, &ipi, &hypercall, args));
+    if let Some(path) = &args.json {
+        results::write(path, "demo", Some(stock.versions()), &samples)?;
+    }
+    Ok(0)
+}
+
+/// Boots the guest and runs thrash in it. The inner error is the exit status, after the reason has been
+/// printed.
+fn one_run(
+    args: &DemoArgs,
+    mode: FlushMode,
+    title: &str,
+    stock: &StockGuest,
+    hypervisor: &Hypervisor,
+    signals: &Signals,
+) -> Result<Result<ThrashRun, u8>> {
+    let command = format!(
+        "thrash --threads {} --rounds {} --settle {} --report /dev/ttyS1",
+        args.size.vcpus,
+        args.rounds,
+        measure::SETTLE_MS
+    );
+    let guest = Guest {
+        kernel: stock.kernel(),
+        initrd: Some(stock.initrd(Some(&command))),
+        cmdline: format!("{CONSOLE} quiet panic=-1"),
+        vcpus: args.size.vcpus,
+        memory: args.size.memory,
+        flush: mode,
+        reset: ResetPolicy::Exit,
+    };
+    guest.check()?;
+    let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;
+    let mut spec = guest.on_quell(hypervisor, args.size.cpus, directory.path())?;
+    spec.timeout = Some(Duration::from_secs(args.timeout));
+
+    let bar = bar(title);
+    let mut observer = Observer::new(&bar);
+    let outcome = Machine::start(&spec, signals)?.run(|report, machine| observer.observe(report, machine))?;
+    let measured = observer.result();
+    bar.finish_and_clear();
+    match measured {
+        Some(thrash) if outcome.end == End::Hypervisor(ExitCode::GuestPowerOff) => {
+            println!("{title}  {:6.2} s", thrash.real);
+            Ok(Ok(thrash))
+        }
+        _ => {
+            eprintln!("quell: {title} failed; the guest's console ends with:");
+            eprintln!("{}", crate::run::tail(&outcome.console));
+            let status = conclude(&outcome, false);
+            Ok(Err(if status == 0 { 1 } else { status }))
+        }
+    }
+}
+
+/// The ratio of hypercalls to IPIs as a row of its own.
+fn add_ratio(samples: &mut Samples, ipi: &str, hypercall: &str) {
+    let median = |case| samples.row(case, Subject::Quell, "real").map(|row| row.median);
+    if let (Some(ipi), Some(by_hypercall)) = (median(ipi), median(hypercall)) {
+        samples.add(hypercall, Subject::Quell, "real relative to ipi", "ratio", by_hypercall / ipi);
+    }
+}
+
+fn name(mode: FlushMode) -> &'static str {
+    match mode {
+        FlushMode::Ipi => "ipi",
+        FlushMode::Hypercall => "hypercall",
+    }
+}
+
+/// The case's name in JSON.
+fn case(args: &DemoArgs, mode: FlushMode) -> String {
+    format!("thrash-{}:{}-{}", args.size.vcpus, args.size.cpus, name(mode))
+}
+
+/// A bar on the terminal, nothing elsewhere.
+fn bar(title: &str) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{prefix}  {bar:40} {percent:>3}%  {msg}");
+    let bar = ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_prefix(title.to_owned());
+    bar.set_message("booting");
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

@@ -1,0 +1,126 @@
+//! The demo's table and its sentence.
+
+use crate::cli::DemoArgs;
+use crate::results::{Row, Samples, Subject};
+use comfy_table::{CellAlignment, Table, presets};
+
+/// Rows that are always shown: label and metric.
+const HEAD: [(&str, &str); 5] = [
+    ("real", "real"),
+    ("user", "user"),
+    ("sys", "sys"),
+    ("guest's TLB IPIs", "guest.tlb_ipis"),
+    ("exits", "exit.all"),
+];
+
+/// Rows of the flush engine and the scheduler, always shown as well.
+const TAIL: [(&str, &str); 9] = [
+    ("IPIs sent by the guest", "irq.ipi"),
+    ("flush requests", "flush.requests"),
+    ("flushes deferred to entry", "flush.deferred"),
+    ("flushes merged", "flush.merged"),
+    ("kicks for flushes", "flush.kicks"),
+    ("kicks for events", "kick.event"),
+    ("ranges flushed", "flush.ranges"),
+    ("whole-tag flushes", "flush.whole"),
+    ("vCPUs preempted", "sched.preempted"),
+];
+
+/// The table: one column per case, and the ratio of the second to the first. Exit reasons that neither
+/// case met are left out.
+pub(crate) fn table(samples: &Samples, ipi: &str, hypercall: &str) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["", "ipi", "hypercall", "ratio"]);
+    let reasons = samples.rows().into_iter().filter(|row| row.case == ipi);
+    let reasons = reasons.map(|row| row.metric).filter(|m| m.starts_with("exit.") && m != "exit.all");
+    let exits = reasons.map(|metric| (format!("  {}", metric.trim_start_matches("exit.")), metric));
+    let owned = |(label, metric): (&str, &str)| (label.to_owned(), metric.to_owned());
+    let lines = HEAD.into_iter().map(owned).chain(exits).chain(TAIL.into_iter().map(owned));
+    for (label, metric) in lines {
+        let row = |case| samples.row(case, Subject::Quell, &metric);
+        let (Some(left), Some(right)) = (row(ipi), row(hypercall)) else { continue };
+        if label.starts_with(' ') && left.max == 0.0 && right.max == 0.0 {
+            continue;
+        }
+        table.add_row([label, value(&left), value(&right), ratio(left.median, right.median)]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// One sentence with the result.
+pub(crate) fn sentence(samples: &Samples, ipi: &str, hypercall: &str, args: &DemoArgs) -> String {
+    let median = |case| samples.row(case, Subject::Quell, "real").map(|row| row.median);
+    let (Some(ipi), Some(hypercall)) = (median(ipi), median(hypercall)) else {
+        return "Nothing was measured.".to_owned();
+    };
+    let size = format!("{} vCPUs on {} CPUs", args.size.vcpus, args.size.cpus);
+    if hypercall < ipi {
+        format!(
+            "Flushing by hypercall, thrash takes {:.2} of the time it takes with IPIs: it is {:.2} times \
+             as fast ({size}, medians of {}).",
+            hypercall / ipi,
+            ipi / hypercall,
+            args.runs
+        )
+    } else {
+        format!(
+            "Flushing by hypercall, thrash is not faster here: it takes {:.2} of the time it takes with \
+             IPIs ({size}, medians of {}).",
+            hypercall / ipi,
+            args.runs
+        )
+    }
+}
+
+fn value(row: &Row) -> String {
+    match row.unit {
+        "s" => format!("{:.2} s", row.median),
+        _ => grouped(row.median),
+    }
+}
+
+fn ratio(left: f64, right: f64) -> String {
+    if left > 0.0 { format!("{:.2}", right / left) } else { "–".to_owned() }
+}
+
+/// A whole number with its digits in groups of three.
+fn grouped(number: f64) -> String {
+    let digits = format!("{:.0}", number.max(0.0));
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_grouped_from_the_right() {
+        for (number, text) in [(0.0, "0"), (999.0, "999"), (1000.0, "1,000"), (1_234_567.0, "1,234,567")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn reasons_that_never_occurred_are_left_out() {
+        let mut samples = Samples::default();
+        for (case, real) in [("i", 2.0), ("h", 1.0)] {
+            samples.add(case, Subject::Quell, "real", "s", real);
+            samples.add_count(case, Subject::Quell, "exit.hlt", 0);
+            samples.add_count(case, Subject::Quell, "exit.io", 1000);
+        }
+        let text = table(&samples, "i", "h").to_string();
+        assert!(text.contains("2.00 s") && text.contains("0.50") && text.contains("1,000"), "{text}");
+        assert!(!text.contains("hlt"), "{text}");
+    }
+}

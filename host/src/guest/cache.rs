@@ -1,0 +1,246 @@
+//! The cache of guest files: the distribution's kernel and busybox, fetched as packages with apt and
+//! unpacked, never installed. A filled cache is used without any network access.
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Packages that depend on the newest kernel of a flavour, best first. Debian has the first one only;
+/// Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.
+const KERNEL_PACKAGES: [&str; 3] = ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-generic"];
+const BUSYBOX_PACKAGE: &str = "busybox-static";
+
+/// The guest's files, and which packages they are from.
+#[derive(Clone, Debug)]
+pub(crate) struct GuestFiles {
+    /// The kernel: a bzImage.
+    pub(crate) kernel: PathBuf,
+    /// A statically linked busybox.
+    pub(crate) busybox: PathBuf,
+    /// Where they are from.
+    pub(crate) versions: Versions,
+}
+
+/// Packages with their versions, `name version`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Versions {
+    /// The kernel's package.
+    pub(crate) kernel: String,
+    /// Busybox' package.
+    pub(crate) busybox: String,
+}
+
+/// The cache's directory: `$XDG_CACHE_HOME/quell`, `~/.cache/quell`, or one under cargo's target
+/// directory where there is no home.
+pub(crate) fn directory() -> PathBuf {
+    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute("XDG_CACHE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+        .map_or_else(|| crate::workspace::target_dir("cache"), |base| base.join("quell"))
+}
+
+/// The guest's files; fetches the packages unless they are there. `refresh` fetches them anew.
+pub(crate) fn guest_files(refresh: bool) -> Result<GuestFiles> {
+    let cache = directory();
+    let guest = cache.join("guest");
+    if !refresh && let Some(files) = cached(&guest) {
+        return Ok(files);
+    }
+    fs::create_dir_all(&cache)
+        .with_context(|| format!("cannot make the cache directory {}", cache.display()))?;
+    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
+    let versions = fetch(&cache, work.path()).context(
+        "cannot fetch the guest's kernel and busybox as packages; this needs apt and, once, network access",
+    )?;
+    let text = serde_json::to_string_pretty(&versions)?;
+    fs::write(work.path().join("versions.json"), text)?;
+    replace(&work.keep(), &guest)?;
+    cached(&guest).ok_or_else(|| anyhow!("the cache in {} is incomplete after fetching", guest.display()))
+}
+
+fn cached(guest: &Path) -> Option<GuestFiles> {
+    let text = fs::read_to_string(guest.join("versions.json")).ok()?;
+    let versions = serde_json::from_str(&text).ok()?;
+    let (kernel, busybox) = (guest.join("vmlinuz"), guest.join("busybox"));
+    (kernel.is_file() && busybox.is_file()).then_some(GuestFiles { kernel, busybox, versions })
+}
+
+/// Puts `new` in the place of `old`. A concurrent run may have done the same; either result is good.
+fn replace(new: &Path, old: &Path) -> Result<()> {
+    match fs::remove_dir_all(old) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot replace {}", old.display()));
+        }
+        _ => {}
+    }
+    if let Err(error) = fs::rename(new, old) {
+        // The loser of a race removes what it fetched; the winner's directory stands.
+        fs::remove_dir_all(new).ok();
+        ensure!(old.is_dir(), "cannot rename {} to {}: {error}", new.display(), old.display());
+    }
+    Ok(())
+}
+
+/// Fetches and unpacks into `work`: `vmlinuz`, `busybox`.
+fn fetch(cache: &Path, work: &Path) -> Result<Versions> {
+    // First with the system's package lists; a fresh machine has none, or old ones that name versions
+    // which the servers no longer have: then with private lists, which need no rights.
+    let system = Apt::system();
+    match fetch_with(&system, work) {
+        Ok(versions) => Ok(versions),
+        Err(error) => {
+            eprintln!("quell: {error:#}");
+            eprintln!("quell: trying again with package lists of our own");
+            let private = Apt::private(&cache.join("apt"))?;
+            private.run("apt-get", &["update"], work).context("apt-get update failed")?;
+            fetch_with(&private, work)
+        }
+    }
+}
+
+fn fetch_with(apt: &Apt, work: &Path) -> Result<Versions> {
+    let kernel_package = KERNEL_PACKAGES
+        .iter()
+        .find_map(|name| apt.kernel_behind(name, work).map(|image| (*name, image)))
+        .with_context(|| format!("apt knows none of {}", KERNEL_PACKAGES.join(", ")))?;
+    let (flavour, kernel_package) = kernel_package;
+    eprintln!("quell: fetching {kernel_package} and {BUSYBOX_PACKAGE}");
+    if flavour != KERNEL_PACKAGES[0] {
+        eprintln!("quell: this distribution has no {}; using {flavour}", KERNEL_PACKAGES[0]);
+    }
+    apt.run("apt-get", &["download", &kernel_package, BUSYBOX_PACKAGE], work)?;
+    let kernel = unpack(work, &kernel_package)?;
+    let busybox = unpack(work, BUSYBOX_PACKAGE)?;
+    fs::rename(find(&kernel.root.join("boot"), "vmlinuz-")?, work.join("vmlinuz"))?;
+    let places = ["bin/busybox", "usr/bin/busybox"];
+    let binary = places.iter().map(|place| busybox.root.join(place)).find(|path| path.is_file());
+    fs::rename(binary.context("the package has no busybox in it")?, work.join("busybox"))?;
+    for package in [&kernel, &busybox] {
+        fs::remove_dir_all(&package.root)?;
+        fs::remove_file(&package.archive)?;
+    }
+    Ok(Versions {
+        kernel: format!("{kernel_package} {}", kernel.version),
+        busybox: format!("{BUSYBOX_PACKAGE} {}", busybox.version),
+    })
+}
+
+/// The first file in `directory` whose name starts with `prefix`.
+fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
+    let entries = fs::read_dir(directory).with_context(|| format!("no {}", directory.display()))?;
+    let mut names: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    names.sort();
+    let starts = |path: &&PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(prefix));
+    names.iter().find(starts).cloned().with_context(|| format!("no {prefix}* in {}", directory.display()))
+}
+
+struct Unpacked {
+    archive: PathBuf,
+    root: PathBuf,
+    version: String,
+}
+
+/// Unpacks the archive of `package` that lies in `work`.
+fn unpack(work: &Path, package: &str) -> Result<Unpacked> {
+    let archive = find(work, &format!("{package}_"))?;
+    let root = work.join(format!("{package}.unpacked"));
+    let status = Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&root).status();
+    let status = status.context("cannot start dpkg-deb")?;
+    ensure!(status.success(), "dpkg-deb cannot unpack {}", archive.display());
+    let version = Command::new("dpkg-deb").arg("-f").arg(&archive).arg("Version").output()?;
+    Ok(Unpacked { archive, root, version: String::from_utf8_lossy(&version.stdout).trim().to_owned() })
+}
+
+/// How to call apt: with the system's package lists or with our own.
+struct Apt {
+    options: Vec<OsString>,
+}
+
+impl Apt {
+    fn system() -> Self {
+        Self { options: Vec::new() }
+    }
+
+    /// Lists and caches of our own under `directory`; sources and keys are the system's.
+    fn private(directory: &Path) -> Result<Self> {
+        let mut options = Vec::new();
+        for (name, part) in [("Dir::State::Lists", "lists"), ("Dir::Cache", "cache")] {
+            let path = directory.join(part);
+            fs::create_dir_all(path.join("partial"))?;
+            fs::create_dir_all(path.join("archives/partial"))?;
+            let mut option = OsString::from(format!("{name}="));
+            option.push(path);
+            options.extend([OsString::from("-o"), option]);
+        }
+        Ok(Self { options })
+    }
+
+    fn command(&self, program: &str, args: &[&str], directory: &Path) -> Command {
+        let mut command = Command::new(program);
+        // Not dropped to apt's own user: that one may not write into our cache.
+        command.args(["-q", "-o", "APT::Sandbox::User=root"]).args(&self.options).args(args);
+        command.current_dir(directory).env("LC_ALL", "C").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs one of apt's programs and returns what it printed.
+    fn run(&self, program: &str, args: &[&str], directory: &Path) -> Result<String> {
+        let output = self
+            .command(program, args, directory)
+            .output()
+            .with_context(|| format!("cannot start {program}; the guest is made from Debian packages"))?;
+        if !output.status.success() {
+            let message = String::from_utf8_lossy(&output.stderr);
+            bail!("{program} {}: {}", args.join(" "), message.trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The versioned kernel package that `flavour` depends on.
+    fn kernel_behind(&self, flavour: &str, directory: &Path) -> Option<String> {
+        kernel_dependency(&self.run("apt-cache", &["depends", flavour], directory).ok()?)
+    }
+}
+
+/// The kernel among the dependencies that `apt-cache depends` lists.
+fn kernel_dependency(text: &str) -> Option<String> {
+    text.lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .find(|name| name.starts_with("linux-image-") && name.contains(|c: char| c.is_ascii_digit()))
+        .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_versioned_kernel_is_taken_from_the_dependencies() {
+        let debian = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n";
+        assert_eq!(kernel_dependency(debian).as_deref(), Some("linux-image-6.1.0-56-cloud-amd64"));
+        let ubuntu = "linux-image-virtual\n  Depends: linux-image-6.8.0-50-generic\n  Recommends: x\n";
+        assert_eq!(kernel_dependency(ubuntu).as_deref(), Some("linux-image-6.8.0-50-generic"));
+    }
+
+    #[test]
+    fn a_package_without_kernel_has_none() {
+        assert_eq!(kernel_dependency("linux-image-generic\n  Depends: linux-image-virtual\n"), None);
+        assert_eq!(kernel_dependency("N: Unable to locate package\n"), None);
+    }
+
+    #[test]
+    fn an_incomplete_cache_is_not_used() {
+        let directory = tempfile::tempdir().expect("makes");
+        assert!(cached(directory.path()).is_none());
+        fs::write(directory.path().join("versions.json"), r#"{"kernel":"k 1","busybox":"b 2"}"#).expect("w");
+        fs::write(directory.path().join("vmlinuz"), "kernel").expect("writes");
+        assert!(cached(directory.path()).is_none(), "busybox is missing");
+        fs::write(directory.path().join("busybox"), "busybox").expect("writes");
+        assert_eq!(cached(directory.path()).expect("is whole").versions.kernel, "k 1");
+    }
+}

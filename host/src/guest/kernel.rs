@@ -1,0 +1,122 @@
+//! A look at a guest kernel before it is handed to the machine.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::fs;
+use std::path::Path;
+
+/// What loading the kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KernelInfo {
+    /// Highest guest physical address that the kernel uses before it looks at the memory map.
+    pub(crate) memory_end: u64,
+}
+
+/// Where a bzImage prefers to be loaded if its header does not say.
+const DEFAULT_LOAD_ADDRESS: u64 = 16 << 20;
+
+/// Checks that the file is a kernel that a guest can start with.
+pub(crate) fn inspect_file(path: &Path) -> Result<KernelInfo> {
+    ensure!(path.exists(), "there is no kernel at {}", path.display());
+    let image = fs::read(path).with_context(|| format!("cannot read the kernel {}", path.display()))?;
+    inspect(&image).with_context(|| format!("{} is not a kernel that Quell can start", path.display()))
+}
+
+/// Checks a kernel image: a 64-bit Linux bzImage, or an ELF64 executable for AMD64 with a PVH note.
+pub(crate) fn inspect(image: &[u8]) -> Result<KernelInfo> {
+    if image.starts_with(b"\x7fELF") { inspect_elf(image) } else { inspect_bzimage(image) }
+}
+
+/// Source: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
+fn inspect_bzimage(image: &[u8]) -> Result<KernelInfo> {
+    const XLF_KERNEL_64: u16 = 1;
+    let (Some(flag), Some(magic)) = (u16_at(image, 0x1fe), image.get(0x202..0x206)) else {
+        bail!("the file is too short: {} bytes", image.len());
+    };
+    ensure!(flag == 0xaa55 && magic == b"HdrS", "it is neither a Linux bzImage nor an ELF file");
+    let version = u16_at(image, 0x206).unwrap_or(0);
+    ensure!(version >= 0x20c, "its boot protocol {}.{:02} is older than 2.12", version >> 8, version & 0xff);
+    let xloadflags = u16_at(image, 0x236).unwrap_or(0);
+    ensure!(xloadflags & XLF_KERNEL_64 != 0, "it is not a 64-bit kernel");
+    let preferred = u64_at(image, 0x258).filter(|at| *at != 0).unwrap_or(DEFAULT_LOAD_ADDRESS);
+    let init_size = u32_at(image, 0x260).unwrap_or(0);
+    Ok(KernelInfo { memory_end: preferred.saturating_add(u64::from(init_size)) })
+}
+
+fn inspect_elf(image: &[u8]) -> Result<KernelInfo> {
+    use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+    const XEN_ELFNOTE_PHYS32_ENTRY: object::elf::NoteType = object::elf::NoteType(18);
+
+    let elf = ElfFile64::<object::Endianness>::parse(image).context("it is not a sound ELF64 file")?;
+    let endian = elf.endian();
+    ensure!(elf.elf_header().e_machine(endian) == object::elf::EM_X86_64, "it is not for AMD64");
+    let mut memory_end = 0;
+    let mut has_entry = false;
+    for header in elf.elf_program_headers() {
+        if header.p_type(endian) == object::elf::PT_LOAD {
+            memory_end = memory_end.max(header.p_paddr(endian).saturating_add(header.p_memsz(endian)));
+        }
+        if let Ok(Some(mut notes)) = header.notes(endian, image) {
+            while let Ok(Some(note)) = notes.next() {
+                has_entry |= note.name() == b"Xen" && note.n_type(endian) == XEN_ELFNOTE_PHYS32_ENTRY;
+            }
+        }
+    }
+    ensure!(has_entry, "it has no PVH entry note");
+    Ok(KernelInfo { memory_end })
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bzimage() -> Vec<u8> {
+        let mut image = vec![0; 0x300];
+        image[0x1fe..0x200].copy_from_slice(&0xaa55u16.to_le_bytes());
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x206..0x208].copy_from_slice(&0x20fu16.to_le_bytes());
+        image[0x236..0x238].copy_from_slice(&1u16.to_le_bytes());
+        image[0x258..0x260].copy_from_slice(&0x0100_0000u64.to_le_bytes());
+        image[0x260..0x264].copy_from_slice(&0x0200_0000u32.to_le_bytes());
+        image
+    }
+
+    fn reason(image: &[u8]) -> String {
+        inspect(image).expect_err("is refused").to_string()
+    }
+
+    #[test]
+    fn what_is_no_kernel_is_refused_with_its_reason() {
+        assert!(reason(b"").contains("too short"));
+        assert!(reason(&[0x20; 4096]).contains("neither"));
+        assert!(reason(b"\x7fELF and then nothing").contains("ELF64"));
+        let mut old = bzimage();
+        old[0x206..0x208].copy_from_slice(&0x204u16.to_le_bytes());
+        assert!(reason(&old).contains("older than 2.12"));
+        let mut narrow = bzimage();
+        narrow[0x236] = 0;
+        assert!(reason(&narrow).contains("64-bit"));
+    }
+
+    #[test]
+    fn a_programs_elf_without_pvh_note_is_refused() {
+        let this = std::fs::read("/proc/self/exe").expect("reads");
+        assert!(reason(&this).contains("PVH"), "{}", reason(&this));
+    }
+
+    #[test]
+    fn a_bzimage_says_how_much_memory_it_takes() {
+        assert_eq!(inspect(&bzimage()).expect("is one").memory_end, 0x0300_0000);
+    }
+}

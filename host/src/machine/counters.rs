@@ -1,0 +1,114 @@
+//! Reads the hypervisor's counters out of the machine's memory.
+
+use super::ram::Ram;
+use anyhow::{Result, bail, ensure};
+use hostlink::config::MAX_VCPUS;
+use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
+use std::mem::offset_of;
+
+/// Counters summed over the guest's vCPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    values: [u64; Counter::COUNT],
+}
+
+impl Snapshot {
+    /// Sums the counters that the beacon at physical address `beacon` points to. `None` while the
+    /// hypervisor has not filled the beacon in.
+    pub(crate) fn read(ram: &Ram, beacon: u64) -> Result<Option<Self>> {
+        let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
+        if field(offset_of!(Beacon, magic))? != BEACON_MAGIC {
+            return Ok(None);
+        }
+        let rows = field(offset_of!(Beacon, counters))?;
+        let counts = field(offset_of!(Beacon, vcpu_count))?;
+        let (vcpus, columns) = (counts & u64::from(u32::MAX), counts >> 32);
+        ensure!(vcpus <= u64::from(MAX_VCPUS), "the hypervisor claims {vcpus} vCPUs");
+        if columns != Counter::COUNT as u64 {
+            bail!("the hypervisor has {columns} counters, this tool knows {}", Counter::COUNT);
+        }
+        let mut values = [0u64; Counter::COUNT];
+        for row in 0..vcpus {
+            for (column, value) in values.iter_mut().enumerate() {
+                let index = row * columns + column as u64;
+                *value = value.wrapping_add(ram.load(rows.saturating_add(index * 8))?);
+            }
+        }
+        Ok(Some(Self { values }))
+    }
+
+    /// What was counted since `earlier`.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let mut values = self.values;
+        for (value, before) in values.iter_mut().zip(earlier.values) {
+            *value = value.wrapping_sub(before);
+        }
+        Self { values }
+    }
+
+    /// One counter.
+    pub(crate) fn get(&self, counter: Counter) -> u64 {
+        self.values[counter as usize]
+    }
+
+    /// Every counter with its name, in the order of a row.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Counter::ALL.into_iter().map(|counter| (counter.name(), self.get(counter)))
+    }
+
+    /// All exits together.
+    pub(crate) fn exits(&self) -> u64 {
+        self.iter().filter(|(name, _)| name.starts_with("exit.")).map(|(_, value)| value).sum()
+    }
+}
+
+// `read` loads two halves at once: the count of rows below, the count of columns above.
+const _: () = assert!(offset_of!(Beacon, counter_count) == offset_of!(Beacon, vcpu_count) + 4);
+const _: () = assert!(offset_of!(Beacon, vcpu_count).is_multiple_of(8));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    const BEACON: u64 = 0x1000;
+    const ROWS: u64 = 0x2000;
+
+    fn ram(magic: u64, vcpus: u32, columns: u32) -> Ram {
+        let ram = Ram::new(0x20000).expect("makes");
+        let file = File::from(ram.fd().try_clone_to_owned().expect("clones"));
+        let counts = u64::from(columns) << 32 | u64::from(vcpus);
+        for (offset, word) in [(0, magic), (8, ROWS), (16, 2_000_000_000), (24, counts), (32, 2)] {
+            file.write_all_at(&u64::to_le_bytes(word), BEACON + offset).expect("writes");
+        }
+        for word in 0..u64::from(vcpus) * u64::from(columns) {
+            file.write_all_at(&word.to_le_bytes(), ROWS + word * 8).expect("writes");
+        }
+        ram
+    }
+
+    #[test]
+    fn an_empty_beacon_is_no_error() {
+        let ram = ram(0, 2, Counter::COUNT as u32);
+        assert_eq!(Snapshot::read(&ram, BEACON).expect("reads"), None);
+    }
+
+    #[test]
+    fn nonsense_in_the_beacon_is_an_error_and_not_a_crash() {
+        assert!(Snapshot::read(&ram(BEACON_MAGIC, 2, 3), BEACON).is_err());
+        assert!(Snapshot::read(&ram(BEACON_MAGIC, 0xffff, 0), BEACON).is_err());
+        assert!(Snapshot::read(&ram(BEACON_MAGIC, 255, Counter::COUNT as u32), BEACON).is_ok());
+        assert!(Snapshot::read(&ram(BEACON_MAGIC, 1, 1), u64::MAX).is_err());
+    }
+
+    #[test]
+    fn rows_are_summed_by_column() {
+        let columns = Counter::COUNT as u64;
+        let snapshot = Snapshot::read(&ram(BEACON_MAGIC, 3, Counter::COUNT as u32), BEACON);
+        let snapshot = snapshot.expect("reads").expect("is filled in");
+        assert_eq!(snapshot.get(Counter::ExitCpuid), 3 * columns);
+        assert_eq!(snapshot.get(Counter::ExitHlt), 3 + 3 * columns);
+        assert_eq!(snapshot.since(&snapshot).exits(), 0);
+    }
+}

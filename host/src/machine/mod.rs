@@ -1,0 +1,9 @@
+//! The emulated machine: its command line, its process, its memory, and what it tells.
+
+pub(crate) mod bundle;
+pub(crate) mod counters;
+pub(crate) mod process;
+pub(crate) mod ram;
+pub(crate) mod signals;
+pub(crate) mod spec;
+pub(crate) mod symbols;

@@ -1,0 +1,33 @@
+//! SIGINT and SIGTERM: noted, and acted upon where the machine is waited for.
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Notes termination signals for the rest of the process's life.
+#[derive(Clone)]
+pub(crate) struct Signals {
+    caught: Arc<AtomicUsize>,
+}
+
+impl Signals {
+    /// From now on SIGINT and SIGTERM are noted instead of ending the process. Call it once.
+    pub(crate) fn install() -> Result<Self> {
+        let caught = Arc::new(AtomicUsize::new(0));
+        for signal in [SIGINT, SIGTERM] {
+            let number = usize::try_from(signal)?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&caught), number)
+                .context("cannot install a signal handler")?;
+        }
+        Ok(Self { caught })
+    }
+
+    /// The number of the last signal that arrived.
+    pub(crate) fn caught(&self) -> Option<i32> {
+        match self.caught.load(Ordering::Relaxed) {
+            0 => None,
+            number => i32::try_from(number).ok(),
+        }
+    }
+}

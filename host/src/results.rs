@@ -1,0 +1,190 @@
+//! Measured values and the one JSON shape they are written in; docs/json.md describes it.
+
+use crate::guest::cache::Versions;
+use crate::machine::spec::QEMU;
+use crate::workspace;
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Subject {
+    /// A guest on Quell.
+    Quell,
+    /// The same guest directly on the emulated machine.
+    Bare,
+}
+
+/// One row: the runs of one case, subject and metric.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Row {
+    /// What was done.
+    pub(crate) case: String,
+    /// On what.
+    pub(crate) subject: Subject,
+    /// What was measured.
+    pub(crate) metric: String,
+    /// `s`, `count`, `instructions`, `ratio`.
+    pub(crate) unit: &'static str,
+    /// Median of the runs; the mean of the two in the middle if their number is even.
+    pub(crate) median: f64,
+    /// Smallest value.
+    pub(crate) min: f64,
+    /// Largest value.
+    pub(crate) max: f64,
+    /// Number of runs.
+    pub(crate) runs: usize,
+}
+
+/// Values as they are measured, to be summarised into rows in the order of their first appearance.
+#[derive(Default)]
+pub(crate) struct Samples {
+    series: Vec<Series>,
+}
+
+struct Series {
+    case: String,
+    subject: Subject,
+    metric: String,
+    unit: &'static str,
+    values: Vec<f64>,
+}
+
+impl Samples {
+    /// Adds one run's value.
+    pub(crate) fn add(&mut self, case: &str, subject: Subject, metric: &str, unit: &'static str, value: f64) {
+        let same = |s: &&mut Series| s.case == case && s.subject == subject && s.metric == metric;
+        if let Some(series) = self.series.iter_mut().find(same) {
+            series.values.push(value);
+            return;
+        }
+        let (case, metric) = (case.to_owned(), metric.to_owned());
+        self.series.push(Series { case, subject, metric, unit, values: vec![value] });
+    }
+
+    /// Adds one run's count.
+    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+    pub(crate) fn add_count(&mut self, case: &str, subject: Subject, metric: &str, value: u64) {
+        self.add(case, subject, metric, "count", value as f64);
+    }
+
+    /// The rows.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        self.series.iter().filter_map(Series::row).collect()
+    }
+
+    /// The row of a case, subject and metric.
+    pub(crate) fn row(&self, case: &str, subject: Subject, metric: &str) -> Option<Row> {
+        let same = |s: &&Series| s.case == case && s.subject == subject && s.metric == metric;
+        self.series.iter().find(same)?.row()
+    }
+}
+
+impl Series {
+    fn row(&self) -> Option<Row> {
+        let mut sorted = self.values.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let runs = sorted.len();
+        let median = f64::midpoint(sorted[(runs - 1) / 2], sorted[runs / 2]);
+        let (case, metric) = (self.case.clone(), self.metric.clone());
+        Some(Row { case, subject: self.subject, metric, unit: self.unit, median, min, max, runs })
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    bench: &'a str,
+    machine: BTreeMap<&'static str, String>,
+    versions: BTreeMap<&'static str, String>,
+    rows: Vec<Row>,
+}
+
+/// Writes the rows of benchmark `bench` to `path`. `guest`: what its Linux guest was made from.
+pub(crate) fn write(path: &Path, bench: &str, guest: Option<&Versions>, samples: &Samples) -> Result<()> {
+    let document = Document { bench, machine: machine(), versions: versions(guest), rows: samples.rows() };
+    let mut text = serde_json::to_string_pretty(&document)?;
+    text.push('\n');
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The machine that this runs on.
+fn machine() -> BTreeMap<&'static str, String> {
+    let field = |file: &str, name: &str, separator: char| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let mut pairs = text.lines().filter_map(|line| line.split_once(separator));
+        pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().trim_matches('"').to_owned())
+    };
+    let cpus = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let facts = [
+        ("cpu", field("/proc/cpuinfo", "model name", ':')),
+        ("cpus", Some(cpus.to_string())),
+        ("memory", field("/proc/meminfo", "MemTotal", ':')),
+        ("os", field("/etc/os-release", "PRETTY_NAME", '=')),
+        ("kernel", Some(kernel.trim().to_owned())),
+    ];
+    facts.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// The programs that were involved.
+fn versions(guest: Option<&Versions>) -> BTreeMap<&'static str, String> {
+    let first_line = |command: &mut Command| {
+        let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().next().filter(|_| output.status.success()).map(str::to_owned)
+    };
+    let git = ["describe", "--always", "--dirty"];
+    let facts = [
+        ("quell", Some(env!("CARGO_PKG_VERSION").to_owned())),
+        ("commit", first_line(Command::new("git").args(git).current_dir(workspace::root()))),
+        ("qemu", first_line(Command::new(QEMU).arg("--version"))),
+        ("cargo", first_line(workspace::cargo().arg("--version"))),
+        ("guest_kernel", guest.map(|guest| guest.kernel.clone())),
+        ("guest_busybox", guest.map(|guest| guest.busybox.clone())),
+    ];
+    facts.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_keep_their_order_and_have_medians() {
+        let mut samples = Samples::default();
+        for value in [3.0, 1.0, 2.0] {
+            samples.add("b", Subject::Quell, "real", "s", value);
+            samples.add_count("a", Subject::Bare, "exits", 4);
+        }
+        samples.add("b", Subject::Quell, "real", "s", 10.0);
+        let rows = samples.rows();
+        assert_eq!(rows.iter().map(|row| row.case.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+        assert!((rows[0].median - 2.5).abs() < 1e-9, "{rows:?}");
+        assert!(rows[0].min < 1.5 && rows[0].max > 9.5 && rows[0].runs == 4);
+        assert_eq!(samples.row("b", Subject::Bare, "real"), None);
+    }
+
+    #[test]
+    fn the_file_has_the_documented_shape() {
+        let directory = tempfile::tempdir().expect("makes");
+        let path = directory.path().join("out.json");
+        let mut samples = Samples::default();
+        samples.add("thrash-8:2-ipi", Subject::Quell, "real", "s", 1.5);
+        write(&path, "demo", None, &samples).expect("writes");
+        let text = fs::read_to_string(path).expect("reads");
+        let value: serde_json::Value = serde_json::from_str(&text).expect("is JSON");
+        assert_eq!(value["bench"], "demo");
+        assert!(value["machine"]["cpus"].is_string() && value["versions"]["quell"].is_string());
+        let expected = serde_json::json!({
+            "case": "thrash-8:2-ipi", "subject": "quell", "metric": "real", "unit": "s",
+            "median": 1.5, "min": 1.5, "max": 1.5, "runs": 1,
+        });
+        assert_eq!(value["rows"], serde_json::json!([expected]));
+    }
+}

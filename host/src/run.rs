@@ -1,0 +1,140 @@
+//! `quell run`: one guest, its console on the terminal.
+
+use crate::cli::{Reset, RunArgs};
+use crate::machine::process::{End, Flow, Machine, Outcome, describe};
+use crate::machine::signals::Signals;
+use crate::machine::spec::Console;
+use crate::results::{self, Samples, Subject};
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use anyhow::{Context, Result, ensure};
+use hostlink::config::ResetPolicy;
+use hostlink::exit::ExitCode;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// What every guest's command line starts with.
+pub(crate) const CONSOLE: &str = "console=ttyS0";
+/// Lines of the hypervisor's log that are shown after a failure other than its own.
+const LOG_TAIL_LINES: usize = 30;
+
+/// Runs the guest; the result is the exit status.
+pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
+    let guest = guest(args)?;
+    guest.check()?;
+    let directory = tempfile::Builder::new().prefix("quell-run-").tempdir()?;
+    let mut spec = if args.bare {
+        guest.on_bare_machine(args.size.cpus, directory.path())?
+    } else {
+        guest.on_quell(&Hypervisor::build()?, args.size.cpus, directory.path())?
+    };
+    spec.console = if args.exec.is_some() { Console::Echo } else { Console::Terminal };
+    spec.timeout = args.timeout.map(Duration::from_secs);
+    spec.log.clone_from(&args.log);
+    spec.qemu_args.clone_from(&args.qemu_arg);
+    let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
+    let status = conclude(&outcome, args.bare || spec.console == Console::Terminal);
+    if let (Some(path), Some(counters)) = (&args.json, &outcome.counters) {
+        let mut samples = Samples::default();
+        for (name, value) in counters.iter() {
+            samples.add_count("run", Subject::Quell, name, value);
+        }
+        results::write(path, "run", None, &samples)?;
+    }
+    Ok(status)
+}
+
+/// The guest that the arguments describe.
+fn guest(args: &RunArgs) -> Result<Guest> {
+    let mut cmdline = vec![CONSOLE];
+    if args.exec.is_some() {
+        // A guest that panics ends the run instead of waiting for someone to look at it.
+        cmdline.push("panic=-1");
+    }
+    cmdline.extend(args.append.as_deref());
+    let read = |path: &Path| {
+        ensure!(path.exists(), "there is no initial RAM disk at {}", path.display());
+        fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let given = args.initrd.as_deref().map(read).transpose()?;
+    let (kernel, initrd) = match &args.kernel {
+        Some(kernel) => (kernel.clone(), given),
+        None => {
+            let stock = StockGuest::prepare()?;
+            let initrd = given.unwrap_or_else(|| stock.initrd(args.exec.as_deref()));
+            (stock.kernel(), Some(initrd))
+        }
+    };
+    let usual = if args.exec.is_some() { ResetPolicy::Exit } else { ResetPolicy::Reboot };
+    Ok(Guest {
+        kernel,
+        initrd,
+        cmdline: cmdline.join(" "),
+        vcpus: args.size.vcpus,
+        memory: args.size.memory,
+        flush: args.flush.into(),
+        reset: args.reset.map_or(usual, Reset::into),
+    })
+}
+
+/// Says how the run ended unless it ended well, and returns the exit status. `may_leave`: whether an
+/// end without the hypervisor's word is an orderly one.
+pub(crate) fn conclude(outcome: &Outcome, may_leave: bool) -> u8 {
+    match outcome.end {
+        End::Hypervisor(ExitCode::GuestPowerOff) => command_status(outcome),
+        End::PowerOff if may_leave => command_status(outcome),
+        End::Stopped => 0,
+        End::Hypervisor(ExitCode::Panic) => {
+            eprintln!("\nquell: the hypervisor panicked; its log:\n{}", outcome.log);
+            tool_status(ExitCode::Panic)
+        }
+        End::TripleFault | End::PowerOff => {
+            eprintln!("\nquell: the hypervisor ended without a word; its log:\n{}", outcome.log);
+            eprintln!("{}", outcome.qemu_messages);
+            tool_status(ExitCode::Panic)
+        }
+        End::Hypervisor(code) => {
+            let reason = match code {
+                ExitCode::GuestTripleFault => "the guest shut down by triple fault",
+                ExitCode::BadConfig => "the guest cannot be started",
+                ExitCode::Unsupported => "the machine lacks what the hypervisor needs",
+                ExitCode::GuestReset => "the guest asked for a reset, and resets end this run",
+                ExitCode::Panic | ExitCode::GuestPowerOff => "",
+            };
+            eprintln!("\nquell: {reason}; the hypervisor's log ends with:\n{}", tail(&outcome.log));
+            tool_status(code)
+        }
+        End::TimedOut => {
+            let secs = outcome.wall.as_secs();
+            eprintln!(
+                "\nquell: stopped after {secs} s; the hypervisor's log ends with:\n{}",
+                tail(&outcome.log)
+            );
+            124
+        }
+        End::Interrupted(signal) => u8::try_from(128 + signal).unwrap_or(128),
+        End::Failed(status) => {
+            eprintln!("\nquell: QEMU failed ({}):\n{}", describe(status), outcome.qemu_messages.trim_end());
+            if !outcome.log.is_empty() {
+                eprintln!("the hypervisor's log ends with:\n{}", tail(&outcome.log));
+            }
+            1
+        }
+    }
+}
+
+/// The status of the command that the guest ran; 0 if it ran none, or ended the machine itself.
+fn command_status(outcome: &Outcome) -> u8 {
+    let status = outcome.report("exit").and_then(|report| report["status"].as_u64());
+    status.map_or(0, |status| u8::try_from(status).unwrap_or(u8::MAX))
+}
+
+fn tool_status(code: ExitCode) -> u8 {
+    u8::try_from(code.tool_status()).unwrap_or(u8::MAX)
+}
+
+/// The last lines of a log.
+pub(crate) fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
+}

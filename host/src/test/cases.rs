@@ -1,0 +1,213 @@
+//! The tests that boot guests under QEMU: what each does and what is expected of it, as rows of a table.
+
+use hostlink::config::FlushMode;
+
+/// One test.
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    pub(super) about: &'static str,
+    pub(super) body: Body,
+}
+
+/// How a test is run and what is expected of it.
+pub(super) enum Body {
+    /// A stock guest runs a command.
+    Stock(Stock),
+    /// A stock guest's shell is typed at: on each line of the report channel with event `shell` the
+    /// next text. The guest has to switch itself off after the last.
+    Typed(&'static [&'static str]),
+    /// The bare guest does one of the wrong things it knows.
+    Probe(&'static str, ProbeEnd),
+    /// The tool itself is called with arguments; `{}` stands for a file made by `file`.
+    Tool { args: &'static [&'static str], file: TestFile, status: i32, message: &'static str },
+}
+
+pub(super) struct Stock {
+    pub(super) vcpus: u32,
+    pub(super) cpus: u32,
+    pub(super) flush: FlushMode,
+    pub(super) command: &'static str,
+    pub(super) expect: Expect,
+}
+
+/// What a stock guest has to show.
+#[derive(Clone, Copy)]
+pub(super) enum Expect {
+    /// The command's status is 0.
+    Success,
+    /// The guest switches itself off before the command ends.
+    PowerOff,
+    /// Thrash runs to its end, with or without TLB IPIs, and the other way round with flush hypercalls.
+    TlbIpis(bool),
+}
+
+/// How a run of the bare guest has to end.
+#[derive(Clone, Copy)]
+pub(super) enum ProbeEnd {
+    /// It reports that the test passed and switches itself off.
+    Passed,
+    /// It shuts down by triple fault, and the log has its registers.
+    TripleFault,
+}
+
+/// A file for the tool's arguments.
+#[derive(Clone, Copy)]
+pub(super) enum TestFile {
+    None,
+    /// Text that is no kernel.
+    Text,
+    /// As many mebibytes of nothing.
+    Zeroes(u64),
+}
+
+const fn stock(
+    name: &'static str,
+    about: &'static str,
+    (vcpus, cpus): (u32, u32),
+    flush: FlushMode,
+    command: &'static str,
+    expect: Expect,
+) -> Case {
+    Case { name, about, body: Body::Stock(Stock { vcpus, cpus, flush, command, expect }) }
+}
+
+const fn tool(
+    name: &'static str,
+    about: &'static str,
+    args: &'static [&'static str],
+    file: TestFile,
+    (status, message): (i32, &'static str),
+) -> Case {
+    Case { name, about, body: Body::Tool { args, file, status, message } }
+}
+
+const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
+
+pub(super) const CASES: [Case; 18] = [
+    tool(
+        "missing_kernel",
+        "a kernel that is not there is an error before anything starts",
+        &["run", "--kernel", "/nonexistent/vmlinuz"],
+        TestFile::None,
+        (1, "no kernel at /nonexistent/vmlinuz"),
+    ),
+    tool(
+        "kernel_that_is_not_a_kernel",
+        "neither is a file of another kind",
+        &["run", "--kernel", "{}"],
+        TestFile::Text,
+        (1, "not a kernel"),
+    ),
+    tool(
+        "initrd_larger_than_memory",
+        "the initial RAM disk has to fit into the guest's memory",
+        &["run", "--memory", "64M", "--initrd", "{}"],
+        TestFile::Zeroes(65),
+        (1, "larger than the guest's memory"),
+    ),
+    tool("zero_vcpus", "a guest has a vCPU", &["run", "--vcpus", "0"], TestFile::None, (2, "1..=255")),
+    tool("too_many_vcpus", "and 255 at most", &["run", "--vcpus", "256"], TestFile::None, (2, "1..=255")),
+    tool(
+        "exec_status_passed_on",
+        "the command's status is the tool's",
+        &["run", "--timeout", "120", "--exec", "exit 7"],
+        TestFile::None,
+        (7, ""),
+    ),
+    Case {
+        name: "guest_triple_fault_ends_the_run",
+        about: "with the guest's registers in the log",
+        body: Body::Probe("triple_fault", ProbeEnd::TripleFault),
+    },
+    Case {
+        name: "unknown_msr_faults_in_the_guest",
+        about: "reading or writing an unknown MSR is #GP for the guest",
+        body: Body::Probe("unknown_msr", ProbeEnd::Passed),
+    },
+    Case {
+        name: "ring3_hypercall_faults_in_the_guest",
+        about: "a hypercall from ring 3 is #UD for the guest",
+        body: Body::Probe("ring3_hypercall", ProbeEnd::Passed),
+    },
+    stock(
+        "flush_hypercall_line_in_the_log",
+        "Linux finds and uses the flush hypercalls",
+        (2, 2),
+        FlushMode::Hypercall,
+        "dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'",
+        Expect::Success,
+    ),
+    stock(
+        "no_flush_hypercall_line_with_ipis",
+        "and does not without the hint",
+        (2, 2),
+        FlushMode::Ipi,
+        "! dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'",
+        Expect::Success,
+    ),
+    stock(
+        "nproc_is_8",
+        "all vCPUs come up, four to a CPU",
+        (8, 2),
+        FlushMode::Hypercall,
+        "test \"$(nproc)\" = 8",
+        Expect::Success,
+    ),
+    stock(
+        "one_vcpu_on_one_cpu",
+        "the smallest guest boots",
+        (1, 1),
+        FlushMode::Hypercall,
+        "test \"$(nproc)\" = 1",
+        Expect::Success,
+    ),
+    stock(
+        "clock_is_stable",
+        "the kernel trusts the TSC and does not switch away from it or its page",
+        (2, 2),
+        FlushMode::Hypercall,
+        "! dmesg | grep -E 'TSC unstable|clocksource: .*wd-nsec|Marking clocksource'",
+        Expect::Success,
+    ),
+    stock(
+        "no_tlb_ipis_with_hypercalls",
+        "remote flushes go by hypercall alone",
+        (4, 2),
+        FlushMode::Hypercall,
+        THRASH,
+        Expect::TlbIpis(false),
+    ),
+    stock(
+        "no_hypercalls_with_ipis",
+        "and by IPI alone without the hint",
+        (4, 2),
+        FlushMode::Ipi,
+        THRASH,
+        Expect::TlbIpis(true),
+    ),
+    stock(
+        "poweroff_ends_the_run",
+        "with the guest's consent and status 0",
+        (2, 2),
+        FlushMode::Hypercall,
+        "poweroff; sleep 60",
+        Expect::PowerOff,
+    ),
+    Case {
+        name: "reboot_reboots",
+        about: "typed at the console; the guest comes up again",
+        body: Body::Typed(&["reboot\n", "poweroff\n"]),
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        for (index, case) in CASES.iter().enumerate() {
+            assert!(CASES[..index].iter().all(|other| other.name != case.name), "{} twice", case.name);
+        }
+    }
+}

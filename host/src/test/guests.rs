@@ -1,0 +1,213 @@
+//! Runs the tests that boot guests under QEMU; the table of them is in [`super::cases`].
+
+use super::Tally;
+use super::cases::{Body, Case, Expect, ProbeEnd, Stock, TestFile};
+use super::progress::Progress;
+use crate::machine::process::{End, Flow, Machine, Outcome, describe};
+use crate::machine::signals::Signals;
+use crate::run::{CONSOLE, tail};
+use crate::size::MIB;
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::workspace;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
+use std::env;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Longest time for a boot with a short command.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What the guest's shell shows when it takes input, and how long after its announcement at most.
+const PROMPT: &str = "# ";
+const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What the cases share.
+struct Lab<'a> {
+    stock: StockGuest,
+    hypervisor: Hypervisor,
+    probe: PathBuf,
+    directory: &'a Path,
+    signals: &'a Signals,
+}
+
+/// Builds what the cases need and runs them.
+pub(super) fn run_all(cases: &[&Case], progress: &mut Progress, signals: &Signals) -> Result<Tally> {
+    let directory = tempfile::Builder::new().prefix("quell-test-").tempdir()?;
+    let lab = Lab {
+        stock: StockGuest::prepare()?,
+        hypervisor: Hypervisor::build()?,
+        probe: workspace::build(workspace::PROBE)?,
+        directory: directory.path(),
+        signals,
+    };
+    let mut tally = Tally::default();
+    for case in cases {
+        if signals.caught().is_some() {
+            break;
+        }
+        progress.begin(case.name);
+        let result = lab.run(&case.body);
+        let why = result.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
+        progress.end(case.name, result.is_ok(), "", &why);
+        tally.add(Tally { passed: usize::from(result.is_ok()), failed: usize::from(result.is_err()) });
+    }
+    Ok(tally)
+}
+
+impl Lab<'_> {
+    fn run(&self, body: &Body) -> Result<()> {
+        match body {
+            Body::Stock(stock) => self.stock(stock),
+            Body::Typed(texts) => self.typed(texts),
+            Body::Probe(name, end) => self.probe(name, *end),
+            Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
+        }
+    }
+
+    fn stock(&self, test: &Stock) -> Result<()> {
+        let mut guest = self.stock_guest(Some(test.command));
+        guest.vcpus = test.vcpus;
+        guest.flush = test.flush;
+        let outcome = self.boot(&guest, test.cpus, |_, _| Ok(Flow::Continue))?;
+        with_console(&outcome, || {
+            expect_end(&outcome, ExitCode::GuestPowerOff)?;
+            match test.expect {
+                Expect::Success => {
+                    let exit = outcome.report("exit").context("the command did not come to its end")?;
+                    ensure!(exit["status"] == 0, "the command's status is {}", exit["status"]);
+                }
+                Expect::PowerOff => {
+                    ensure!(outcome.report("exit").is_none(), "the command ended before the guest");
+                }
+                Expect::TlbIpis(expected) => expect_tlb_ipis(&outcome, expected)?,
+            }
+            Ok(())
+        })
+    }
+
+    fn typed(&self, texts: &[&str]) -> Result<()> {
+        let mut guest = self.stock_guest(None);
+        guest.reset = ResetPolicy::Reboot;
+        let mut left = texts.iter();
+        let mut read = 0;
+        let outcome = self.boot(&guest, 2, |report, machine| {
+            if report["event"] == "shell" {
+                let Some(text) = left.next() else { return Ok(Flow::Stop) };
+                read = machine.await_console(PROMPT, read, PROMPT_TIMEOUT)?;
+                machine.type_text(text)?;
+            }
+            Ok(Flow::Continue)
+        })?;
+        with_console(&outcome, || {
+            ensure!(left.next().is_none(), "the shell did not come up often enough");
+            expect_end(&outcome, ExitCode::GuestPowerOff)
+        })
+    }
+
+    fn probe(&self, name: &str, end: ProbeEnd) -> Result<()> {
+        let guest = Guest {
+            kernel: self.probe.clone(),
+            initrd: None,
+            cmdline: format!("test={name}"),
+            vcpus: 1,
+            memory: 64 * MIB,
+            flush: FlushMode::Hypercall,
+            reset: ResetPolicy::Exit,
+        };
+        guest.check()?;
+        let outcome = self.boot(&guest, 1, |_, _| Ok(Flow::Continue))?;
+        with_console(&outcome, || match end {
+            ProbeEnd::TripleFault => {
+                expect_end(&outcome, ExitCode::GuestTripleFault)?;
+                ensure!(outcome.log.to_lowercase().contains("rip"), "the log has no registers");
+                Ok(())
+            }
+            ProbeEnd::Passed => {
+                expect_end(&outcome, ExitCode::GuestPowerOff)?;
+                let report = outcome.reports.iter().find(|report| report["test"] == name);
+                let report = report.with_context(|| format!("no report of {name}"))?;
+                ensure!(report["result"] == "pass", "the guest says: {}", report["why"]);
+                Ok(())
+            }
+        })
+    }
+
+    fn tool(&self, args: &[&str], file: TestFile, status: i32, message: &str) -> Result<()> {
+        let path = self.directory.join("argument");
+        match file {
+            TestFile::None => {}
+            TestFile::Text => fs::write(&path, "This is no kernel.\n".repeat(1000))?,
+            TestFile::Zeroes(mebibytes) => File::create(&path)?.set_len(mebibytes * MIB)?,
+        }
+        let path = path.to_string_lossy();
+        let args = args.iter().map(|arg| if *arg == "{}" { &path } else { *arg });
+        let output = Command::new(env::current_exe()?).args(args).stdin(Stdio::null()).output()?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if output.status.code() != Some(status) {
+            bail!("ended with {} instead of status {status}:\n{}", describe(output.status), tail(&errors));
+        }
+        ensure!(errors.contains(message), "the message is not '{message}' but:\n{}", tail(&errors));
+        Ok(())
+    }
+
+    fn stock_guest(&self, command: Option<&str>) -> Guest {
+        Guest {
+            kernel: self.stock.kernel(),
+            initrd: Some(self.stock.initrd(command)),
+            cmdline: format!("{CONSOLE} panic=-1"),
+            vcpus: 2,
+            memory: 512 * MIB,
+            flush: FlushMode::Hypercall,
+            reset: ResetPolicy::Exit,
+        }
+    }
+
+    fn boot(
+        &self,
+        guest: &Guest,
+        cpus: u32,
+        observe: impl FnMut(&serde_json::Value, &mut Machine) -> Result<Flow>,
+    ) -> Result<Outcome> {
+        let mut spec = guest.on_quell(&self.hypervisor, cpus, self.directory)?;
+        spec.timeout = Some(BOOT_TIMEOUT);
+        Machine::start(&spec, self.signals)?.run(observe)
+    }
+}
+
+fn expect_end(outcome: &Outcome, expected: ExitCode) -> Result<()> {
+    match outcome.end {
+        End::Hypervisor(code) if code == expected => Ok(()),
+        End::Failed(status) => {
+            bail!("QEMU failed ({}): {}", describe(status), outcome.qemu_messages.trim())
+        }
+        end => bail!("ended by {end:?} instead of {expected:?}"),
+    }
+}
+
+fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
+    let end = outcome.report("end").context("thrash did not come to its end")?;
+    let ipis = end["tlb_ipis"].as_u64().context("thrash did not count TLB IPIs")?;
+    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let requests = counters.get(Counter::FlushRequests);
+    if expected {
+        ensure!(ipis > 0, "no TLB IPIs were sent");
+        ensure!(requests == 0, "{requests} flush hypercalls in spite of the missing hint");
+    } else {
+        ensure!(ipis == 0, "{ipis} TLB IPIs in spite of the hypercalls");
+        ensure!(requests > 0, "no flush hypercalls either");
+    }
+    Ok(())
+}
+
+/// Adds the ends of console and log to an error.
+fn with_console(outcome: &Outcome, check: impl FnOnce() -> Result<()>) -> Result<()> {
+    check().map_err(|error| {
+        let (console, log) = (tail(&outcome.console), tail(&outcome.log));
+        anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")
+    })
+}

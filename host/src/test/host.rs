@@ -1,0 +1,251 @@
+//! Tests that cargo runs: unit, property and model tests, and the linters.
+
+use super::Tally;
+use super::progress::Progress;
+use crate::machine::signals::Signals;
+use crate::workspace;
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::{BufRead, BufReader, PipeReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Lines of output that are shown after a failure.
+const DETAIL_LINES: usize = 60;
+/// Longest time for one step, building included.
+const STEP_TIMEOUT: Duration = Duration::from_secs(1800);
+
+/// One call of cargo.
+pub(super) struct Step {
+    pub(super) name: &'static str,
+    pub(super) about: &'static str,
+    args: &'static [&'static str],
+    /// Model-checked: built with `cfg(loom)`, in a target directory of its own.
+    loom: bool,
+}
+
+const fn step(name: &'static str, about: &'static str, args: &'static [&'static str]) -> Step {
+    Step { name, about, args, loom: false }
+}
+
+/// Everything that cargo checks. The bare-metal images are linted for their own target.
+pub(super) const STEPS: [Step; 7] = [
+    step("format", "the sources are formatted", &["fmt", "--all", "--check"]),
+    step(
+        "unit-tests",
+        "unit and property tests of all crates",
+        &["test", "--workspace", "--exclude", "quell-probe"],
+    ),
+    Step {
+        name: "model-tests",
+        about: "the flush protocol under loom, all interleavings",
+        args: &["test", "--release", "--package", "quell-coherence"],
+        loom: true,
+    },
+    step(
+        "lint-host",
+        "clippy on everything that runs on the host",
+        &["clippy", "--workspace", "--exclude", "quell-probe", "--all-targets", "--", "-Dwarnings"],
+    ),
+    step(
+        "lint-hypervisor",
+        "clippy on the hypervisor's image",
+        &[
+            "clippy",
+            "--release",
+            "--package",
+            "quell-hypervisor",
+            "--bin",
+            "quell-hypervisor",
+            "--features",
+            "image",
+            "--target",
+            "x86_64-unknown-none",
+            "--",
+            "-Dwarnings",
+        ],
+    ),
+    step(
+        "lint-probe",
+        "clippy on the bare test guest",
+        &[
+            "clippy",
+            "--release",
+            "--package",
+            "quell-probe",
+            "--target",
+            "x86_64-unknown-none",
+            "--",
+            "-Dwarnings",
+        ],
+    ),
+    step(
+        "lint-docs",
+        "the documentation's links resolve",
+        &["doc", "--workspace", "--exclude", "quell-probe", "--no-deps", "--document-private-items"],
+    ),
+];
+
+/// What was read from one step's output.
+#[derive(Default)]
+struct Reading {
+    tally: Tally,
+    lines: Vec<String>,
+}
+
+impl Reading {
+    /// Takes in one line. The test harness prints one for each binary:
+    /// `test result: ok. 12 passed; 0 failed; 1 ignored; …`.
+    fn line(&mut self, line: String) {
+        if let Some(counts) = line.strip_prefix("test result: ") {
+            let count = |word: &str| {
+                let mut words = counts.split([' ', ';', '.']).filter(|part| !part.is_empty()).peekable();
+                let mut number = 0;
+                while let Some(part) = words.next() {
+                    if words.peek() == Some(&word) {
+                        number = part.parse().unwrap_or(0);
+                    }
+                }
+                number
+            };
+            self.tally.add(Tally { passed: count("passed"), failed: count("failed") });
+        }
+        self.lines.push(line);
+    }
+
+    /// The tests that passed so far, in the binary under way too.
+    fn passed_so_far(&self) -> usize {
+        self.lines.iter().filter(|line| line.starts_with("test ") && line.ends_with(" ... ok")).count()
+    }
+
+    /// What to show after a failure: from the first failed test on if there is one, else the end.
+    fn detail(&self) -> String {
+        let shown: Vec<&str> =
+            self.lines.iter().map(String::as_str).filter(|line| !line.ends_with(" ... ok")).collect();
+        let first = shown.iter().position(|line| *line == "failures:" || line.starts_with("error"));
+        let start = first.unwrap_or_else(|| shown.len().saturating_sub(DETAIL_LINES));
+        shown[start..].iter().take(DETAIL_LINES).copied().collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Step {
+    /// Runs it. A step without tests of its own counts as one.
+    pub(super) fn run(&self, progress: &mut Progress, signals: &Signals) -> Result<Tally> {
+        progress.begin(self.name);
+        let (status, reading) = self.read(progress, signals)?;
+        let mut tally = reading.tally;
+        if tally == Tally::default() {
+            tally.passed = usize::from(status.success());
+        }
+        // A test binary that crashes or does not compile prints no result of its own.
+        if !status.success() && tally.failed == 0 {
+            tally.failed = 1;
+        }
+        let passed = tally.failed == 0;
+        let counts = if tally.passed + tally.failed > 1 {
+            format!("{} passed, {} failed", tally.passed, tally.failed)
+        } else {
+            String::new()
+        };
+        let detail = if passed { String::new() } else { reading.detail() };
+        progress.end(self.name, passed, &counts, &detail);
+        Ok(tally)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = workspace::cargo();
+        command.args(self.args).env("CARGO_TERM_COLOR", "never");
+        if self.name == "lint-docs" {
+            command.env("RUSTDOCFLAGS", "-Dwarnings");
+        }
+        if self.args[0] == "test" {
+            // All failures, not those of the first crate only. Before any "--".
+            command.arg("--no-fail-fast");
+        }
+        if self.loom {
+            command.env("RUSTFLAGS", "--cfg loom").arg("--target-dir").arg(workspace::target_dir("loom"));
+        }
+        command
+    }
+
+    fn read(&self, progress: &Progress, signals: &Signals) -> Result<(ExitStatus, Reading)> {
+        let (source, sink) = std::io::pipe()?;
+        let mut command = self.command();
+        command.stdout(sink.try_clone()?).stderr(sink).stdin(Stdio::null()).process_group(0);
+        let mut child = command.spawn().context("cannot start cargo")?;
+        // The command holds copies of the pipe's writing end; while it lives, there is no end of file.
+        drop(command);
+        let group = Pid::from_child(&child);
+        let (sender, lines) = mpsc::channel();
+        let reader = thread::spawn(move || read_lines(source, &sender));
+        let deadline = Instant::now() + STEP_TIMEOUT;
+        let mut reading = Reading::default();
+        loop {
+            match lines.recv_timeout(Duration::from_millis(200)) {
+                Ok(line) => {
+                    progress.note(format!("{} passed  {}", reading.passed_so_far(), shorten(&line)));
+                    reading.line(line);
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+            if signals.caught().is_some() || Instant::now() >= deadline {
+                reading.line(format!("error: stopped after {} s", STEP_TIMEOUT.as_secs()));
+                kill_process_group(group, Signal::KILL).context("cannot end cargo")?;
+                break;
+            }
+        }
+        let status = child.wait()?;
+        reader.join().ok();
+        Ok((status, reading))
+    }
+}
+
+fn read_lines(source: PipeReader, sender: &mpsc::Sender<String>) {
+    for line in BufReader::new(source).split(b'\n') {
+        let Ok(line) = line else { return };
+        if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+            return;
+        }
+    }
+}
+
+/// What fits on the progress line.
+fn shorten(line: &str) -> String {
+    line.trim().chars().take(60).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(lines: &[&str]) -> Reading {
+        let mut reading = Reading::default();
+        for line in lines {
+            reading.line((*line).to_owned());
+        }
+        reading
+    }
+
+    #[test]
+    fn results_of_all_binaries_are_added_up() {
+        let reading = reading(&[
+            "running 2 tests",
+            "test a ... ok",
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.25s",
+            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
+        ]);
+        assert_eq!(reading.tally, Tally { passed: 15, failed: 2 });
+        assert_eq!(reading.passed_so_far(), 1);
+    }
+
+    #[test]
+    fn a_failure_is_shown_from_its_beginning() {
+        let detail = reading(&["Compiling x", "test a ... ok", "failures:", "why"]).detail();
+        assert_eq!(detail, "failures:\nwhy");
+        assert_eq!(reading(&["error: no such package"]).detail(), "error: no such package");
+    }
+}

@@ -1,0 +1,56 @@
+//! `quell test`: every test there is. Host tests and linters by cargo, then guests under QEMU.
+
+mod cases;
+mod guests;
+mod host;
+mod progress;
+
+use crate::cli::TestArgs;
+use crate::machine::signals::Signals;
+use anyhow::Result;
+use progress::Progress;
+
+/// How many tests passed and failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    passed: usize,
+    failed: usize,
+}
+
+impl Tally {
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+}
+
+/// Runs the tests; the status is 1 if one failed.
+pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
+    let wanted = |name: &str| args.filter.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    if args.list {
+        let names = host::STEPS.iter().map(|step| (step.name, step.about));
+        let names = names.chain(cases::CASES.iter().map(|case| (case.name, case.about)));
+        for (name, about) in names.filter(|(name, _)| wanted(name)) {
+            println!("{name:<40} {about}");
+        }
+        return Ok(0);
+    }
+    let mut total = Tally::default();
+    let mut progress = Progress::new();
+    for step in host::STEPS.iter().filter(|step| wanted(step.name)) {
+        if signals.caught().is_some() {
+            break;
+        }
+        total.add(step.run(&mut progress, signals)?);
+    }
+    let cases: Vec<_> = cases::CASES.iter().filter(|case| wanted(case.name)).collect();
+    if !cases.is_empty() && signals.caught().is_none() {
+        total.add(guests::run_all(&cases, &mut progress, signals)?);
+    }
+    if let Some(signal) = signals.caught() {
+        eprintln!("quell: stopped by signal {signal}");
+        return Ok(u8::try_from(128 + signal).unwrap_or(1));
+    }
+    println!("{} passed, {} failed", total.passed, total.failed);
+    Ok(u8::from(total.failed > 0 || total.passed == 0))
+}

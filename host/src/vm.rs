@@ -1,0 +1,212 @@
+//! A guest and how it is put into the machine: on Quell by a bundle, or directly.
+
+use crate::guest::cache::{self, GuestFiles};
+use crate::guest::{initramfs, kernel};
+use crate::machine::bundle::Bundle;
+use crate::machine::spec::{Clock, Console, Payload, Spec, memory_around};
+use crate::machine::symbols::{self, Symbols};
+use crate::size;
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use hostlink::config::{Config, FlushMode, MEMORY_UNIT, ResetPolicy};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Guest memory below this is used by firmware tables and the like, not by kernel and initrd.
+const LOW_MEMORY_BYTES: u64 = 1 << 20;
+
+/// A guest: what it starts with and what it is given.
+#[derive(Clone, Debug)]
+pub(crate) struct Guest {
+    /// Its kernel's file.
+    pub(crate) kernel: PathBuf,
+    /// Its initial RAM disk.
+    pub(crate) initrd: Option<Vec<u8>>,
+    /// Its command line.
+    pub(crate) cmdline: String,
+    /// Its virtual CPUs.
+    pub(crate) vcpus: u32,
+    /// Its memory in bytes.
+    pub(crate) memory: u64,
+    /// What it is told about remote flushes.
+    pub(crate) flush: FlushMode,
+    /// What its reset does.
+    pub(crate) reset: ResetPolicy,
+}
+
+impl Guest {
+    /// Checks what can be known before the machine starts.
+    pub(crate) fn check(&self) -> Result<()> {
+        let kernel = kernel::inspect_file(&self.kernel)?;
+        ensure!(
+            self.memory.is_multiple_of(MEMORY_UNIT),
+            "guest memory has to be a multiple of {}",
+            size::display(MEMORY_UNIT)
+        );
+        let memory = size::display(self.memory);
+        let initrd_bytes = self.initrd.as_ref().map_or(0, Vec::len) as u64;
+        ensure!(
+            initrd_bytes < self.memory,
+            "the initial RAM disk ({}) is larger than the guest's memory ({memory})",
+            size::display(initrd_bytes)
+        );
+        ensure!(
+            kernel.memory_end.max(LOW_MEMORY_BYTES).saturating_add(initrd_bytes) <= self.memory,
+            "the kernel (memory up to {}) and the initial RAM disk ({}) do not fit into {memory}",
+            size::display(kernel.memory_end),
+            size::display(initrd_bytes)
+        );
+        ensure!(!self.cmdline.contains('\n'), "the kernel's command line has to be one line");
+        Ok(())
+    }
+
+    /// A machine with `cpus` CPUs that runs this guest on Quell. The bundle is written to `directory`.
+    pub(crate) fn on_quell(&self, hypervisor: &Hypervisor, cpus: u32, directory: &Path) -> Result<Spec> {
+        let config = Config {
+            vcpus: self.vcpus,
+            memory: self.memory,
+            flush: self.flush,
+            reset: self.reset,
+            cmdline: &self.cmdline,
+            ..Config::default()
+        };
+        let kernel = fs::read(&self.kernel)
+            .with_context(|| format!("cannot read the kernel {}", self.kernel.display()))?;
+        let bundle = directory.join("bundle.tar");
+        let contents = Bundle {
+            config: config.to_string(),
+            kernel: &kernel,
+            initrd: self.initrd.as_deref(),
+            symbols: &hypervisor.symbols.table,
+        };
+        contents.write(&bundle)?;
+        let bundle_bytes = fs::metadata(&bundle)?.len();
+        let payload = Payload::Quell {
+            hypervisor: hypervisor.image.clone(),
+            bundle,
+            beacon: hypervisor.symbols.beacon,
+        };
+        Ok(spec(payload, cpus, memory_around(self.memory, bundle_bytes)))
+    }
+
+    /// A machine with `cpus` CPUs that runs this guest directly, its initrd written to `directory`.
+    pub(crate) fn on_bare_machine(&self, cpus: u32, directory: &Path) -> Result<Spec> {
+        let initrd = match &self.initrd {
+            Some(bytes) => {
+                let path = directory.join("initrd");
+                fs::write(&path, bytes).context("cannot write the initial RAM disk")?;
+                Some(path)
+            }
+            None => None,
+        };
+        let payload = Payload::Bare { kernel: self.kernel.clone(), initrd, cmdline: self.cmdline.clone() };
+        Ok(spec(payload, cpus, self.memory))
+    }
+}
+
+fn spec(payload: Payload, cpus: u32, memory: u64) -> Spec {
+    Spec {
+        payload,
+        cpus,
+        memory,
+        clock: Clock::Wall,
+        console: Console::Capture,
+        timeout: None,
+        log: None,
+        qemu_args: Vec::new(),
+    }
+}
+
+/// The hypervisor, built, with its symbols.
+pub(crate) struct Hypervisor {
+    image: PathBuf,
+    symbols: Symbols,
+}
+
+impl Hypervisor {
+    /// Builds the image if need be.
+    pub(crate) fn build() -> Result<Self> {
+        let image = workspace::build(workspace::HYPERVISOR)?;
+        let symbols = symbols::read(&image)?;
+        Ok(Self { image, symbols })
+    }
+}
+
+/// The stock Linux guest: the distribution's kernel with our initial RAM disk.
+pub(crate) struct StockGuest {
+    files: GuestFiles,
+    initramfs: Vec<u8>,
+}
+
+impl StockGuest {
+    /// Fetches and builds what is missing.
+    pub(crate) fn prepare() -> Result<Self> {
+        let files = cache::guest_files(false)?;
+        let thrash = workspace::build(workspace::THRASH)?;
+        let initramfs = initramfs::base(&files, &[("thrash", thrash.as_path())])?;
+        Ok(Self { files, initramfs })
+    }
+
+    /// The kernel's file.
+    pub(crate) fn kernel(&self) -> PathBuf {
+        self.files.kernel.clone()
+    }
+
+    /// Which packages it is made from.
+    pub(crate) fn versions(&self) -> &cache::Versions {
+        &self.files.versions
+    }
+
+    /// The initial RAM disk; with a command it runs that, else a shell.
+    pub(crate) fn initrd(&self, command: Option<&str>) -> Vec<u8> {
+        let mut bytes = self.initramfs.clone();
+        if let Some(command) = command {
+            bytes.extend(initramfs::command(command));
+        }
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::size::MIB;
+
+    fn guest(directory: &Path) -> Guest {
+        let mut image = vec![0; 0x300];
+        image[0x1fe..0x200].copy_from_slice(&0xaa55u16.to_le_bytes());
+        image[0x202..0x208].copy_from_slice(b"HdrS\x0f\x02");
+        image[0x236] = 1;
+        image[0x260..0x264].copy_from_slice(&0x0200_0000u32.to_le_bytes());
+        let kernel = directory.join("kernel");
+        fs::write(&kernel, image).expect("writes");
+        Guest {
+            kernel,
+            initrd: Some(vec![0; 1 << 20]),
+            cmdline: "console=ttyS0".into(),
+            vcpus: 2,
+            memory: 64 * MIB,
+            flush: FlushMode::Hypercall,
+            reset: ResetPolicy::Reboot,
+        }
+    }
+
+    #[test]
+    fn what_cannot_start_is_refused_before_the_machine_is() {
+        let directory = tempfile::tempdir().expect("makes");
+        let good = guest(directory.path());
+        good.check().expect("fits");
+        let reason = |guest: &Guest| format!("{:#}", guest.check().expect_err("is refused"));
+
+        let missing = Guest { kernel: "/nowhere/vmlinuz".into(), ..good.clone() };
+        assert!(reason(&missing).contains("no kernel at"), "{}", reason(&missing));
+        let odd = Guest { memory: 64 * MIB + 4096, ..good.clone() };
+        assert!(reason(&odd).contains("multiple of"));
+        let huge = Guest { initrd: Some(vec![0; 65 << 20]), ..good.clone() };
+        assert!(reason(&huge).contains("larger than the guest's memory"));
+        let tight = Guest { initrd: Some(vec![0; 20 << 20]), ..good.clone() };
+        assert!(reason(&tight).contains("do not fit"), "{}", reason(&tight));
+        let broken = Guest { cmdline: "a\nvcpus=9".into(), ..good };
+        assert!(reason(&broken).contains("one line"));
+    }
+}

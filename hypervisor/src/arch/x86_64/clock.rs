@@ -1,0 +1,105 @@
+//! Time: the TSC's and the APIC timer's frequencies, and the one-shot timer.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use x86_64::instructions::port::Port;
+use x86_64::registers::model_specific::Msr;
+
+use super::apic;
+use super::interrupts::VECTOR_TIMER;
+use super::percpu::PerCpu;
+
+/// Frequency of the ACPI power management timer (ACPI 6.5, section 4.8.2.4).
+const PM_TIMER_HZ: u64 = 3_579_545;
+/// Length of the calibration: 20 ms.
+const CALIBRATION_TICKS: u32 = (PM_TIMER_HZ / 50) as u32;
+/// Reads of the timer before it is declared dead.
+const CALIBRATION_TRIES: u32 = 1 << 28;
+const MSR_TSC_DEADLINE: u32 = 0x6e0;
+
+static TSC_HZ: AtomicU64 = AtomicU64::new(0);
+/// APIC timer ticks per 2^32 TSC ticks.
+static APIC_PER_TSC: AtomicU64 = AtomicU64::new(0);
+static TSC_DEADLINE: AtomicBool = AtomicBool::new(false);
+
+/// The calling CPU's time stamp counter. All CPUs' counters are in step.
+pub(super) fn now() -> u64 {
+    // SAFETY: reading the TSC has no side effect.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// TSC ticks per second.
+pub(super) fn tsc_hz() -> u64 {
+    TSC_HZ.load(Ordering::Relaxed)
+}
+
+/// TSC ticks in `us` microseconds.
+pub(super) fn ticks_of_us(us: u64) -> u64 {
+    (u128::from(us) * u128::from(tsc_hz()) / 1_000_000) as u64
+}
+
+/// Waits for `us` microseconds.
+pub(super) fn delay_us(us: u64) {
+    let end = now() + ticks_of_us(us);
+    while now() < end {
+        core::hint::spin_loop();
+    }
+}
+
+/// Measures TSC and APIC timer against the power management timer at I/O port `pm_timer`.
+pub(super) fn calibrate(pm_timer: u16, has_tsc_deadline: bool) -> Result<(), &'static str> {
+    let mut port = Port::<u32>::new(pm_timer);
+    // 24 bits are there on every machine. SAFETY: ACPI says that this is the timer's port.
+    let mut read = || unsafe { port.read() } & 0xff_ffff;
+    let start = read();
+    apic::set_timer_ticks(u32::MAX);
+    let tsc_start = now();
+    let mut elapsed = 0;
+    for _ in 0..CALIBRATION_TRIES {
+        elapsed = read().wrapping_sub(start) & 0xff_ffff;
+        if elapsed >= CALIBRATION_TICKS {
+            break;
+        }
+    }
+    let tsc = now() - tsc_start;
+    let apic = u64::from(u32::MAX - apic::timer_ticks());
+    apic::set_timer_ticks(0);
+    if elapsed < CALIBRATION_TICKS || tsc == 0 || apic == 0 {
+        return Err("the power management timer or the APIC timer does not count");
+    }
+    TSC_HZ.store(tsc * PM_TIMER_HZ / u64::from(elapsed), Ordering::Relaxed);
+    APIC_PER_TSC.store((apic << 32) / tsc, Ordering::Relaxed);
+    TSC_DEADLINE.store(has_tsc_deadline, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Readies the calling CPU's timer.
+pub(super) fn init_cpu() {
+    apic::unmask_timer(VECTOR_TIMER, TSC_DEADLINE.load(Ordering::Relaxed));
+}
+
+/// Sets the calling CPU's timer to go off at `deadline`, or a little later; `u64::MAX` stops it.
+///
+/// A timer that is set already to go off between `now` and `deadline` is left: it goes off early, finds nothing
+/// to do, and is set again. That is cheaper than moving it for every change.
+pub(super) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
+    // The cell is `u64::MAX` once the timer has gone off, so whatever else it holds is still to come.
+    if cpu.timer_armed.get() <= deadline {
+        return;
+    }
+    cpu.timer_armed.set(deadline);
+    if TSC_DEADLINE.load(Ordering::Relaxed) {
+        // SAFETY: CPUID says that the MSR is there.
+        unsafe { Msr::new(MSR_TSC_DEADLINE).write(deadline.max(1)) };
+        return;
+    }
+    let wait = deadline.saturating_sub(now);
+    let ticks = u128::from(wait) * u128::from(APIC_PER_TSC.load(Ordering::Relaxed)) >> 32;
+    // Zero would stop the timer; a wait that is too long for it ends early and is set again.
+    apic::set_timer_ticks(ticks.clamp(1, u128::from(u32::MAX)) as u32);
+}
+
+/// The calling CPU's timer went off.
+pub(super) fn on_timer() {
+    PerCpu::current().timer_armed.set(u64::MAX);
+}

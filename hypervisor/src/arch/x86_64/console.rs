@@ -1,0 +1,122 @@
+//! Output of the hypervisor's own log, and the real serial ports that stand behind the guest's.
+//!
+//! The log goes to the debug console (port 0xe9) where there is one, else to COM1 beside the guest's
+//! output. The guest's COM1 and COM2 are emulated; what it sends goes to the real port of the same
+//! number, what the real COM1 receives goes to the guest.
+
+use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use spin::Mutex;
+use x86_64::instructions::port::Port;
+
+/// Debug console of QEMU and Bochs: reading it gives its own number.
+const DEBUG_CONSOLE: u16 = 0xe9;
+/// I/O base of the real COM1 and COM2.
+const SERIAL_BASE: [u16; 2] = [0x3f8, 0x2f8];
+/// Attempts to find the transmitter empty before a byte is given up.
+const TRANSMIT_TRIES: u32 = 1 << 16;
+
+const REG_DATA: u16 = 0;
+const REG_INTERRUPT_ENABLE: u16 = 1;
+const REG_FIFO_CONTROL: u16 = 2;
+const REG_LINE_CONTROL: u16 = 3;
+const REG_MODEM_CONTROL: u16 = 4;
+const REG_LINE_STATUS: u16 = 5;
+const LINE_DATA_READY: u8 = 1;
+const LINE_TRANSMIT_EMPTY: u8 = 1 << 5;
+
+static HAS_DEBUG_CONSOLE: AtomicBool = AtomicBool::new(false);
+static LOG_LOCK: Mutex<()> = Mutex::new(());
+
+fn out(port: u16, value: u8) {
+    // SAFETY: only the ports of the debug console and the serial devices are passed in here.
+    unsafe { Port::new(port).write(value) };
+}
+
+fn inp(port: u16) -> u8 {
+    // SAFETY: as in `out`; reading them changes nothing that others rely on.
+    unsafe { Port::new(port).read() }
+}
+
+/// Finds the debug console, sets up both serial ports (115,200 baud, 8n1, FIFO), starts the log.
+pub(super) fn init() {
+    HAS_DEBUG_CONSOLE.store(inp(DEBUG_CONSOLE) == DEBUG_CONSOLE as u8, Ordering::Relaxed);
+    for base in SERIAL_BASE {
+        out(base + REG_INTERRUPT_ENABLE, 0);
+        out(base + REG_LINE_CONTROL, 0x80);
+        out(base + REG_DATA, 1);
+        out(base + REG_INTERRUPT_ENABLE, 0);
+        out(base + REG_LINE_CONTROL, 0x03);
+        out(base + REG_FIFO_CONTROL, 0x07);
+        out(base + REG_MODEM_CONTROL, 0x0b);
+    }
+    log::set_logger(&Logger).expect("the logger is set once");
+    log::set_max_level(LevelFilter::Info);
+}
+
+/// Lets the real COM1 interrupt when it has received something.
+pub(super) fn enable_receive_interrupt() {
+    out(SERIAL_BASE[0] + REG_INTERRUPT_ENABLE, 1);
+}
+
+/// Sends one byte of the guest's COM1 (0) or COM2 (1).
+pub(super) fn guest_transmit(port: usize, byte: u8) {
+    let Some(&base) = SERIAL_BASE.get(port) else { return };
+    // A port that is not there or stuck must not hold up the guest: the wait has an end.
+    let ready = (0..TRANSMIT_TRIES).any(|_| inp(base + REG_LINE_STATUS) & LINE_TRANSMIT_EMPTY != 0);
+    if ready {
+        out(base + REG_DATA, byte);
+    }
+}
+
+/// Next byte that the real COM1 received.
+pub(super) fn receive() -> Option<u8> {
+    let status = inp(SERIAL_BASE[0] + REG_LINE_STATUS);
+    // All ones: there is no such port.
+    (status != 0xff && status & LINE_DATA_READY != 0).then(|| inp(SERIAL_BASE[0] + REG_DATA))
+}
+
+/// Writes text to the log as it is.
+pub(super) struct LogPort;
+
+impl Write for LogPort {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let debug = HAS_DEBUG_CONSOLE.load(Ordering::Relaxed);
+        for byte in text.bytes() {
+            if debug {
+                out(DEBUG_CONSOLE, byte);
+            } else {
+                guest_transmit(0, byte);
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Logger;
+
+impl Log for Logger {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let _one_line_at_a_time = LOG_LOCK.lock();
+        let level = match record.level() {
+            Level::Error => "error: ",
+            Level::Warn => "warning: ",
+            _ => "",
+        };
+        // Writing to the log port cannot fail.
+        let _ = writeln!(LogPort, "quell: {level}{}", record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+/// The log port without the lock, for a panic that may have happened while it was held.
+pub(super) fn panic_port() -> LogPort {
+    LogPort
+}

@@ -1,0 +1,93 @@
+//! The flush hypercalls' way into the flush engine.
+
+use core::ops::ControlFlow;
+
+use coherence::{CpuId, Hardware, Ledger, Scope, Target, TargetSet, Targets};
+use hostlink::config::MAX_VCPUS;
+use hostlink::counters::Counter;
+use memslots::{Gpa, Memslots};
+use tlfs::{FlushCall, InputError, InputSource};
+
+use super::machine::{self, Machine};
+use crate::hyperv::{FlushEngine, Platform};
+use crate::sched::VcpuIndex;
+
+/// Banks of 64 that all vCPUs fit into.
+const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
+/// Turns of waiting for a CPU to leave guest mode before the machine is declared broken: seconds, where a kick
+/// takes microseconds.
+const WAIT_TURNS_MAX: u64 = 1 << 32;
+
+/// Where an initiator notes whom it waits for; one per CPU.
+pub(super) type FlushScratch = Ledger<BANKS>;
+
+/// The engine on behalf of one vCPU.
+pub(super) struct FlushTargets<'a> {
+    pub(super) vm: &'a Machine,
+    pub(super) initiator: VcpuIndex,
+    pub(super) scratch: &'a mut FlushScratch,
+}
+
+impl Targets for Machine {
+    fn target(&self, index: usize) -> Option<&Target> {
+        self.vcpus.get(index).map(|vcpu| &vcpu.target)
+    }
+}
+
+/// Kicks by IPI.
+struct Ipi;
+
+impl Hardware for Ipi {
+    fn kick(&self, cpu: CpuId) {
+        machine::kick(cpu.0);
+    }
+
+    fn relax(&self, turns: u64) -> ControlFlow<()> {
+        core::hint::spin_loop();
+        if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+}
+
+impl FlushEngine for FlushTargets<'_> {
+    /// Flushes the whole tag of each target: what was asked for, and more.
+    fn flush(&mut self, call: &FlushCall<'_>) {
+        let set = match call.targets {
+            tlfs::Targets::All => TargetSet::first(self.vm.vcpus.len()),
+            tlfs::Targets::Set(members) => {
+                let mut banks = [0; BANKS];
+                for (bank, mask) in members.banks() {
+                    if let Some(slot) = banks.get_mut(bank as usize) {
+                        *slot = mask;
+                    }
+                }
+                TargetSet::from_banks(banks)
+            }
+        };
+        // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
+        // still uses.
+        let receipt = coherence::flush(self.vm, &set, Scope::All, self.scratch, &Ipi)
+            .unwrap_or_else(|stalled| panic!("{stalled}"));
+        let outcome = receipt.outcome();
+        let count = |counter, amount: u32| self.vm.count(self.initiator, counter, amount.into());
+        count(Counter::FlushRequests, 1);
+        count(Counter::FlushTargets, outcome.targets);
+        count(Counter::FlushDeferred, outcome.deferred);
+        count(Counter::FlushMerged, outcome.merged);
+        count(Counter::FlushKicks, outcome.kicks);
+    }
+}
+
+/// Guest memory as the hypercall decoder reads it.
+pub(super) struct MemorySource<'a> {
+    pub(super) memslots: &'a Memslots,
+    pub(super) platform: &'a Platform,
+}
+
+impl InputSource for MemorySource<'_> {
+    fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError> {
+        if !self.platform.has_gpa(gpa) {
+            return Err(InputError::OutsideGpaSpace);
+        }
+        self.memslots.memory().read(Gpa(gpa), into).map_err(|_| InputError::NotMemory)
+    }
+}

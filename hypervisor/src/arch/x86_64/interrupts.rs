@@ -1,0 +1,126 @@
+//! Vectors and handlers of the real machine.
+//!
+//! Interrupts are taken at two places only: right after an exit, between STGI and CLI, and while a CPU
+//! idles. Everything else runs with interrupts off, so a handler never meets a lock that its own
+//! CPU holds, and may take any.
+
+use core::arch::global_asm;
+
+use super::{apic, clock, panic, run};
+
+/// The one-shot timer.
+pub(super) const VECTOR_TIMER: u8 = 0x20;
+/// "Look again": sent to a CPU that should leave guest mode or idling.
+pub(super) const VECTOR_KICK: u8 = 0x21;
+/// The real COM1 has received something.
+pub(super) const VECTOR_SERIAL: u8 = 0x22;
+/// Spurious interrupts of the local APIC; the low four bits are ones as old APICs want them.
+pub(super) const VECTOR_SPURIOUS: u8 = 0xff;
+
+/// What the stub pushes, lowest address first.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Frame {
+    pub(super) rbp: u64,
+    pub(super) r11: u64,
+    pub(super) r10: u64,
+    pub(super) r9: u64,
+    pub(super) r8: u64,
+    pub(super) rdi: u64,
+    pub(super) rsi: u64,
+    pub(super) rdx: u64,
+    pub(super) rcx: u64,
+    pub(super) rax: u64,
+    pub(super) vector: u64,
+    pub(super) error: u64,
+    pub(super) rip: u64,
+    pub(super) cs: u64,
+    pub(super) rflags: u64,
+    pub(super) rsp: u64,
+    pub(super) ss: u64,
+}
+
+// One stub of 16 bytes per vector: an error code of 0 where the processor pushes none (APM volume 2,
+// table 8-1), the vector's number, then the common part. rbp is pushed last so that it forms a frame
+// with nothing but saved registers above it.
+global_asm!(
+    r#"
+.section .text
+.balign 16
+interrupt_stubs:
+.set vector, 0
+.rept 256
+    .balign 16
+    .if (vector == 8) || (vector >= 10 && vector <= 14) || (vector == 17) || (vector == 21) || (vector == 29) || (vector == 30)
+    .else
+    push 0
+    .endif
+    push vector
+    jmp interrupt_common
+    .set vector, vector + 1
+.endr
+.balign 16
+interrupt_common:
+    push rax
+    push rcx
+    push rdx
+    push rsi
+    push rdi
+    push r8
+    push r9
+    push r10
+    push r11
+    push rbp
+    cld
+    mov rdi, rsp
+    mov rbp, rsp
+    and rsp, -16
+    call {dispatch}
+    mov rsp, rbp
+    pop rbp
+    pop r11
+    pop r10
+    pop r9
+    pop r8
+    pop rdi
+    pop rsi
+    pop rdx
+    pop rcx
+    pop rax
+    add rsp, 16
+    iretq
+"#,
+    dispatch = sym dispatch,
+);
+
+unsafe extern "C" {
+    static interrupt_stubs: [[u8; 16]; 256];
+}
+
+/// Address of a vector's stub.
+pub(super) fn stub_address(vector: usize) -> u64 {
+    // SAFETY: the address of our own text is taken, nothing is read.
+    (unsafe { &raw const interrupt_stubs[vector] }).addr() as u64
+}
+
+extern "C" fn dispatch(frame: &Frame) {
+    match frame.vector as u8 {
+        vector @ 0..=31 => panic::on_exception(vector, frame),
+        VECTOR_TIMER => {
+            clock::on_timer();
+            run::request_attention();
+            apic::end_of_interrupt();
+        }
+        VECTOR_KICK => apic::end_of_interrupt(),
+        VECTOR_SERIAL => {
+            run::on_serial_interrupt();
+            apic::end_of_interrupt();
+        }
+        // Spurious interrupts get no end of interrupt; others are not enabled anywhere.
+        VECTOR_SPURIOUS => {}
+        vector => {
+            log::warn!("interrupt on unused vector {vector:#x}");
+            apic::end_of_interrupt();
+        }
+    }
+}

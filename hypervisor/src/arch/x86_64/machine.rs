@@ -1,0 +1,480 @@
+//! The virtual machine: what all its vCPUs share.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::cell::UnsafeCell;
+use core::fmt;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use coherence::{Notify, Target};
+use hostlink::config::{Config, ConfigError, ResetPolicy};
+use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
+use hostlink::{bundle, config};
+use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
+use paging::{Amd64Nested, Level, PageTable};
+use spin::{Mutex, Once};
+use tar_no_std::TarArchiveRef;
+
+use super::flush::{FlushTargets, MemorySource};
+pub(super) use super::flush::FlushScratch;
+use super::interrupts::VECTOR_KICK;
+use super::memory::{self, FreeMemory, HeapTables};
+use super::overlay::Overlays;
+use super::percpu::PerCpu;
+use super::svm::state::{Permissions, VcpuState};
+use super::svm::{cpuid, msr};
+use super::{apic, clock, console};
+use crate::devices::acpi;
+use crate::devices::inbox::Inbox;
+use crate::devices::lapic::TimerClock;
+use crate::devices::message::{Message, MessageKind};
+use crate::devices::platform::{Platform, PortSize, SerialPort};
+use crate::hyperv::{self, CrashReport, Partition};
+use crate::loader::{self, LoadError, MemoryLayout, layout};
+use crate::sched::{Nudge, Policy, Scheduler, VcpuIndex};
+
+/// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
+const APIC_HZ: u64 = 1_000_000_000;
+const PAGE: u64 = 4096;
+const GIB: u64 = 1 << 30;
+/// Bytes of a crash message that are printed.
+const CRASH_TEXT_MAX: usize = 4096;
+
+/// Where the host tool finds the counters.
+#[unsafe(no_mangle)]
+static QUELL_BEACON: Beacon = Beacon::new();
+
+static MACHINE: Once<Machine> = Once::new();
+
+/// One virtual CPU.
+pub(super) struct Vcpu {
+    /// Index in the machine; also its APIC id and VP index.
+    pub(super) index: VcpuIndex,
+    /// As the flush engine sees it. Its owner is the one who may touch `state`.
+    pub(super) target: Target,
+    /// Interrupts that others post.
+    pub(super) inbox: Inbox,
+    state: UnsafeCell<VcpuState>,
+}
+
+// SAFETY: `state` is reached only through `state()`, whose caller owns the target; the rest is atomic.
+unsafe impl Sync for Vcpu {}
+
+impl Vcpu {
+    /// The private state.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the target's `Owner`, and no reference from an earlier call is alive.
+    #[expect(clippy::mut_from_ref, reason = "ownership is proved by the target's token")]
+    pub(super) unsafe fn state(&self) -> &mut VcpuState {
+        // SAFETY: the token is exclusive, so there is no other reference.
+        unsafe { &mut *self.state.get() }
+    }
+}
+
+/// The one virtual machine.
+pub(super) struct Machine {
+    pub(super) vcpus: Vec<Vcpu>,
+    pub(super) memslots: Memslots,
+    pub(super) nested: PageTable<Amd64Nested, HeapTables>,
+    /// Largest page that nested tables may hold here.
+    pub(super) largest_page: Level,
+    /// Bits of CR4 that the guest may set.
+    pub(super) cr4_mask: u64,
+    pub(super) sched: Scheduler,
+    pub(super) partition: Partition,
+    pub(super) platform: Mutex<Platform>,
+    pub(super) overlays: Mutex<Overlays>,
+    counters: Vec<AtomicU64>,
+    layout: MemoryLayout,
+    files: Files,
+    /// Whether a reset is under way, and how many vCPUs have stopped for it.
+    resetting: AtomicU32,
+    parked: AtomicU32,
+}
+
+/// What the bundle holds.
+struct Files {
+    kernel: &'static [u8],
+    initrd: Option<&'static [u8]>,
+    config: Config<'static>,
+}
+
+/// Why there is no machine.
+pub(super) enum CreateError {
+    /// The bundle is no tar archive.
+    NotABundle,
+    /// The bundle lacks this member.
+    Missing(&'static str),
+    /// The configuration is not text.
+    ConfigNotText,
+    /// The configuration is wrong.
+    Config(ConfigError<'static>),
+    /// The guest's files cannot be loaded.
+    Load(LoadError),
+    /// There is not this much memory in one piece.
+    NoMemory(u64),
+    /// A processor too slow for a reference clock.
+    Clock,
+}
+
+impl fmt::Display for CreateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotABundle => f.write_str("the boot module is no tar archive"),
+            Self::Missing(name) => write!(f, "the bundle has no member '{name}'"),
+            Self::ConfigNotText => f.write_str("the bundle's configuration is not UTF-8"),
+            Self::Config(error) => write!(f, "{error}"),
+            Self::Load(error) => write!(f, "{error}"),
+            Self::NoMemory(size) => write!(
+                f,
+                "no {} MiB of free memory in one piece for the guest: give the machine more, or the guest less",
+                size >> 20
+            ),
+            Self::Clock => f.write_str("the TSC is too slow for the guest's reference clock"),
+        }
+    }
+}
+
+/// The machine.
+pub(super) fn machine() -> &'static Machine {
+    MACHINE.get().expect("the machine is created before any vCPU runs")
+}
+
+/// The machine, if it is there already.
+pub(super) fn try_machine() -> Option<&'static Machine> {
+    MACHINE.get()
+}
+
+impl Files {
+    fn read(bytes: &'static [u8]) -> Result<Self, CreateError> {
+        let archive = TarArchiveRef::new(bytes).map_err(|_| CreateError::NotABundle)?;
+        let member = |name: &str| {
+            let mut entries = archive.entries();
+            entries.find(|entry| entry.filename().as_str() == Ok(name)).map(|entry| entry.data())
+        };
+        if let Some(symbols) = member(bundle::SYMBOLS) {
+            super::panic::set_symbols(symbols);
+        }
+        let text = member(bundle::CONFIG).ok_or(CreateError::Missing(bundle::CONFIG))?;
+        let text = core::str::from_utf8(text).map_err(|_| CreateError::ConfigNotText)?;
+        Ok(Self {
+            kernel: member(bundle::KERNEL).ok_or(CreateError::Missing(bundle::KERNEL))?,
+            initrd: member(bundle::INITRD),
+            config: Config::parse(text).map_err(CreateError::Config)?,
+        })
+    }
+}
+
+/// Creates the machine that `bundle` describes. Its boot vCPU is ready to run.
+pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(), CreateError> {
+    let files = Files::read(bundle)?;
+    let config = &files.config;
+    let layout = MemoryLayout::new(config.memory).map_err(CreateError::Load)?;
+    let memslots = back_memory(&layout, free)?;
+    let nested = PageTable::new(HeapTables).expect("the heap has room for a table");
+    let platform = hyperv::Platform {
+        flush_hypercall: config.flush == config::FlushMode::Hypercall,
+        invariant_tsc: cpuid::answer(0x8000_0007, 0, NOBODY).edx & 1 << 8 != 0,
+        nested_paging: true,
+        tsc_hz: clock::tsc_hz(),
+        apic_hz: APIC_HZ,
+        gpa_bits: cpuid::physical_address_bits() as u8,
+    };
+    let permissions = Permissions {
+        io: permission_map(3, |map| map.fill(0xff)),
+        msr: permission_map(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map),
+        nested_root: nested.root().0,
+    };
+    let timer_clock = TimerClock { tsc_hz: clock::tsc_hz(), apic_hz: APIC_HZ };
+    let vcpu = |index| Vcpu {
+        index,
+        target: Target::new(),
+        inbox: Inbox::new(),
+        state: UnsafeCell::new(VcpuState::new(
+            index,
+            cpuid::View { apic_id: index, vcpus: config.vcpus, osxsave: false },
+            timer_clock,
+            &permissions,
+        )),
+    };
+    let policy = Policy::new(clock::ticks_of_us(config.slice_us.into()));
+    let counters = (0..config.vcpus as usize * Counter::COUNT).map(|_| AtomicU64::new(0)).collect();
+    let machine = Machine {
+        vcpus: (0..config.vcpus).map(vcpu).collect(),
+        memslots,
+        nested,
+        largest_page: if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M },
+        cr4_mask: cpuid::guest_cr4_mask(),
+        sched: Scheduler::new(PerCpu::all().count() as u32, config.vcpus, policy),
+        partition: Partition::new(platform, clock::now()).ok_or(CreateError::Clock)?,
+        platform: Mutex::new(Platform::new()),
+        overlays: Mutex::new(Overlays::default()),
+        counters,
+        layout,
+        files,
+        resetting: AtomicU32::new(0),
+        parked: AtomicU32::new(0),
+    };
+    machine.load_guest().map_err(CreateError::Load)?;
+    machine.publish_counters();
+    MACHINE.call_once(|| machine);
+    Ok(())
+}
+
+/// A view of CPUID that belongs to no vCPU.
+const NOBODY: cpuid::View = cpuid::View { apic_id: 0, vcpus: 1, osxsave: false };
+
+/// Takes memory for the guest and makes slots of it.
+fn back_memory(layout: &MemoryLayout, free: &mut FreeMemory) -> Result<Memslots, CreateError> {
+    let mut memslots = Memslots::new(cpuid::physical_address_bits());
+    for (id, range) in layout.slots().into_iter().enumerate() {
+        let size = range.end - range.start;
+        // Aligned to the largest page that the slot can hold, if there is such a place.
+        let host = (size >= GIB).then(|| free.take(size, GIB, u64::MAX)).flatten();
+        let host = host.or_else(|| free.take(size, 2 << 20, u64::MAX)).ok_or(CreateError::NoMemory(size))?;
+        let slot = Slot {
+            id: SlotId(id as u16),
+            gpa: Gpa(range.start),
+            size,
+            host: PhysAddr(host),
+            flags: SlotFlags::empty(),
+        };
+        // SAFETY: the memory was taken from the free RAM, is mapped one to one, and is never given back.
+        unsafe { memslots.add(slot) }.expect("the layout's ranges are valid slots");
+    }
+    Ok(memslots)
+}
+
+/// Allocates a permission map and fills it in; returns its physical address.
+fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
+    let address = memory::allocate_pages(pages);
+    // SAFETY: the pages were just allocated for this.
+    fill(unsafe { core::slice::from_raw_parts_mut(address as *mut u8, pages * PAGE as usize) });
+    address
+}
+
+impl Machine {
+    /// Number of vCPUs.
+    pub(super) fn vcpu_count(&self) -> u32 {
+        self.vcpus.len() as u32
+    }
+
+    /// What a guest's reset does.
+    pub(super) fn reset_policy(&self) -> ResetPolicy {
+        self.files.config.reset
+    }
+
+    /// Zeroes guest memory and puts kernel, initial RAM disk and tables there; the boot vCPU begins at the entry.
+    ///
+    /// Nobody owns a vCPU meanwhile.
+    fn load_guest(&self) -> Result<(), LoadError> {
+        let apic_ids: Vec<u32> = self.vcpus.iter().map(|vcpu| vcpu.index).collect();
+        let tables = acpi::build(&apic_ids, layout::ACPI.start);
+        let plan = loader::plan(
+            self.files.kernel,
+            self.files.initrd,
+            self.files.config.cmdline,
+            &self.layout,
+            tables.rsdp,
+        )?;
+        self.zero_memory();
+        let guest = self.memslots.memory();
+        let acpi = (tables.base, &tables.bytes[..]);
+        let files = plan.placements.iter().map(|place| (place.gpa, &place.bytes[..]));
+        for (gpa, bytes) in files.chain([acpi]) {
+            guest.write(Gpa(gpa), bytes).expect("the plan stays within memory");
+        }
+        let boot = &self.vcpus[0];
+        let owner = boot.target.owner().expect("nobody runs the boot vCPU while memory is loaded");
+        // SAFETY: the owner was just taken.
+        unsafe { boot.state() }.start_kernel(&plan.entry);
+        drop(owner);
+        Ok(())
+    }
+
+    fn zero_memory(&self) {
+        self.memslots.memory().for_each(|slot| {
+            // SAFETY: the slot's memory is the guest's alone, and no vCPU runs. Words are zeroed one by one: a
+            // byte-wise string store is many times slower in emulation.
+            let words = unsafe {
+                core::slice::from_raw_parts_mut(slot.host.0 as *mut [u64; 8], (slot.size / 64) as usize)
+            };
+            words.fill([0; 8]);
+        });
+    }
+
+    fn publish_counters(&self) {
+        QUELL_BEACON.counters.store(self.counters.as_ptr().addr() as u64, Ordering::Relaxed);
+        QUELL_BEACON.tsc_hz.store(clock::tsc_hz(), Ordering::Relaxed);
+        QUELL_BEACON.vcpu_count.store(self.vcpu_count(), Ordering::Relaxed);
+        QUELL_BEACON.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
+        QUELL_BEACON.cpu_count.store(PerCpu::all().count() as u32, Ordering::Relaxed);
+        QUELL_BEACON.magic.store(BEACON_MAGIC, Ordering::Release);
+    }
+
+    /// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked instruction.
+    pub(super) fn count(&self, vcpu: VcpuIndex, counter: Counter, amount: u64) {
+        if let Some(cell) = self.counters.get(vcpu as usize * Counter::COUNT + counter as usize) {
+            cell.store(cell.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+        }
+    }
+
+    /// Delivers an interrupt message; returns to how many vCPUs.
+    pub(super) fn deliver(&self, message: Message, sender: u32) -> u64 {
+        let destination = match message.kind {
+            MessageKind::Lowest(vector) => {
+                let ids = 0..self.vcpu_count();
+                match message.destination.arbitrate(vector, ids, sender) {
+                    Some(id) => return self.post(id, message),
+                    None => return 0,
+                }
+            }
+            _ => message.destination,
+        };
+        if let Some(id) = destination.single(sender) {
+            return self.post(id, message);
+        }
+        let matching = (0..self.vcpu_count()).filter(|&id| destination.matches(id, sender));
+        matching.map(|id| self.post(id, message)).sum()
+    }
+
+    fn post(&self, apic_id: u32, message: Message) -> u64 {
+        let Some(vcpu) = self.vcpus.get(apic_id as usize) else { return 0 };
+        vcpu.inbox.post(message.kind, message.trigger);
+        self.notify(vcpu);
+        1
+    }
+
+    /// Tells a vCPU that something was posted to it.
+    pub(super) fn notify(&self, vcpu: &Vcpu) {
+        match vcpu.target.post_event() {
+            Notify::None => {}
+            Notify::Kick(cpu) => kick(cpu.0),
+            Notify::Wake => self.nudge(self.sched.wake(vcpu.index)),
+        }
+    }
+
+    /// Carries out what the scheduler asks for.
+    pub(super) fn nudge(&self, nudge: Nudge) {
+        match nudge {
+            Nudge::Nothing => {}
+            Nudge::Idle(cpu) => kick(cpu),
+            // If that vCPU has blocked meanwhile, its CPU is looking for another one anyway.
+            Nudge::Running(vcpu) => {
+                if let Some(vcpu) = self.vcpus.get(vcpu as usize) {
+                    match vcpu.target.post_event() {
+                        Notify::Kick(cpu) => kick(cpu.0),
+                        Notify::Wake => {
+                            let _looks_again = self.sched.wake(vcpu.index);
+                        }
+                        Notify::None => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// IN from a port, with what the real console has received meanwhile.
+    pub(super) fn port_read(&self, port: u16, width: PortSize) -> u32 {
+        let value = self.platform.lock().port_read(port, width);
+        if port == SerialPort::Com1.base() {
+            self.receive_console();
+        }
+        value
+    }
+
+    /// Passes on what the real console has received, as far as the guest's FIFO has room.
+    pub(super) fn receive_console(&self) {
+        let mut platform = self.platform.lock();
+        while platform.can_receive(SerialPort::Com1) {
+            let Some(byte) = console::receive() else { break };
+            let (_, message) = platform.receive(SerialPort::Com1, &[byte]);
+            if let Some(message) = message {
+                self.deliver(message, u32::MAX);
+            }
+        }
+    }
+
+    /// Guest memory as the hypercall decoder reads it.
+    pub(super) fn memory_source(&self) -> MemorySource<'_> {
+        MemorySource { memslots: &self.memslots, platform: self.partition.platform() }
+    }
+
+    /// The flush engine on behalf of a vCPU.
+    pub(super) fn flush_engine<'a>(
+        &'a self,
+        initiator: VcpuIndex,
+        scratch: &'a mut FlushScratch,
+    ) -> FlushTargets<'a> {
+        FlushTargets { vm: self, initiator, scratch }
+    }
+
+    /// Prints what the guest says about its crash.
+    pub(super) fn report_crash(&self, vcpu: VcpuIndex, report: &CrashReport) {
+        log::error!("vCPU {vcpu}: the guest crashed: {:#x?}", report.parameters);
+        let Some(message) = report.message else { return };
+        let mut text = vec![0; CRASH_TEXT_MAX];
+        let length = (message.len as usize).min(CRASH_TEXT_MAX);
+        if self.memslots.memory().read(Gpa(message.gpa), &mut text[..length]).is_ok() {
+            for line in text[..length].split(|&byte| byte == b'\n' || byte == 0).filter(|line| !line.is_empty()) {
+                log::error!("  {}", line.escape_ascii());
+            }
+        }
+    }
+
+    /// Begins a reset: every vCPU stops at its next look at its events. Whoever comes first does this.
+    pub(super) fn begin_reset(&self) {
+        if self.resetting.swap(1, Ordering::AcqRel) == 0 {
+            self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));
+        }
+    }
+
+    /// Whether a reset is under way.
+    pub(super) fn is_resetting(&self) -> bool {
+        self.resetting.load(Ordering::Acquire) != 0
+    }
+
+    /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The last one starts the
+    /// guest again.
+    ///
+    /// ```text
+    /// each vCPU                                the last vCPU
+    /// A  state saved, owner dropped            C  parked = count (Acquire): all have done A
+    /// B  parked += 1 (AcqRel)                  D  states and memory reset, resetting = 0, all woken
+    /// ```
+    /// B before C, so A before D.
+    pub(super) fn park(&self) {
+        if self.parked.fetch_add(1, Ordering::AcqRel) + 1 < self.vcpu_count() {
+            return;
+        }
+        log::info!("the guest resets");
+        self.parked.store(0, Ordering::Relaxed);
+        for vcpu in &self.vcpus {
+            let mut owner = vcpu.target.owner().expect("all vCPUs are parked");
+            // SAFETY: the owner was just taken.
+            let state = unsafe { vcpu.state() };
+            // What was posted before the reset is void.
+            let _signals = vcpu.inbox.drain_into(&mut state.lapic);
+            let _event = owner.take_events();
+            state.reset();
+        }
+        self.partition.reset();
+        *self.overlays.lock() = Overlays::default();
+        *self.platform.lock() = Platform::new();
+        // The plan was made from the same files before.
+        self.load_guest().unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
+        self.resetting.store(0, Ordering::Release);
+        for vcpu in &self.vcpus {
+            self.nudge(self.sched.wake(vcpu.index));
+        }
+    }
+}
+
+/// Makes a CPU leave guest mode or idling soon.
+pub(super) fn kick(cpu: u32) {
+    if let Some(cpu) = PerCpu::get(cpu) {
+        apic::send_fixed(cpu.apic_id, VECTOR_KICK);
+    }
+}

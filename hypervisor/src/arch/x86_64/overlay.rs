@@ -1,0 +1,65 @@
+//! Pages that the hypervisor puts into the guest's address space: hypercall page and reference TSC page.
+//!
+//! The TLFS lays them over the guest's memory. Here they are written into the guest's own page, whose former
+//! contents come back when the page goes: the guest gives a page that it does not use for anything else, and
+//! no nested mapping has to change. The difference shows only to a guest that writes there, and harms only it.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use memslots::{Gpa, GuestMemory};
+use tlfs::msr;
+use zerocopy::IntoBytes;
+
+use crate::hyperv::PageMove;
+use crate::hyperv::partition::HYPERCALL_CODE;
+use crate::hyperv::time::ReferenceClock;
+
+const PAGE: usize = 4096;
+
+/// What the guest had at a page that is covered.
+#[derive(Default)]
+struct Saved(Option<Vec<u8>>);
+
+/// Both pages of the one partition.
+#[derive(Default)]
+pub(super) struct Overlays {
+    hypercall: Saved,
+    tsc: Saved,
+}
+
+impl Overlays {
+    /// Whether writes to this register may move a page.
+    pub(super) fn is_moved_by(number: u32) -> bool {
+        matches!(number, msr::GUEST_OS_ID | msr::HYPERCALL | msr::REFERENCE_TSC)
+    }
+
+    /// Moves the hypercall page.
+    pub(super) fn move_hypercall_page(&mut self, memory: &GuestMemory<'_>, page: PageMove) {
+        self.hypercall.relocate(memory, page, &HYPERCALL_CODE);
+    }
+
+    /// Moves the reference TSC page.
+    pub(super) fn move_tsc_page(&mut self, memory: &GuestMemory<'_>, page: PageMove, clock: &ReferenceClock) {
+        self.tsc.relocate(memory, page, clock.page().as_bytes());
+    }
+}
+
+impl Saved {
+    fn relocate(&mut self, memory: &GuestMemory<'_>, page: PageMove, contents: &[u8]) {
+        if let (Some(from), Some(old)) = (page.from, self.0.take()) {
+            // If the memory is gone there is nothing to restore.
+            let _ = memory.write(Gpa(from), &old);
+        }
+        let Some(to) = page.to.map(Gpa) else { return };
+        let mut old = vec![0; PAGE];
+        // A page without memory behind it is legal: there is nothing to see.
+        if memory.read(to, &mut old).is_ok() {
+            let mut new = vec![0; PAGE];
+            new[..contents.len()].copy_from_slice(contents);
+            if memory.write(to, &new).is_ok() {
+                self.0 = Some(old);
+            }
+        }
+    }
+}

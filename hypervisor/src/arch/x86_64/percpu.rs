@@ -1,0 +1,199 @@
+//! The block of each CPU: its stacks, with guard pages under them, and its own data.
+//!
+//! A block is aligned to its size, so a CPU finds its data from its stack pointer alone, on whichever
+//! of its stacks it is. No segment base is involved: between #VMEXIT and the reload of the host's
+//! state FS, GS and TR are still the guest's, and QEMU has been seen to deliver an interrupt there.
+//!
+//! ```text
+//! 0x00000  guard page
+//! 0x01000  stack for double faults and machine checks
+//! 0x03000  guard page
+//! 0x04000  stack for NMIs
+//! 0x06000  guard page
+//! 0x07000  main stack
+//! 0x1f000  PerCpu
+//! ```
+
+use core::arch::asm;
+use core::cell::{Cell, UnsafeCell};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use coherence::asid::AsidAllocator;
+
+use super::tables::CpuTables;
+
+/// Size and alignment of a block.
+pub(super) const BLOCK_SIZE: u64 = 128 << 10;
+const FAULT_STACK_TOP: u64 = 0x3000;
+const NMI_STACK_TOP: u64 = 0x6000;
+const DATA_OFFSET: u64 = 0x1f000;
+/// Offsets of the pages that are left unmapped.
+pub(super) const GUARD_PAGES: [u64; 3] = [0, 0x3000, 0x6000];
+
+/// Most physical CPUs that are used; any others stay parked.
+pub(super) const MAX_CPUS: usize = 256;
+
+/// First block; zero before there are any.
+static BLOCKS: AtomicU64 = AtomicU64::new(0);
+/// Number of blocks.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// What belongs to one CPU. Only that CPU touches the cells; the atomics say who else does.
+pub(super) struct PerCpu {
+    /// Number of this CPU: 0 for the boot CPU, dense.
+    pub(super) index: u32,
+    /// Its local APIC's id.
+    pub(super) apic_id: u32,
+    /// Set by the CPU itself when it is ready to run vCPUs; read by the boot CPU while it starts the others.
+    pub(super) online: AtomicBool,
+    /// GDT, TSS; used by the processor.
+    pub(super) tables: UnsafeCell<CpuTables>,
+    /// Physical address of the page with the host state that VMRUN saves.
+    pub(super) host_save: Cell<u64>,
+    /// Physical address of the VMCB that holds the host's own VMSAVE state.
+    pub(super) host_vmcb: Cell<u64>,
+    /// Address space tags of this CPU.
+    pub(super) asids: UnsafeCell<Option<AsidAllocator>>,
+    /// TSC value at which the one-shot timer is set to go off; `u64::MAX` when it is not set.
+    pub(super) timer_armed: Cell<u64>,
+    /// The vCPU that is on this CPU, as index + 1; 0 for none. For the panic report.
+    pub(super) current_vcpu: AtomicU32,
+    /// Exit code of the last exit. For the panic report.
+    pub(super) last_exit: AtomicU64,
+}
+
+const _: () = assert!(size_of::<PerCpu>() as u64 <= BLOCK_SIZE - DATA_OFFSET);
+
+impl PerCpu {
+    /// The calling CPU's data.
+    pub(super) fn current() -> &'static Self {
+        let rsp: u64;
+        // SAFETY: reads a register.
+        unsafe { asm!("mov {}, rsp", out(reg) rsp, options(nomem, nostack, preserves_flags)) };
+        debug_assert!(Self::on_block_stack(rsp));
+        // SAFETY: all code after `enter_block` runs on a stack in a block, whose data `create`
+        // initialised and which is never freed.
+        unsafe { &*((rsp & !(BLOCK_SIZE - 1)) + DATA_OFFSET).as_data() }
+    }
+
+    /// The calling CPU's data, or `None` this early in the boot.
+    pub(super) fn try_current() -> Option<&'static Self> {
+        let marker = 0u8;
+        Self::on_block_stack((&raw const marker).addr() as u64).then(Self::current)
+    }
+
+    fn on_block_stack(address: u64) -> bool {
+        let first = BLOCKS.load(Ordering::Relaxed);
+        let end = first + u64::from(COUNT.load(Ordering::Relaxed)) * BLOCK_SIZE;
+        (first..end).contains(&address)
+    }
+
+    /// The data of CPU `index`, if there is such a CPU.
+    pub(super) fn get(index: u32) -> Option<&'static Self> {
+        if index >= COUNT.load(Ordering::Acquire) {
+            return None;
+        }
+        let block = BLOCKS.load(Ordering::Acquire) + u64::from(index) * BLOCK_SIZE;
+        // SAFETY: as in `current`.
+        Some(unsafe { &*(block + DATA_OFFSET).as_data() })
+    }
+
+    /// All CPUs.
+    pub(super) fn all() -> impl Iterator<Item = &'static Self> {
+        (0..COUNT.load(Ordering::Acquire)).filter_map(Self::get)
+    }
+
+    fn block(&self) -> u64 {
+        core::ptr::from_ref(self).addr() as u64 - DATA_OFFSET
+    }
+
+    /// Top of the stack that normal code runs on.
+    pub(super) fn main_stack_top(&self) -> u64 {
+        self.block() + DATA_OFFSET
+    }
+
+    /// Top of the stack for double faults and machine checks.
+    pub(super) fn fault_stack_top(&self) -> u64 {
+        self.block() + FAULT_STACK_TOP
+    }
+
+    /// Top of the stack for NMIs.
+    pub(super) fn nmi_stack_top(&self) -> u64 {
+        self.block() + NMI_STACK_TOP
+    }
+
+    /// This CPU's address space tags.
+    ///
+    /// # Safety
+    ///
+    /// Called on this CPU, and no reference from an earlier call is alive.
+    #[expect(clippy::mut_from_ref, reason = "the cell belongs to one CPU")]
+    pub(super) unsafe fn asids(&self) -> &mut AsidAllocator {
+        // SAFETY: the caller vouches for exclusive use; `Some` since the CPU came up.
+        unsafe { (*self.asids.get()).as_mut().expect("the allocator is set when the CPU comes up") }
+    }
+}
+
+/// Makes an address into a pointer to per-CPU data.
+trait AsData {
+    fn as_data(self) -> *const PerCpu;
+}
+
+impl AsData for u64 {
+    fn as_data(self) -> *const PerCpu {
+        self as *const PerCpu
+    }
+}
+
+/// Lays out the blocks of all CPUs in `memory` (`apic_ids.len()` blocks); the boot CPU's id comes first.
+///
+/// # Safety
+///
+/// `base` is aligned to [`BLOCK_SIZE`]; the memory is RAM, mapped, zeroed, and stays ours for ever.
+/// Called once.
+pub(super) unsafe fn create(base: u64, apic_ids: &[u32]) {
+    assert!(base.is_multiple_of(BLOCK_SIZE) && apic_ids.len() <= MAX_CPUS);
+    for (index, &apic_id) in apic_ids.iter().enumerate() {
+        let data = (base + index as u64 * BLOCK_SIZE + DATA_OFFSET) as *mut PerCpu;
+        // SAFETY: inside the block, aligned, nobody has a reference yet.
+        unsafe {
+            data.write(PerCpu {
+                index: index as u32,
+                apic_id,
+                online: AtomicBool::new(false),
+                tables: UnsafeCell::new(CpuTables::new()),
+                host_save: Cell::new(0),
+                host_vmcb: Cell::new(0),
+                asids: UnsafeCell::new(None),
+                timer_armed: Cell::new(u64::MAX),
+                current_vcpu: AtomicU32::new(0),
+                last_exit: AtomicU64::new(0),
+            });
+        }
+    }
+    BLOCKS.store(base, Ordering::Release);
+    COUNT.store(apic_ids.len() as u32, Ordering::Release);
+}
+
+/// Calls `main` on the main stack of CPU `index` and never comes back.
+///
+/// # Safety
+///
+/// The blocks exist, nobody runs on that stack.
+pub(super) unsafe fn enter_block(cpu: &'static PerCpu, main: extern "C" fn() -> !) -> ! {
+    // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
+    unsafe {
+        asm!(
+            "mov rsp, {stack}",
+            "xor ebp, ebp",
+            "call {main}",
+            "ud2",
+            stack = in(reg) cpu.main_stack_top(),
+            main = in(reg) main,
+            options(noreturn),
+        )
+    }
+}
+
+// SAFETY: the cells are touched by the owning CPU alone; everything else is atomic or constant.
+unsafe impl Sync for PerCpu {}

@@ -1,0 +1,216 @@
+//! The order in which everything is brought up.
+
+use core::num::NonZeroU32;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use arrayvec::ArrayVec;
+use coherence::CpuId;
+use coherence::asid::AsidAllocator;
+use hostlink::exit::ExitCode;
+use pvh::start_info::reader::StartInfoReader;
+use pvh::start_info::MemmapType;
+
+use super::memory::{self, FreeMemory};
+use super::percpu::{self, BLOCK_SIZE, PerCpu};
+use super::svm::features::{self, Features};
+use super::svm::{cpuid, instruction};
+use super::{apic, boot, clock, console, firmware, interrupts, machine, panic, run, tables};
+
+/// How long a CPU gets to come up.
+const AP_START_US: u64 = 1_000_000;
+/// APIC id of the CPU that takes the serial interrupt: the boot CPU's.
+static SERIAL_CPU: AtomicU32 = AtomicU32::new(0);
+
+/// What the boot protocol says, copied out of the places where it lies.
+struct BootInfo {
+    ram: ArrayVec<Range<u64>, 64>,
+    module: Option<Range<u64>>,
+    rsdp: u64,
+}
+
+/// First Rust code of the boot CPU, on the boot stack with the boot tables.
+pub(super) extern "C" fn bsp_main(start_info: u32) -> ! {
+    console::init();
+    log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
+    // SAFETY: the entry code passes on what the boot protocol gave.
+    let info = unsafe { read_start_info(start_info) }.unwrap_or_else(|why| unsupported(&why));
+    features::probe().unwrap_or_else(|why| unsupported(&why));
+    // SAFETY: the boot tables are active, and the RSDP is the boot protocol's.
+    let firmware = unsafe { firmware::read(info.rsdp) }.unwrap_or_else(|why| unsupported(&why));
+    prepare_memory(info, &firmware).unwrap_or_else(|why| unsupported(&why));
+    instruction::build_decoder();
+    tables::build_idt();
+    let cpu = PerCpu::get(0).expect("the boot CPU has a block");
+    // SAFETY: nobody runs on the stacks of the blocks yet.
+    unsafe { percpu::enter_block(cpu, bsp_on_block) }
+}
+
+/// What `prepare_memory` leaves for the rest of the start: things that need the boot CPU's final stack.
+static LATER: spin::Once<Later> = spin::Once::new();
+
+struct Later {
+    pm_timer: u16,
+    io_apic: Option<u64>,
+    serial_pin: u32,
+    module: Option<Range<u64>>,
+    free: spin::Mutex<FreeMemory>,
+}
+
+fn unsupported(why: &dyn core::fmt::Display) -> ! {
+    panic::refuse(ExitCode::Unsupported, why)
+}
+
+/// Reads the PVH start information.
+///
+/// # Safety
+///
+/// `address` is what the boot loader passed; the boot tables are active.
+unsafe fn read_start_info(address: u32) -> Result<BootInfo, &'static str> {
+    // SAFETY: the caller vouches for the address; memory is mapped one to one.
+    let reader = unsafe { StartInfoReader::from_paddr_identity(address) };
+    let reader = reader.ok_or("not started by the PVH protocol")?;
+    let mut info = BootInfo { ram: ArrayVec::new(), module: None, rsdp: reader.raw().rsdp_paddr };
+    for entry in reader.memmap().iter().filter(|entry| entry.ty() == MemmapType::Ram) {
+        let range = entry.addr..entry.addr.saturating_add(entry.size);
+        if info.ram.try_push(range).is_err() {
+            log::warn!("the memory map has more entries than are used");
+        }
+    }
+    if let Some(module) = reader.modlist().next().map(|module| *module.raw()) {
+        info.module = Some(module.paddr..module.paddr.saturating_add(module.size));
+    }
+    Ok(info)
+}
+
+fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'static str> {
+    let mut free = FreeMemory::default();
+    info.ram.iter().for_each(|range| free.add(range.clone()));
+    free.reserve(memory::image());
+    if let Some(module) = &info.module {
+        free.reserve(module.clone());
+    }
+    memory::init_heap(&mut free)?;
+
+    let apic_ids = boot_cpu_first(firmware);
+    let size = apic_ids.len() as u64 * BLOCK_SIZE;
+    let blocks = free.take(size, BLOCK_SIZE, 1 << 32).ok_or("no room for the CPUs' stacks")?;
+    // SAFETY: the memory is free RAM, mapped by the boot tables, and ours from here on.
+    unsafe {
+        core::ptr::write_bytes(blocks as *mut u8, 0, size as usize);
+        percpu::create(blocks, &apic_ids);
+    }
+    memory::set_stacks(blocks..blocks + size);
+
+    let mut devices = ArrayVec::<u64, 2>::new();
+    devices.extend(apic::probe(cpuid::host_has_x2apic()));
+    devices.extend(firmware.io_apic);
+    memory::build_tables(&info.ram, &devices, blocks..blocks + size)
+        .map_err(|_| "the memory map cannot be mapped")?;
+    LATER.call_once(|| Later {
+        pm_timer: firmware.pm_timer,
+        io_apic: firmware.io_apic,
+        serial_pin: firmware.serial_pin,
+        module: info.module,
+        free: spin::Mutex::new(free),
+    });
+    Ok(())
+}
+
+/// APIC ids of all CPUs, the one that runs now first.
+fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u32, { percpu::MAX_CPUS }> {
+    let own = cpuid::host_apic_id();
+    let others = firmware.apic_ids.iter().copied().filter(|&id| id != own);
+    core::iter::once(own).chain(others).take(percpu::MAX_CPUS).collect()
+}
+
+/// The boot CPU on its final stack.
+extern "C" fn bsp_on_block() -> ! {
+    let later = LATER.get().expect("memory is prepared");
+    let cpu = PerCpu::current();
+    // SAFETY: the tables are built and map all that is in use.
+    unsafe { memory::activate_tables() };
+    tables::load(cpu);
+    apic::enable();
+    clock::calibrate(later.pm_timer, cpuid::host_has_tsc_deadline()).unwrap_or_else(|why| unsupported(&why));
+    enable_cpu(cpu);
+    start_others();
+    log::info!(
+        "{} CPUs, {} MiB free, TSC {} MHz",
+        PerCpu::all().filter(|cpu| cpu.online.load(Ordering::Acquire)).count(),
+        later.free.lock().total() >> 20,
+        clock::tsc_hz() / 1_000_000,
+    );
+    let module = later.module.clone().unwrap_or_else(|| {
+        panic::refuse(ExitCode::BadConfig, &"no bundle: give it as the boot module (QEMU: -initrd)")
+    });
+    // SAFETY: the module was reserved, so it stays as the boot loader left it.
+    let bundle = unsafe {
+        core::slice::from_raw_parts(module.start as *const u8, (module.end - module.start) as usize)
+    };
+    machine::create(bundle, &mut later.free.lock())
+        .unwrap_or_else(|why| panic::refuse(ExitCode::BadConfig, &why));
+    if let Some(base) = later.io_apic {
+        SERIAL_CPU.store(cpu.apic_id, Ordering::Relaxed);
+        // SAFETY: the register page is mapped; nobody else drives the I/O APIC.
+        unsafe { apic::route_isa(base, later.serial_pin, cpu.apic_id, interrupts::VECTOR_SERIAL) };
+        console::enable_receive_interrupt();
+    }
+    run::start();
+    run::cpu_loop()
+}
+
+/// What each CPU does once for itself after its tables are loaded.
+fn enable_cpu(cpu: &'static PerCpu) {
+    cpu.host_save.set(memory::allocate_pages(1));
+    cpu.host_vmcb.set(memory::allocate_pages(1));
+    let asid_max = NonZeroU32::new(features::asid_count() - 1).expect("`probe` found at least two");
+    let asids = AsidAllocator::new(CpuId(cpu.index), asid_max, Features::get().flush_by_asid());
+    // SAFETY: the page was just allocated; this CPU's cell is touched by nobody else.
+    unsafe {
+        features::enable(cpu.host_save.get());
+        *cpu.asids.get() = Some(asids);
+        core::arch::asm!("vmsave rax", in("rax") cpu.host_vmcb.get(), options(nostack, preserves_flags));
+    }
+    super::svm::fpu::enable();
+    clock::init_cpu();
+    cpu.online.store(true, Ordering::Release);
+}
+
+/// Starts all other CPUs, one after the other.
+fn start_others() {
+    // SAFETY: the page is in low memory, which is never handed out, and is mapped.
+    unsafe { boot::install_ap_page() };
+    for cpu in PerCpu::all().skip(1) {
+        // SAFETY: the CPU before has come up or is given up.
+        unsafe { boot::set_ap_stack(cpu.main_stack_top()) };
+        apic::send_init(cpu.apic_id);
+        clock::delay_us(200);
+        let deadline = clock::now() + clock::ticks_of_us(AP_START_US);
+        for attempt in 0..2 {
+            apic::send_startup(cpu.apic_id, boot::AP_PAGE);
+            let patience = if attempt == 0 { clock::now() + clock::ticks_of_us(20_000) } else { deadline };
+            while !cpu.online.load(Ordering::Acquire) && clock::now() < patience {
+                core::hint::spin_loop();
+            }
+            if cpu.online.load(Ordering::Acquire) {
+                break;
+            }
+        }
+        if !cpu.online.load(Ordering::Acquire) {
+            log::error!("CPU {} (APIC id {}) does not start", cpu.index, cpu.apic_id);
+        }
+    }
+}
+
+/// First Rust code of every other CPU, on its main stack with the boot tables.
+pub(super) extern "C" fn ap_main() -> ! {
+    // SAFETY: the tables are built and map all that is in use.
+    unsafe { memory::activate_tables() };
+    let cpu = PerCpu::current();
+    tables::load(cpu);
+    apic::enable();
+    enable_cpu(cpu);
+    run::wait_for_start();
+    run::cpu_loop()
+}

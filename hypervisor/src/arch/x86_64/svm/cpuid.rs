@@ -1,0 +1,199 @@
+//! CPUID: what this machine has, and what a guest is shown of it.
+//!
+//! A guest sees the processor that it runs on, less what the hypervisor does not provide, plus what it
+//! provides by itself (x2APIC, TSC deadline, the Hyper-V leaves). Every bit that is shown works.
+
+use core::arch::x86_64::{CpuidResult, __cpuid, __cpuid_count};
+
+const EMPTY: CpuidResult = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
+
+/// Highest leaves that a guest is shown.
+const MAX_BASIC: u32 = 0xd;
+const MAX_EXTENDED: u32 = 0x8000_001e;
+
+mod leaf1 {
+    // ECX: MONITOR, VMX, SMX, EIST, TM2, SDBG, PDCM, DCA, OSXSAVE (follows CR4).
+    pub(super) const ECX_HIDDEN: u32 = 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 15 | 1 << 18 | 1 << 27;
+    pub(super) const ECX_OSXSAVE: u32 = 1 << 27;
+    // x2APIC, TSC deadline, hypervisor present: ours.
+    pub(super) const ECX_SHOWN: u32 = 1 << 21 | 1 << 24 | 1 << 31;
+    // EDX: MCE, MTRR, MCA, DS, ACPI, TM, PBE: no machine checks, memory types or thermal control here.
+    pub(super) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 21 | 1 << 22 | 1 << 29 | 1 << 31;
+    pub(super) const EDX_MULTI: u32 = 1 << 28;
+}
+
+mod leaf7 {
+    // EBX: FSGSBASE, TSC_ADJUST (ours), BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, AVX-512 F/DQ/IFMA, RDSEED, ADX,
+    // SMAP, CLFLUSHOPT, CLWB, AVX-512 CD, SHA, AVX-512 BW/VL.
+    pub(super) const EBX_KEPT: u32 = 1 | 1 << 3 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 16 | 1 << 17
+        | 1 << 18 | 1 << 19 | 1 << 20 | 1 << 21 | 1 << 23 | 1 << 24 | 1 << 28 | 1 << 29 | 1 << 30 | 1 << 31;
+    pub(super) const EBX_TSC_ADJUST: u32 = 1 << 1;
+    // ECX: AVX-512 VBMI, UMIP, AVX-512 VBMI2, GFNI, VAES, VPCLMULQDQ, VNNI, BITALG, VPOPCNTDQ, RDPID.
+    pub(super) const ECX_KEPT: u32 =
+        1 << 1 | 1 << 2 | 1 << 6 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 14 | 1 << 22;
+    // EDX: FSRM.
+    pub(super) const EDX_KEPT: u32 = 1 << 4;
+}
+
+mod extended1 {
+    // ECX: SVM, extended APIC space, OSVW, IBS, SKINIT, WDT, LWP, NodeId, topology extensions, performance counters,
+    // DBX, PTSC, MWAITX.
+    pub(super) const ECX_HIDDEN: u32 = 1 << 2 | 1 << 3 | 1 << 9 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 19
+        | 1 << 22 | 1 << 23 | 1 << 24 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 29;
+    pub(super) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14;
+}
+
+/// What of a vCPU's state CPUID depends on.
+#[derive(Clone, Copy)]
+pub(crate) struct View {
+    /// Its APIC id.
+    pub(crate) apic_id: u32,
+    /// Number of vCPUs.
+    pub(crate) vcpus: u32,
+    /// CR4.OSXSAVE.
+    pub(crate) osxsave: bool,
+}
+
+impl View {
+    /// Bits of an APIC id that number the vCPUs.
+    fn id_bits(self) -> u32 {
+        (self.vcpus - 1).checked_ilog2().map_or(0, |bit| bit + 1)
+    }
+}
+
+/// The answer to CPUID for architectural leaves. Leaves of the hypervisor's range are [`crate::hyperv`]'s.
+pub(crate) fn answer(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
+    match leaf {
+        0 => {
+            let host = __cpuid(0);
+            CpuidResult { eax: host.eax.min(MAX_BASIC), ..host }
+        }
+        1 => identity(view),
+        // The APIC timer does not stop in any idle state.
+        6 => CpuidResult { eax: 1 << 2, ..EMPTY },
+        7 if subleaf == 0 => features(),
+        0xb => topology(subleaf, view),
+        0xd => extended_state(subleaf),
+        0x8000_0000 => {
+            let host = __cpuid(0x8000_0000);
+            CpuidResult { eax: host.eax.min(MAX_EXTENDED), ..host }
+        }
+        0x8000_0001 => {
+            let host = __cpuid(leaf);
+            CpuidResult {
+                ecx: host.ecx & !extended1::ECX_HIDDEN,
+                edx: host.edx & !extended1::EDX_HIDDEN,
+                ..host
+            }
+        }
+        // Brand string, caches, TLBs.
+        0x8000_0002..=0x8000_0006 | 0x8000_0019 | 0x8000_001a => __cpuid(leaf),
+        // Invariant TSC.
+        0x8000_0007 => CpuidResult { edx: __cpuid(leaf).edx & 1 << 8, ..EMPTY },
+        0x8000_0008 => capacities(view),
+        _ => EMPTY,
+    }
+}
+
+fn identity(view: View) -> CpuidResult {
+    let host = __cpuid(1);
+    let osxsave = if view.osxsave { leaf1::ECX_OSXSAVE } else { 0 };
+    let multi = if view.vcpus > 1 { leaf1::EDX_MULTI } else { 0 };
+    CpuidResult {
+        eax: host.eax,
+        // CLFLUSH line size stays; ids and counts have eight bits here, leaf 0xb has them whole.
+        ebx: host.ebx & 0xff00 | (view.vcpus.min(255)) << 16 | (view.apic_id & 0xff) << 24,
+        ecx: host.ecx & !leaf1::ECX_HIDDEN | leaf1::ECX_SHOWN | osxsave,
+        edx: host.edx & !(leaf1::EDX_HIDDEN | leaf1::EDX_MULTI) | multi,
+    }
+}
+
+fn features() -> CpuidResult {
+    let host = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0) } else { EMPTY };
+    CpuidResult {
+        eax: 0,
+        ebx: host.ebx & leaf7::EBX_KEPT | leaf7::EBX_TSC_ADJUST,
+        ecx: host.ecx & leaf7::ECX_KEPT,
+        edx: host.edx & leaf7::EDX_KEPT,
+    }
+}
+
+/// Extended topology: one thread per core, all cores in one package.
+fn topology(subleaf: u32, view: View) -> CpuidResult {
+    let (shift, count, kind) = match subleaf {
+        0 => (0, 1, 1),
+        1 => (view.id_bits(), view.vcpus, 2),
+        _ => (0, 0, 0),
+    };
+    CpuidResult { eax: shift, ebx: count, ecx: subleaf & 0xff | kind << 8, edx: view.apic_id }
+}
+
+fn extended_state(subleaf: u32) -> CpuidResult {
+    if super::fpu::components() == 0 {
+        return EMPTY;
+    }
+    // The guest's XCR0 is in the processor, so the size for it is right as it comes.
+    let host = __cpuid_count(0xd, subleaf);
+    match subleaf {
+        // XSAVEOPT, XSAVEC, XGETBV 1; no supervisor components.
+        1 => CpuidResult { eax: host.eax & 7, ..EMPTY },
+        0 | 2..=63 => host,
+        _ => EMPTY,
+    }
+}
+
+fn capacities(view: View) -> CpuidResult {
+    let host = __cpuid(0x8000_0008);
+    // CLZERO and the always-saved error pointers; no speculation controls.
+    const EBX_KEPT: u32 = 1 | 1 << 2;
+    CpuidResult {
+        eax: host.eax & 0xffff,
+        ebx: host.ebx & EBX_KEPT,
+        ecx: (view.vcpus - 1).min(255) | view.id_bits() << 12,
+        edx: 0,
+    }
+}
+
+/// Whether a guest that CPUID shows `leaf 1/7/0xd` may set these bits in CR4 (APM volume 2, section 3.1.3).
+pub(crate) fn guest_cr4_mask() -> u64 {
+    let one = __cpuid(1);
+    let seven = features();
+    let bit = |condition: bool, bit: u32| if condition { 1u64 << bit } else { 0 };
+    // VME to PCE, FXSAVE and SIMD exceptions: every processor with long mode has them.
+    0x7ff | bit(seven.ecx & 1 << 2 != 0, 11)
+        | bit(seven.ebx & 1 != 0, 16)
+        | bit(one.ecx & 1 << 17 != 0, 17)
+        | bit(one.ecx & 1 << 26 != 0, 18)
+        | bit(seven.ebx & 1 << 7 != 0, 20)
+        | bit(seven.ebx & 1 << 20 != 0, 21)
+}
+
+/// Width of physical addresses in bits.
+pub(crate) fn physical_address_bits() -> u32 {
+    __cpuid(0x8000_0008).eax & 0xff
+}
+
+/// Whether the machine has an x2APIC.
+pub(crate) fn host_has_x2apic() -> bool {
+    __cpuid(1).ecx & 1 << 21 != 0
+}
+
+/// Whether the machine's APIC timer has TSC deadline mode.
+pub(crate) fn host_has_tsc_deadline() -> bool {
+    __cpuid(1).ecx & 1 << 24 != 0
+}
+
+/// Whether page tables may hold 1 GiB pages.
+pub(crate) fn host_has_1g_pages() -> bool {
+    __cpuid(0x8000_0001).edx & 1 << 26 != 0
+}
+
+/// Whether the processor has RDTSCP, and so TSC_AUX.
+pub(crate) fn host_has_rdtscp() -> bool {
+    __cpuid(0x8000_0001).edx & 1 << 27 != 0
+}
+
+/// APIC id of the calling CPU.
+pub(crate) fn host_apic_id() -> u32 {
+    if host_has_x2apic() && __cpuid(0).eax >= 0xb { __cpuid_count(0xb, 0).edx } else { __cpuid(1).ebx >> 24 }
+}

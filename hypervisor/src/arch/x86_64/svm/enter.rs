@@ -1,0 +1,109 @@
+//! One stay in the guest: what is prepared before, VMRUN, and what is put in order afterwards.
+
+use core::arch::asm;
+use core::sync::atomic::Ordering;
+
+use coherence::CpuId;
+use hostlink::counters::Counter;
+use memslots::Gpa;
+
+use super::entry::run_guest;
+use super::exits::Context;
+use super::features::Features;
+use super::vmcb::{clean, exit};
+use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
+
+impl Context<'_, '_> {
+    /// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked
+    /// at first, and returns false.
+    pub(crate) fn enter(&mut self) -> bool {
+        self.take_flush();
+        if self.state.prepare_events().is_some() {
+            self.count(Counter::IrqInjected);
+        }
+        self.offer_lazy_eoi();
+        self.state.registers_to_vmcb();
+        // SAFETY: this is the CPU whose data it is, and there is no other reference.
+        let asids = unsafe { self.cpu.asids() };
+        let assignment = asids.assign(&mut self.state.asid);
+        let vmcb = &mut *self.state.vmcb;
+        vmcb.asid = assignment.asid;
+        vmcb.tlb_control = assignment.control as u8;
+        if assignment.changed || !Features::get().clean_bits() {
+            vmcb.clean_bits = 0;
+        }
+        let guest = core::ptr::from_mut(vmcb).addr() as u64;
+
+        // From here to VMRUN interrupts are held: a kick that comes now ends guest mode at once.
+        // SAFETY: SVM is on; IF = 1 with GIF = 0 takes no interrupt.
+        unsafe { asm!("clgi", "sti", options(nomem, nostack)) };
+        let Ok(in_guest) = self.owner.try_enter(CpuId(self.cpu.index)) else {
+            open_interrupt_window();
+            self.settle_lazy_eoi();
+            return false;
+        };
+        // SAFETY: both VMCBs are complete, the registers are this vCPU's; the nested tables map its memory only.
+        unsafe { run_guest(guest, &raw mut self.state.registers, self.cpu.host_vmcb.get()) };
+        in_guest.leave();
+        if self.state.vmcb.exit_code != exit::INVALID {
+            asids.executed(&mut self.state.asid, assignment);
+        }
+        open_interrupt_window();
+        self.after_exit();
+        true
+    }
+
+    fn take_flush(&mut self) {
+        if let Some(work) = self.owner.take_flush() {
+            self.state.asid.owe_flush();
+            self.vm.count(self.vcpu.index, Counter::FlushWhole, 1);
+            work.complete();
+        }
+    }
+
+    fn after_exit(&mut self) {
+        let vmcb = &mut *self.state.vmcb;
+        self.cpu.last_exit.store(vmcb.exit_code, Ordering::Relaxed);
+        vmcb.clean_bits = clean::ALL;
+        vmcb.event_injection = 0;
+        self.state.registers_from_vmcb();
+        self.state.sync_tpr();
+        self.state.recover_event();
+        self.settle_lazy_eoi();
+    }
+
+    /// Tells the guest that it need not write the end-of-interrupt register, where nothing would follow from it.
+    fn offer_lazy_eoi(&mut self) {
+        let lapic = &self.state.lapic;
+        let Some(vector) = lapic.highest_isr() else { return };
+        let nothing_follows = lapic.can_lazy_eoi(vector);
+        let view = ApicView { in_service: Some(vector), level: false, pending: !nothing_follows };
+        if let Some(gpa) = self.state.hyperv.arm_eoi(&view) {
+            // If there is no memory, settling finds the field unreadable and takes the offer back.
+            let _ = self.vm.memslots.memory().write_u32(Gpa(gpa), NO_EOI_REQUIRED);
+        }
+    }
+
+    /// Finds out whether the guest has made use of the offer, and withdraws it.
+    fn settle_lazy_eoi(&mut self) {
+        let Some(gpa) = self.state.hyperv.armed_eoi() else { return };
+        let memory = self.vm.memslots.memory();
+        let field = memory.read_u32(Gpa(gpa)).unwrap_or(NO_EOI_REQUIRED);
+        match self.state.hyperv.settle_eoi(field) {
+            Some(Settled::Ended(_)) => {
+                // It was edge-triggered, so nobody else waits for the end.
+                let _nothing_follows = self.state.lapic.eoi();
+            }
+            Some(Settled::Withdrawn) => {
+                let _ = memory.write_u32(Gpa(gpa), 0);
+            }
+            None => {}
+        }
+    }
+}
+
+/// Takes the interrupts that have been held, and holds them again.
+fn open_interrupt_window() {
+    // SAFETY: handlers need nothing but the stack; no lock is held here.
+    unsafe { asm!("stgi", "nop", "cli", options(nostack)) };
+}

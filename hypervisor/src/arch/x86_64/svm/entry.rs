@@ -1,0 +1,109 @@
+//! Entering and leaving the guest: the only place with VMRUN.
+
+use core::arch::naked_asm;
+
+/// General registers of the guest in the processor's own numbering. While the guest runs, RAX and
+/// RSP are in the VMCB; they are copied here after each exit and back before each entry.
+#[derive(Clone, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Registers(pub(crate) [u64; 16]);
+
+pub(crate) const RAX: usize = 0;
+pub(crate) const RCX: usize = 1;
+pub(crate) const RDX: usize = 2;
+pub(crate) const RBX: usize = 3;
+pub(crate) const RSP: usize = 4;
+pub(crate) const RSI: usize = 6;
+pub(crate) const RDI: usize = 7;
+pub(crate) const R8: usize = 8;
+
+impl Registers {
+    /// Low 32 bits of a register.
+    pub(crate) fn low(&self, register: usize) -> u32 {
+        self.0[register] as u32
+    }
+
+    /// Writes the low 32 bits of a register and zeros the rest, as a 32-bit operation does.
+    pub(crate) fn set_low(&mut self, register: usize, value: u32) {
+        self.0[register] = value.into();
+    }
+
+    /// EDX:EAX.
+    pub(crate) fn edx_eax(&self) -> u64 {
+        u64::from(self.low(RDX)) << 32 | u64::from(self.low(RAX))
+    }
+
+    /// Writes EDX:EAX.
+    pub(crate) fn set_edx_eax(&mut self, value: u64) {
+        self.set_low(RAX, value as u32);
+        self.set_low(RDX, (value >> 32) as u32);
+    }
+}
+
+/// Runs the guest until it exits.
+///
+/// Called with GIF = 0 and IF = 1: an interrupt that is pending ends guest mode at once, and is taken when the
+/// caller sets GIF again. FS, GS, TR, LDTR and the system call registers are exchanged here; the rest of the
+/// processor's state is VMRUN's business, FPU and debug registers the caller's.
+///
+/// # Safety
+///
+/// `guest` and `host` are the physical addresses of two VMCBs: the guest's, complete, and the one that
+/// this CPU's host state was saved to by VMSAVE. `registers` belongs to the guest and to nobody else meanwhile.
+/// The host save area of this CPU is set. The guest's state and nested tables give it nothing but its own memory.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn run_guest(guest: u64, registers: *mut Registers, host: u64) {
+    naked_asm!(
+        "push rbx",
+        "push rbp",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "push rdx", // host VMCB
+        "push rsi", // registers
+        "mov rax, rdi",
+        "vmload rax",
+        "mov rcx, [rsi + 0x08]",
+        "mov rdx, [rsi + 0x10]",
+        "mov rbx, [rsi + 0x18]",
+        "mov rbp, [rsi + 0x28]",
+        "mov rdi, [rsi + 0x38]",
+        "mov r8,  [rsi + 0x40]",
+        "mov r9,  [rsi + 0x48]",
+        "mov r10, [rsi + 0x50]",
+        "mov r11, [rsi + 0x58]",
+        "mov r12, [rsi + 0x60]",
+        "mov r13, [rsi + 0x68]",
+        "mov r14, [rsi + 0x70]",
+        "mov r15, [rsi + 0x78]",
+        "mov rsi, [rsi + 0x30]",
+        "vmrun rax",
+        "vmsave rax", // VMRUN restores RAX: the guest's VMCB
+        "mov rax, [rsp]",
+        "mov [rax + 0x08], rcx",
+        "mov [rax + 0x10], rdx",
+        "mov [rax + 0x18], rbx",
+        "mov [rax + 0x28], rbp",
+        "mov [rax + 0x30], rsi",
+        "mov [rax + 0x38], rdi",
+        "mov [rax + 0x40], r8",
+        "mov [rax + 0x48], r9",
+        "mov [rax + 0x50], r10",
+        "mov [rax + 0x58], r11",
+        "mov [rax + 0x60], r12",
+        "mov [rax + 0x68], r13",
+        "mov [rax + 0x70], r14",
+        "mov [rax + 0x78], r15",
+        "mov rax, [rsp + 8]",
+        "vmload rax",
+        "add rsp, 16",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbp",
+        "pop rbx",
+        "ret",
+    )
+}

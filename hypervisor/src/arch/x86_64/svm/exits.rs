@@ -1,0 +1,473 @@
+//! What each exit means. Handlers change the vCPU's state and say how it goes on; nothing here blocks, but for
+//! the bounded wait of a flush.
+
+use coherence::Owner;
+use hostlink::counters::Counter;
+use memslots::{Gpa, GuestMemory};
+use tlfs::InputPage;
+
+use super::super::clock;
+use super::super::machine::{FlushScratch, Machine, Vcpu};
+use super::super::overlay::Overlays;
+use super::super::percpu::PerCpu;
+use super::entry::{R8, RAX, RBX, RCX, RDI, RDX, RSI};
+use super::fpu;
+use super::instruction::{decode_control_write, length};
+use super::msr::Written;
+use super::state::{Activity, VcpuState};
+use super::vmcb::{Vmcb, clean, event, exit, vintr};
+use super::{cpuid, instruction};
+use crate::devices::lapic::Effect;
+use crate::devices::platform::{Output, PortSize, SerialPort};
+use crate::devices::power::PowerEvent;
+use crate::hyperv::{self, Caller, Gprs, MsrEffect, MsrRead, Outcome};
+
+/// How a vCPU goes on after an exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Back into the guest.
+    Resume,
+    /// Its timers changed: look at them before going back.
+    Timers,
+    /// It waits for an interrupt.
+    Halt,
+    /// It spins: let another vCPU run if there is one.
+    Yield,
+    /// The virtual machine starts again.
+    Reset,
+    /// The virtual machine ends.
+    PowerOff,
+    /// The guest shut down by triple fault.
+    TripleFault,
+}
+
+/// A vCPU on a CPU, outside of guest mode.
+pub(crate) struct Context<'a, 'o> {
+    pub(crate) vm: &'a Machine,
+    pub(crate) cpu: &'a PerCpu,
+    pub(crate) vcpu: &'a Vcpu,
+    pub(crate) owner: &'a mut Owner<'o>,
+    pub(crate) state: &'a mut VcpuState,
+    pub(crate) scratch: &'a mut FlushScratch,
+    pub(crate) page: &'a mut InputPage,
+}
+
+impl Context<'_, '_> {
+    /// Adds one to a counter of this vCPU.
+    pub(crate) fn count(&self, counter: Counter) {
+        self.vm.count(self.vcpu.index, counter, 1);
+    }
+
+    /// Runs `look` in a section in which the guest's translations are used by software: a flush that is asked for
+    /// meanwhile waits for its end, and one that was asked for before is taken first.
+    pub(crate) fn with_translation<R>(
+        &mut self,
+        look: impl FnOnce(&mut VcpuState, &GuestMemory<'_>) -> R,
+    ) -> R {
+        let section = loop {
+            // A flush that pends is only noted here: the walk below starts from memory, not from any cache.
+            if let Some(work) = self.owner.take_flush() {
+                self.state.asid.owe_flush();
+                self.vm.count(self.vcpu.index, Counter::FlushWhole, 1);
+                work.complete();
+            }
+            // The borrow of the owner ends with the section; `look` gets everything but the owner.
+            if let Ok(section) = self.owner.begin_translation() {
+                break section;
+            }
+        };
+        let result = look(self.state, &self.vm.memslots.memory());
+        section.end();
+        result
+    }
+
+    /// Goes on behind an instruction of `length` bytes.
+    pub(crate) fn skip(&mut self, length: u64) {
+        let vmcb = &mut self.state.vmcb;
+        let next = vmcb.rip.wrapping_add(length);
+        vmcb.rip = if vmcb.is_64bit() { next } else { next & 0xffff_ffff };
+        vmcb.interrupt_shadow &= !1;
+        if vmcb.rflags & RFLAGS_TF != 0 {
+            vmcb.dr6 |= DR6_SINGLE_STEP;
+            vmcb.mark_dirty(clean::ALL);
+            self.state.exception = Some(event::VALID | event::TYPE_EXCEPTION | VECTOR_DB);
+        }
+    }
+
+    /// Goes on behind the instruction that is usually encoded as `usual`, after `act` has done its work. If the
+    /// instruction cannot be read any more, the guest gets the fault and nothing is done.
+    fn complete(&mut self, usual: &[u8], act: impl FnOnce(&mut Self) -> Next) -> Next {
+        match self.with_translation(|state, memory| length(&state.vmcb, memory, usual)) {
+            Ok(length) => {
+                let next = act(self);
+                if self.state.exception.is_none() {
+                    self.skip(length);
+                }
+                next
+            }
+            Err(error) => {
+                self.state.raise_fetch_error(error);
+                Next::Resume
+            }
+        }
+    }
+
+    /// Handles the exit that the VMCB describes.
+    pub(crate) fn handle_exit(&mut self) -> Next {
+        let code = self.state.vmcb.exit_code;
+        self.count(counter_of(&self.state.vmcb));
+        match code {
+            exit::INTR | exit::NMI | exit::SMI | exit::INIT => Next::Resume,
+            exit::VINTR => {
+                // The window is open: `prepare_events` injects and withdraws the request.
+                self.state.vmcb.interrupt_control &= !vintr::IRQ;
+                self.state.vmcb.mark_dirty(clean::TPR);
+                Next::Resume
+            }
+            exit::NESTED_FAULT => {
+                self.on_nested_fault();
+                Next::Resume
+            }
+            exit::MSR => self.on_msr(),
+            exit::VMMCALL => self.on_hypercall(),
+            exit::IOIO => self.on_port(),
+            exit::CPUID => self.complete(&[0x0f, 0xa2], Self::on_cpuid),
+            exit::HLT => self.complete(&[0xf4], |context| {
+                context.state.activity = Activity::Halted;
+                Next::Halt
+            }),
+            exit::PAUSE => self.complete(&[0xf3, 0x90], |_| Next::Yield),
+            exit::IRET => {
+                self.state.on_iret();
+                Next::Resume
+            }
+            exit::WBINVD => self.complete(&[0x0f, 0x09], |_| Next::Resume),
+            exit::INVD => self.complete(&[0x0f, 0x08], |_| Next::Resume),
+            exit::XSETBV => self.complete(&[0x0f, 0x01, 0xd1], Self::on_xsetbv),
+            0x10..=0x1f => self.on_control_write(),
+            exit::SHUTDOWN => Next::TripleFault,
+            exit::RDPMC => self.protection_fault(),
+            exit::INVALID => panic!("VMRUN refuses the VMCB of vCPU {}", self.vcpu.index),
+            exit::EXCEPTION_MC => panic!("machine check while vCPU {} ran", self.vcpu.index),
+            exit::TASK_SWITCH | exit::FERR_FREEZE => {
+                log::warn!("vCPU {}: exit {code:#x} is not emulated", self.vcpu.index);
+                self.protection_fault()
+            }
+            // Instructions that CPUID does not show: SVM's own, MONITOR and MWAIT, RDPRU, INVLPGB and TLBSYNC (A10).
+            exit::INVLPGA
+            | exit::VMRUN
+            | 0x82..=0x85
+            | exit::SKINIT
+            | exit::MONITOR..=exit::MWAIT_ARMED
+            | exit::RDPRU
+            | exit::INVLPGB..=exit::TLBSYNC => {
+                self.state.raise_undefined();
+                Next::Resume
+            }
+            _ => {
+                log::warn!("vCPU {}: unexpected exit {code:#x}", self.vcpu.index);
+                self.state.raise_undefined();
+                Next::Resume
+            }
+        }
+    }
+
+    fn protection_fault(&mut self) -> Next {
+        self.state.raise_protection();
+        Next::Resume
+    }
+
+    fn on_cpuid(&mut self) -> Next {
+        let registers = &mut self.state.registers;
+        let (leaf, subleaf) = (registers.low(RAX), registers.low(RCX));
+        let (eax, ebx, ecx, edx) = match hyperv::cpuid::leaf(leaf, self.vm.partition.platform()) {
+            Some(leaf) => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx),
+            None => {
+                let view = cpuid::View { osxsave: self.state.vmcb.cr4 & CR4_OSXSAVE != 0, ..self.state.view };
+                let answer = cpuid::answer(leaf, subleaf, view);
+                (answer.eax, answer.ebx, answer.ecx, answer.edx)
+            }
+        };
+        registers.set_low(RAX, eax);
+        registers.set_low(RBX, ebx);
+        registers.set_low(RCX, ecx);
+        registers.set_low(RDX, edx);
+        Next::Resume
+    }
+
+    fn on_xsetbv(&mut self) -> Next {
+        let value = self.state.registers.edx_eax();
+        let register = self.state.registers.low(RCX);
+        if !self.state.is_privileged() || register != 0 || !fpu::is_valid_xcr0(value) {
+            return self.protection_fault();
+        }
+        // The guest's XCR0 lives in the processor while the vCPU is on the CPU.
+        fpu::write_xcr0(value);
+        Next::Resume
+    }
+
+    fn on_control_write(&mut self) -> Next {
+        let decoded = self.with_translation(|state, memory| decode_control_write(&state.vmcb, memory));
+        let (number, from, length) = match decoded {
+            Ok(decoded) => decoded,
+            Err(error) => {
+                self.state.raise_fetch_error(error);
+                return Next::Resume;
+            }
+        };
+        let value = from.read(&self.state.registers);
+        match number {
+            4 => {
+                if !self.write_cr4(value) {
+                    return self.protection_fault();
+                }
+            }
+            8 if value < 16 => {
+                self.state.lapic.set_tpr((value << 4) as u8);
+                let tpr = &mut self.state.vmcb.interrupt_control;
+                *tpr = *tpr & !vintr::TPR_MASK | value;
+                self.state.vmcb.mark_dirty(clean::TPR);
+            }
+            _ => return self.protection_fault(),
+        }
+        self.skip(length);
+        Next::Resume
+    }
+
+    /// CR4: only what CPUID shows can be set (APM volume 2, section 3.1.3). Changing what translations depend on
+    /// drops them (section 5.5.2; pitfall A13).
+    fn write_cr4(&mut self, value: u64) -> bool {
+        const FLUSHING: u64 = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 17 | 1 << 20;
+        const PAE: u64 = 1 << 5;
+        const PCIDE: u64 = 1 << 17;
+        let vmcb = &mut self.state.vmcb;
+        let long = vmcb.efer & super::vmcb::EFER_LMA != 0;
+        let enables_pcid = value & !vmcb.cr4 & PCIDE != 0;
+        if value & !self.vm.cr4_mask != 0
+            || long && value & PAE == 0
+            || enables_pcid && (!long || vmcb.cr3 & 0xfff != 0)
+        {
+            return false;
+        }
+        if (value ^ vmcb.cr4) & FLUSHING != 0 {
+            self.state.asid.owe_flush();
+        }
+        vmcb.cr4 = value;
+        vmcb.mark_dirty(clean::CRX);
+        true
+    }
+
+    fn on_msr(&mut self) -> Next {
+        let number = self.state.registers.low(RCX);
+        if self.state.vmcb.exit_info_1 & 1 == 0 {
+            self.complete(&[0x0f, 0x32], |context| context.read_msr(number))
+        } else {
+            self.complete(&[0x0f, 0x30], |context| context.write_msr(number))
+        }
+    }
+
+    fn read_msr(&mut self, number: u32) -> Next {
+        let now = clock::now();
+        let value = if hyperv::msrs::is_synthetic(number) {
+            match self.state.hyperv.read_msr(&self.vm.partition, number, now) {
+                Ok(MsrRead::Value(value)) => Some(value),
+                Ok(MsrRead::ApicIcr) => {
+                    let icr = self.state.lapic.read_msr(crate::devices::lapic::msr::ICR, now);
+                    icr.ok().map(hyperv::msrs::icr_from_x2apic)
+                }
+                Ok(MsrRead::ApicTpr) => Some(self.state.lapic.tpr().into()),
+                Err(_) => None,
+            }
+        } else {
+            self.state.read_msr(number, now).ok()
+        };
+        match value {
+            Some(value) => {
+                self.state.registers.set_edx_eax(value);
+                Next::Resume
+            }
+            None => self.protection_fault(),
+        }
+    }
+
+    fn write_msr(&mut self, number: u32) -> Next {
+        let value = self.state.registers.edx_eax();
+        let now = clock::now();
+        if hyperv::msrs::is_synthetic(number) {
+            // Held until the effect is performed, so that pages move in the order of the writes.
+            let mut overlays = Overlays::is_moved_by(number).then(|| self.vm.overlays.lock());
+            return match self.state.hyperv.write_msr(&self.vm.partition, number, value, now) {
+                Ok(effect) => self.perform_synthetic(effect, now, overlays.as_deref_mut()),
+                Err(_) => self.protection_fault(),
+            };
+        }
+        match self.state.write_msr(number, value, now) {
+            Ok(Written::Done) => Next::Resume,
+            Ok(Written::Lapic(effect)) => self.perform_lapic(effect),
+            Err(_) => self.protection_fault(),
+        }
+    }
+
+    /// Carries out what a write to the local APIC asks for.
+    pub(crate) fn perform_lapic(&mut self, effect: Effect) -> Next {
+        match effect {
+            Effect::None => Next::Resume,
+            Effect::Ipi(message) => {
+                let targets = self.vm.deliver(message, self.state.lapic.apic_id());
+                self.vm.count(self.vcpu.index, Counter::IrqIpi, targets);
+                Next::Resume
+            }
+            Effect::Eoi { vector, level } => {
+                if level {
+                    let messages = self.vm.platform.lock().eoi(vector);
+                    for message in messages {
+                        self.vm.deliver(message, self.state.lapic.apic_id());
+                    }
+                }
+                Next::Resume
+            }
+            Effect::TimerChanged => Next::Timers,
+        }
+    }
+
+    fn perform_synthetic(&mut self, effect: MsrEffect, now: u64, overlays: Option<&mut Overlays>) -> Next {
+        use crate::devices::lapic::msr;
+        match effect {
+            MsrEffect::None => {}
+            MsrEffect::ApicEoi => {
+                let effect = self.state.lapic.eoi();
+                return self.perform_lapic(effect);
+            }
+            MsrEffect::ApicIcr(value) => match self.state.lapic.write_msr(msr::ICR, value, now) {
+                Ok(effect) => return self.perform_lapic(effect),
+                Err(_) => return self.protection_fault(),
+            },
+            MsrEffect::ApicTpr(value) => {
+                self.state.lapic.set_tpr(value);
+                let control = &mut self.state.vmcb.interrupt_control;
+                *control = *control & !vintr::TPR_MASK | u64::from(value >> 4);
+            }
+            MsrEffect::HypercallPage(page) => {
+                if let Some(overlays) = overlays {
+                    overlays.move_hypercall_page(&self.vm.memslots.memory(), page);
+                }
+            }
+            MsrEffect::TscPage(page) => {
+                if let Some(overlays) = overlays {
+                    overlays.move_tsc_page(&self.vm.memslots.memory(), page, self.vm.partition.clock());
+                }
+            }
+            MsrEffect::VpAssistPage(page) => {
+                // An assist page without memory behind it is legal; there is nothing to clear then.
+                let _ = page.to.map(|gpa| self.vm.memslots.memory().write_u32(Gpa(gpa), 0));
+            }
+            MsrEffect::Timers => return Next::Timers,
+            MsrEffect::Crash(report) => self.vm.report_crash(self.vcpu.index, &report),
+            MsrEffect::Reset => return Next::Reset,
+        }
+        Next::Resume
+    }
+
+    fn on_port(&mut self) -> Next {
+        const INPUT: u64 = 1;
+        const STRING: u64 = 1 << 2;
+        let info = self.state.vmcb.exit_info_1;
+        let next_rip = self.state.vmcb.exit_info_2;
+        if info & STRING != 0 {
+            return self.on_string_port(info);
+        }
+        let port = (info >> 16) as u16;
+        let size = (info >> 4 & 7) as usize;
+        let Some(width) = PortSize::from_bytes(size) else { return self.protection_fault() };
+        let target = instruction::Operand::Register { number: RAX, size: size as u32, high_byte: false };
+        let next = if info & INPUT != 0 {
+            let value = self.vm.port_read(port, width);
+            target.write(&mut self.state.registers, value.into());
+            Next::Resume
+        } else {
+            let value = target.read(&self.state.registers) as u32;
+            self.write_port(port, width, value)
+        };
+        let length = next_rip.wrapping_sub(self.state.vmcb.rip);
+        self.skip(length);
+        next
+    }
+
+    /// Performs a port write and what follows from it.
+    pub(crate) fn write_port(&mut self, port: u16, width: PortSize, value: u32) -> Next {
+        let effect = self.vm.platform.lock().port_write(port, width, value);
+        if let Some(message) = effect.interrupt {
+            self.vm.deliver(message, self.state.lapic.apic_id());
+        }
+        match effect.output {
+            Output::None => Next::Resume,
+            Output::Transmit(serial, byte) => {
+                super::super::console::guest_transmit(usize::from(serial == SerialPort::Com2), byte);
+                Next::Resume
+            }
+            Output::Power(PowerEvent::PowerOff) => Next::PowerOff,
+            Output::Power(PowerEvent::Reset) => Next::Reset,
+        }
+    }
+
+    fn on_hypercall(&mut self) -> Next {
+        const RFLAGS_VM: u64 = 1 << 17;
+        let vmcb = &self.state.vmcb;
+        let caller = Caller {
+            cpl: vmcb.cpl,
+            protected_mode: vmcb.cr0 & super::vmcb::CR0_PE != 0,
+            virtual_8086: vmcb.rflags & RFLAGS_VM != 0,
+            long_mode_64: vmcb.is_64bit(),
+        };
+        let r = &self.state.registers.0;
+        let mut gprs = Gprs {
+            rax: r[RAX], rbx: r[RBX], rcx: r[RCX], rdx: r[RDX], rsi: r[RSI], rdi: r[RDI], r8: r[R8],
+        };
+        let outcome = hyperv::hypercall::handle(
+            &caller,
+            &gprs,
+            &self.vm.partition,
+            &self.vm.memory_source(),
+            &mut self.vm.flush_engine(self.vcpu.index, self.scratch),
+            self.page,
+        );
+        let (result, next) = match outcome {
+            Outcome::Complete(result) => (result, Next::Resume),
+            Outcome::Yield(result) => (result, Next::Yield),
+            Outcome::UndefinedOpcode => {
+                self.state.raise_undefined();
+                return Next::Resume;
+            }
+            Outcome::GeneralProtection => return self.protection_fault(),
+        };
+        self.complete(&[0x0f, 0x01, 0xd9], |context| {
+            gprs.set_result(&caller, result);
+            let registers = &mut context.state.registers.0;
+            registers[RAX] = gprs.rax;
+            registers[RDX] = gprs.rdx;
+            next
+        })
+    }
+}
+
+const CR4_OSXSAVE: u64 = 1 << 18;
+const RFLAGS_TF: u64 = 1 << 8;
+const DR6_SINGLE_STEP: u64 = 1 << 14;
+const VECTOR_DB: u64 = 1;
+
+fn counter_of(vmcb: &Vmcb) -> Counter {
+    match vmcb.exit_code {
+        exit::MSR if vmcb.exit_info_1 & 1 == 0 => Counter::ExitRdmsr,
+        exit::MSR => Counter::ExitWrmsr,
+        exit::CPUID => Counter::ExitCpuid,
+        exit::HLT => Counter::ExitHlt,
+        exit::PAUSE => Counter::ExitPause,
+        exit::IOIO => Counter::ExitIo,
+        exit::VMMCALL => Counter::ExitHypercall,
+        exit::NESTED_FAULT => Counter::ExitNpf,
+        exit::INTR | exit::NMI => Counter::ExitIntr,
+        exit::VINTR => Counter::ExitVintr,
+        exit::XSETBV | 0x10..=0x1f => Counter::ExitControl,
+        _ => Counter::ExitOther,
+    }
+}

@@ -1,0 +1,98 @@
+//! What the processor's SVM offers, and turning it on.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use core::arch::x86_64::__cpuid;
+use x86_64::registers::control::{Efer, EferFlags};
+use x86_64::registers::model_specific::Msr;
+
+const MSR_VM_CR: u32 = 0xc001_0114;
+const VM_CR_SVM_DISABLED: u64 = 1 << 4;
+const MSR_HOST_SAVE: u32 = 0xc001_0117;
+
+/// CPUID Fn8000_000A EDX.
+const NESTED_PAGING: u32 = 1 << 0;
+const NEXT_RIP: u32 = 1 << 3;
+const CLEAN_BITS: u32 = 1 << 5;
+const FLUSH_BY_ASID: u32 = 1 << 6;
+const DECODE_ASSISTS: u32 = 1 << 7;
+const PAUSE_FILTER: u32 = 1 << 10;
+
+static FEATURES: AtomicU32 = AtomicU32::new(0);
+static ASIDS: AtomicU32 = AtomicU32::new(0);
+
+/// SVM features of this machine; each one is used where it is there and done without where it is not.
+#[derive(Clone, Copy)]
+pub(crate) struct Features(u32);
+
+impl Features {
+    /// The boot CPU's features; the others are taken to have the same.
+    pub(crate) fn get() -> Self {
+        Self(FEATURES.load(Ordering::Relaxed))
+    }
+
+    /// The processor reports the address of the next instruction.
+    pub(crate) fn next_rip(self) -> bool {
+        self.0 & NEXT_RIP != 0
+    }
+
+    /// The processor keeps parts of the VMCB that are marked clean.
+    pub(crate) fn clean_bits(self) -> bool {
+        self.0 & CLEAN_BITS != 0
+    }
+
+    /// VMRUN can flush one ASID.
+    pub(crate) fn flush_by_asid(self) -> bool {
+        self.0 & FLUSH_BY_ASID != 0
+    }
+
+    /// The processor reports instruction bytes and operands.
+    pub(crate) fn decode_assists(self) -> bool {
+        self.0 & DECODE_ASSISTS != 0
+    }
+
+    /// The processor counts PAUSEs before it exits.
+    pub(crate) fn pause_filter(self) -> bool {
+        self.0 & PAUSE_FILTER != 0
+    }
+}
+
+/// Number of ASIDs, the host's 0 included.
+pub(crate) fn asid_count() -> u32 {
+    ASIDS.load(Ordering::Relaxed)
+}
+
+/// Checks that the machine can do what we need. Call on the boot CPU.
+pub(crate) fn probe() -> Result<(), &'static str> {
+    let svm = __cpuid(0x8000_0000).eax >= 0x8000_000a && __cpuid(0x8000_0001).ecx & 1 << 2 != 0;
+    if !svm {
+        return Err("this CPU has no SVM: Quell needs an AMD processor, or QEMU with -cpu EPYC,+svm,+npt");
+    }
+    // SAFETY: a CPU with SVM has the MSR.
+    if unsafe { Msr::new(MSR_VM_CR).read() } & VM_CR_SVM_DISABLED != 0 {
+        return Err("SVM is disabled by the firmware: enable it in the set-up");
+    }
+    let leaf = __cpuid(0x8000_000a);
+    if leaf.edx & NESTED_PAGING == 0 {
+        return Err("this CPU has SVM without nested paging");
+    }
+    if leaf.ebx < 2 {
+        return Err("this CPU has no address space tags for guests");
+    }
+    FEATURES.store(leaf.edx, Ordering::Relaxed);
+    ASIDS.store(leaf.ebx, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Turns SVM on for the calling CPU.
+///
+/// # Safety
+///
+/// `host_save` is a page that nobody else uses, for ever.
+pub(crate) unsafe fn enable(host_save: u64) {
+    // SAFETY: `probe` found SVM; the caller vouches for the page.
+    unsafe {
+        Efer::update(|efer| efer.insert(EferFlags::SECURE_VIRTUAL_MACHINE_ENABLE));
+        Msr::new(MSR_HOST_SAVE).write(host_save);
+    }
+}

@@ -1,0 +1,157 @@
+//! Getting events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20 and 15.21.
+
+use super::state::{Activity, VcpuState};
+use super::vmcb::{CR0_PE, RFLAGS_IF, clean, event, vintr};
+
+/// Write intercept of CR8, and the intercept of IRET.
+const CR_WRITE_8: u32 = 1 << (16 + 8);
+const INTERCEPT_IRET: u32 = 1 << 20;
+
+const VECTOR_UD: u64 = 6;
+const VECTOR_GP: u64 = 13;
+const VECTOR_PF: u64 = 14;
+
+impl VcpuState {
+    /// Raises #UD at the current instruction.
+    pub(crate) fn raise_undefined(&mut self) {
+        self.exception = Some(event::VALID | event::TYPE_EXCEPTION | VECTOR_UD);
+    }
+
+    /// Raises #GP(0) at the current instruction.
+    pub(crate) fn raise_protection(&mut self) {
+        // Real mode has no error codes.
+        let error = if self.vmcb.cr0 & CR0_PE != 0 { event::ERROR_VALID } else { 0 };
+        self.exception = Some(event::VALID | event::TYPE_EXCEPTION | error | VECTOR_GP);
+    }
+
+    /// Raises #PF at the current instruction.
+    pub(crate) fn raise_page_fault(&mut self, address: u64, error: u32) {
+        self.vmcb.cr2 = address;
+        self.vmcb.mark_dirty(clean::ALL);
+        let code = event::VALID | event::TYPE_EXCEPTION | event::ERROR_VALID | VECTOR_PF;
+        self.exception = Some(code | u64::from(error) << 32);
+    }
+
+    /// An exit cut the delivery of an event short: it is delivered again. Software interrupts and
+    /// breakpoints are not, because their instruction is executed again.
+    pub(crate) fn recover_event(&mut self) {
+        let info = self.vmcb.exit_interrupt_info;
+        if info & event::VALID == 0 {
+            return;
+        }
+        let is_breakpoint = info & event::TYPE_MASK == event::TYPE_EXCEPTION && matches!(info & 0xff, 3 | 4);
+        if info & event::TYPE_MASK != event::TYPE_SOFTWARE && !is_breakpoint {
+            self.vmcb.event_injection = info;
+        }
+    }
+
+    /// Fills in the event for the next entry, or arranges for an exit as soon as the guest can take one.
+    /// Returns the vector of an interrupt that goes in.
+    pub(crate) fn prepare_events(&mut self) -> Option<u8> {
+        let mut injected = None;
+        if let Some(exception) = self.exception.take() {
+            // An exception while an event was being delivered: what was cut short is an interrupt, which comes
+            // back, or an exception, which the new one replaces as far as the guest can tell.
+            self.requeue_cut_short();
+            self.vmcb.event_injection = exception;
+        } else if self.vmcb.event_injection & event::VALID == 0 {
+            injected = self.inject_next();
+        }
+        self.request_window();
+        injected
+    }
+
+    fn requeue_cut_short(&mut self) {
+        let info = self.vmcb.event_injection;
+        if info & event::VALID == 0 {
+            return;
+        }
+        match info & event::TYPE_MASK {
+            event::TYPE_INTERRUPT => {
+                let vector = info as u8;
+                self.lapic.cancel_service(vector);
+            }
+            event::TYPE_NMI => (self.nmi.pending, self.nmi.blocked) = (true, false),
+            _ => {}
+        }
+    }
+
+    fn inject_next(&mut self) -> Option<u8> {
+        let shadow = self.vmcb.interrupt_shadow & 1 != 0;
+        if self.nmi.pending && !self.nmi.blocked && !shadow {
+            self.nmi.pending = false;
+            self.nmi.blocked = true;
+            self.vmcb.intercept_misc1 |= INTERCEPT_IRET;
+            self.vmcb.mark_dirty(clean::INTERCEPTS);
+            self.vmcb.event_injection = event::VALID | event::TYPE_NMI | 2;
+            return None;
+        }
+        let vector = self.lapic.pending()?;
+        if self.vmcb.rflags & RFLAGS_IF == 0 || shadow {
+            return None;
+        }
+        self.lapic.begin_service(vector);
+        self.vmcb.event_injection = event::VALID | event::TYPE_INTERRUPT | u64::from(vector);
+        Some(vector)
+    }
+
+    /// Arranges for an exit when a waiting interrupt can be taken: by a virtual interrupt that is intercepted, or
+    /// by intercepting CR8 when only the task priority stands in the way.
+    fn request_window(&mut self) {
+        let waiting = self.lapic.pending();
+        let masked = waiting.is_none() && self.lapic.highest_irr().is_some();
+        let tpr = u64::from(self.lapic.tpr() >> 4);
+        let request = match waiting {
+            Some(_) => vintr::IRQ | vintr::IGNORE_TPR | 0xf << vintr::PRIORITY_SHIFT,
+            None => 0,
+        };
+        let control = vintr::MASKING | tpr | request;
+        if self.vmcb.interrupt_control != control {
+            self.vmcb.interrupt_control = control;
+            self.vmcb.mark_dirty(clean::TPR);
+        }
+        let vintr_bit = super::vmcb::misc1::VINTR;
+        let misc1 = self.vmcb.intercept_misc1 & !vintr_bit | if waiting.is_some() { vintr_bit } else { 0 };
+        let cr = self.vmcb.intercept_cr & !CR_WRITE_8 | if masked { CR_WRITE_8 } else { 0 };
+        if (misc1, cr) != (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) {
+            (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) = (misc1, cr);
+            self.vmcb.mark_dirty(clean::INTERCEPTS);
+        }
+    }
+
+    /// Takes over what the guest did to its task priority while it ran.
+    pub(crate) fn sync_tpr(&mut self) {
+        let tpr = (self.vmcb.interrupt_control & vintr::TPR_MASK) as u8;
+        if tpr != self.lapic.tpr() >> 4 {
+            self.lapic.set_tpr(tpr << 4);
+        }
+    }
+
+    /// The guest is about to execute IRET at the end of an NMI.
+    pub(crate) fn on_iret(&mut self) {
+        self.vmcb.intercept_misc1 &= !INTERCEPT_IRET;
+        self.vmcb.mark_dirty(clean::INTERCEPTS);
+        self.nmi.iret_at = Some(self.vmcb.rip);
+    }
+
+    /// Unblocks NMIs once the IRET is behind.
+    pub(crate) fn check_iret(&mut self) {
+        if self.nmi.iret_at.is_some_and(|rip| rip != self.vmcb.rip) {
+            self.nmi.iret_at = None;
+            self.nmi.blocked = false;
+        }
+    }
+
+    /// Whether a vCPU in HLT has a reason to go on.
+    pub(crate) fn wakes_from_halt(&self) -> bool {
+        let interrupt = self.lapic.pending().is_some() && self.vmcb.rflags & RFLAGS_IF != 0;
+        interrupt || self.nmi.pending && !self.nmi.blocked
+    }
+
+    /// Leaves HLT if there is a reason.
+    pub(crate) fn update_activity(&mut self) {
+        if self.activity == Activity::Halted && self.wakes_from_halt() {
+            self.activity = Activity::Running;
+        }
+    }
+}

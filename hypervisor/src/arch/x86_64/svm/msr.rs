@@ -1,0 +1,174 @@
+//! Model-specific registers of the guest. What is not named here raises #GP.
+
+use core::arch::x86_64::__cpuid;
+
+use x86_64::registers::model_specific::Msr;
+
+use super::state::VcpuState;
+use super::vmcb::{
+    CR0_PG, EFER_FFXSR, EFER_LMA, EFER_LME, EFER_NXE, EFER_SCE, EFER_SVME, Vmcb, clean,
+};
+use crate::devices::lapic;
+
+const TSC: u32 = 0x10;
+const TSC_ADJUST: u32 = 0x3b;
+const PATCH_LEVEL: u32 = 0x8b;
+const SYSENTER_CS: u32 = 0x174;
+const SYSENTER_ESP: u32 = 0x175;
+const SYSENTER_EIP: u32 = 0x176;
+const DEBUG_CONTROL: u32 = 0x1d9;
+const PAT: u32 = 0x277;
+const EFER: u32 = 0xc000_0080;
+const STAR: u32 = 0xc000_0081;
+const LSTAR: u32 = 0xc000_0082;
+const CSTAR: u32 = 0xc000_0083;
+const SFMASK: u32 = 0xc000_0084;
+const FS_BASE: u32 = 0xc000_0100;
+const GS_BASE: u32 = 0xc000_0101;
+const KERNEL_GS_BASE: u32 = 0xc000_0102;
+const TSC_AUX: u32 = 0xc000_0103;
+const SYSCFG: u32 = 0xc001_0010;
+const HWCR: u32 = 0xc001_0015;
+const LS_CFG: u32 = 0xc001_1020;
+const DC_CFG: u32 = 0xc001_1022;
+const BU_CFG2: u32 = 0xc001_102a;
+const DE_CFG: u32 = 0xc001_1029;
+
+/// HWCR: the TSC counts at the rate of P0, whatever the clock does.
+const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
+/// DE_CFG: LFENCE serialises.
+const DE_CFG_LFENCE: u64 = 1 << 1;
+
+/// MSRs that are the guest's own in the processor while it runs; everything else causes an exit.
+const PASS_THROUGH: [u32; 10] = [
+    SYSENTER_CS, SYSENTER_ESP, SYSENTER_EIP, STAR, LSTAR, CSTAR, SFMASK, FS_BASE, GS_BASE, KERNEL_GS_BASE,
+];
+
+/// Size of the permission map: two bits each for three ranges of 8192 MSRs (APM volume 2, section 15.11).
+pub(crate) const PERMISSION_MAP_PAGES: usize = 2;
+
+/// Fills in a permission map of zeros: exits for all MSRs but those that are passed through.
+pub(crate) fn fill_permission_map(map: &mut [u8]) {
+    map.fill(0xff);
+    let tsc_aux = super::cpuid::host_has_rdtscp().then_some(TSC_AUX);
+    for number in PASS_THROUGH.into_iter().chain(tsc_aux) {
+        let range = match number {
+            0..=0x1fff => 0,
+            0xc000_0000..=0xc000_1fff => 1,
+            _ => 2,
+        };
+        let bit = 2 * (number & 0x1fff) as usize;
+        if let Some(byte) = map.get_mut(range * 0x800 + bit / 8) {
+            *byte &= !(3 << (bit % 8));
+        }
+    }
+}
+
+/// Registers that are passed through, as after reset.
+pub(crate) fn reset_pass_through(vmcb: &mut Vmcb) {
+    (vmcb.star, vmcb.lstar, vmcb.cstar, vmcb.sfmask) = (0, 0, 0, 0);
+    (vmcb.sysenter_cs, vmcb.sysenter_esp, vmcb.sysenter_eip) = (0, 0, 0);
+    vmcb.kernel_gs_base = 0;
+}
+
+/// The access raises #GP(0).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Protection;
+
+/// What a write asks of the caller besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Written {
+    /// Nothing.
+    Done,
+    /// The local APIC has to do something.
+    Lapic(lapic::Effect),
+}
+
+/// Whether the local APIC answers this MSR.
+fn is_lapic(number: u32) -> bool {
+    matches!(number, lapic::msr::APIC_BASE | lapic::msr::TSC_DEADLINE | 0x800..=0x8ff)
+}
+
+impl VcpuState {
+    /// RDMSR, of everything but the Hyper-V registers, when the host's TSC is `now`.
+    pub(crate) fn read_msr(&self, number: u32, now: u64) -> Result<u64, Protection> {
+        if is_lapic(number) {
+            let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
+            return self.lapic.read_msr(number, guest_now).map_err(|_| Protection);
+        }
+        Ok(match number {
+            TSC => now.wrapping_add(self.vmcb.tsc_offset),
+            TSC_ADJUST => self.tsc_adjust,
+            // SAFETY: every AMD64 processor has this register; reading it changes nothing.
+            PATCH_LEVEL => unsafe { Msr::new(PATCH_LEVEL).read() },
+            DEBUG_CONTROL => 0,
+            PAT => self.vmcb.pat,
+            EFER => self.vmcb.efer & !EFER_SVME,
+            HWCR => HWCR_TSC_FREQ_SEL,
+            DE_CFG => DE_CFG_LFENCE,
+            SYSCFG | LS_CFG | DC_CFG | BU_CFG2 => 0,
+            _ => return Err(Protection),
+        })
+    }
+
+    /// WRMSR, of everything but the Hyper-V registers, when the host's TSC is `now`.
+    pub(crate) fn write_msr(&mut self, number: u32, value: u64, now: u64) -> Result<Written, Protection> {
+        if is_lapic(number) {
+            let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
+            let effect = self.lapic.write_msr(number, value, guest_now).map_err(|_| Protection)?;
+            return Ok(Written::Lapic(effect));
+        }
+        match number {
+            TSC => {
+                let delta = value.wrapping_sub(now.wrapping_add(self.vmcb.tsc_offset));
+                self.move_tsc(delta);
+            }
+            TSC_ADJUST => self.move_tsc(value.wrapping_sub(self.tsc_adjust)),
+            PAT if is_valid_pat(value) => {
+                self.vmcb.pat = value;
+                self.vmcb.mark_dirty(clean::NESTED);
+                // Translations hold the memory type (A13).
+                self.asid.owe_flush();
+            }
+            EFER => return self.write_efer(value),
+            // Configuration that the guest may have its way with in name: nothing depends on it here.
+            PATCH_LEVEL | SYSCFG | HWCR | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
+            _ => return Err(Protection),
+        }
+        Ok(Written::Done)
+    }
+
+    fn move_tsc(&mut self, delta: u64) {
+        self.vmcb.tsc_offset = self.vmcb.tsc_offset.wrapping_add(delta);
+        self.vmcb.mark_dirty(clean::INTERCEPTS);
+        self.tsc_adjust = self.tsc_adjust.wrapping_add(delta);
+        self.lapic.tsc_jumped(delta.cast_signed());
+    }
+
+    /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is the processor's
+    /// (APM volume 2, section 3.1.7).
+    fn write_efer(&mut self, value: u64) -> Result<Written, Protection> {
+        let edx = __cpuid(0x8000_0001).edx;
+        let nxe = if edx & 1 << 20 != 0 { EFER_NXE } else { 0 };
+        let ffxsr = if edx & 1 << 25 != 0 { EFER_FFXSR } else { 0 };
+        let writable = EFER_SCE | EFER_LME | nxe | ffxsr;
+        let old = self.vmcb.efer;
+        let reserved = value & !(writable | EFER_LMA) != 0;
+        if reserved || (value ^ old) & EFER_LME != 0 && self.vmcb.cr0 & CR0_PG != 0 {
+            return Err(Protection);
+        }
+        self.vmcb.efer = value & writable | old & EFER_LMA | EFER_SVME;
+        self.vmcb.mark_dirty(clean::CRX);
+        if (value ^ old) & EFER_NXE != 0 {
+            // Translations hold the effect of NX (A13).
+            self.asid.owe_flush();
+        }
+        Ok(Written::Done)
+    }
+}
+
+/// Each byte of PAT holds a memory type: 0, 1, 4, 5, 6 or 7 (APM volume 2, section 7.8.2).
+fn is_valid_pat(value: u64) -> bool {
+    value.to_le_bytes().iter().all(|byte| matches!(byte, 0 | 1 | 4..=7))
+}

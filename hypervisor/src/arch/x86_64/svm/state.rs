@@ -1,0 +1,297 @@
+//! Everything about a vCPU that only the CPU that runs it touches.
+
+use alloc::boxed::Box;
+use core::sync::atomic::Ordering;
+
+use coherence::asid::AsidSlot;
+use x86_64::registers::debug::{Dr0, Dr1, Dr2, Dr3, DebugAddressRegister};
+use x86_64::registers::model_specific::Msr;
+
+use super::entry::{RAX, RBX, RDX, RSI, RSP, Registers};
+use super::features::Features;
+use super::fpu::FpuState;
+use super::vmcb::{self, CR0_PE, EFER_SVME, Segment, Vmcb, clean, misc1, misc2, misc3, vintr};
+use super::{cpuid, msr};
+use crate::devices::lapic::{Lapic, TimerClock};
+use crate::hyperv::Vp;
+use crate::loader::{self, EntryState};
+
+/// CR0.ET, which is always set.
+const CR0_ET: u64 = 1 << 4;
+const MSR_TSC_AUX: u32 = 0xc000_0103;
+/// PAT after reset (APM volume 2, section 7.8.2).
+const PAT_RESET: u64 = 0x0007_0406_0007_0406;
+/// PAUSEs in a row that make the processor exit, where it counts them; and how far apart they may be.
+const PAUSE_COUNT: u16 = 3000;
+const PAUSE_THRESHOLD: u16 = 128;
+
+fn segment(from: loader::Segment) -> Segment {
+    Segment { selector: from.selector, attributes: from.attributes, limit: from.limit, base: from.base }
+}
+
+/// What a vCPU is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// It has instructions to run.
+    Running,
+    /// It executed HLT and waits for an interrupt.
+    Halted,
+    /// It waits for a start-up IPI.
+    WaitForStartup,
+}
+
+/// Tables that all vCPUs share: which ports and MSRs cause exits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Permissions {
+    /// Physical address of the I/O permission map.
+    pub(crate) io: u64,
+    /// Physical address of the MSR permission map.
+    pub(crate) msr: u64,
+    /// Root of the nested page table.
+    pub(crate) nested_root: u64,
+}
+
+/// A vCPU's private state.
+pub(crate) struct VcpuState {
+    pub(crate) vmcb: Box<Vmcb>,
+    pub(crate) registers: Registers,
+    pub(crate) lapic: Lapic,
+    pub(crate) hyperv: Vp,
+    pub(crate) asid: AsidSlot,
+    pub(crate) activity: Activity,
+    /// An exception to raise at the next entry: the value for `event_injection`.
+    pub(crate) exception: Option<u64>,
+    pub(crate) nmi: Nmi,
+    /// What the guest reads from TSC_ADJUST.
+    pub(crate) tsc_adjust: u64,
+    /// CPUID as this vCPU sees it.
+    pub(crate) view: cpuid::View,
+    fpu: FpuState,
+    debug: [u64; 4],
+    tsc_aux: u64,
+}
+
+/// State of non-maskable interrupts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Nmi {
+    /// One waits.
+    pub(crate) pending: bool,
+    /// One is being handled: the next waits for IRET.
+    pub(crate) blocked: bool,
+    /// The IRET at this address has been seen; NMIs are unblocked when it is done.
+    pub(crate) iret_at: Option<u64>,
+}
+
+impl VcpuState {
+    /// A vCPU after power-on, waiting for start-up.
+    pub(crate) fn new(vp_index: u32, view: cpuid::View, clock: TimerClock, permissions: &Permissions) -> Self {
+        let mut state = Self {
+            vmcb: Vmcb::boxed(),
+            registers: Registers::default(),
+            lapic: Lapic::new(view.apic_id, view.apic_id == 0, clock),
+            hyperv: Vp::new(vp_index),
+            asid: AsidSlot::new(),
+            activity: Activity::WaitForStartup,
+            exception: None,
+            nmi: Nmi::default(),
+            tsc_adjust: 0,
+            view,
+            fpu: FpuState::new(),
+            debug: [0; 4],
+            tsc_aux: 0,
+        };
+        state.set_controls(permissions);
+        state.set_init_state();
+        state
+    }
+
+    fn set_controls(&mut self, permissions: &Permissions) {
+        let vmcb = &mut *self.vmcb;
+        vmcb.intercept_cr = vmcb::CR_WRITE_4;
+        vmcb.intercept_exceptions = 1 << 18;
+        vmcb.intercept_misc1 = misc1::INTR
+            | misc1::NMI
+            | misc1::SMI
+            | misc1::INIT
+            | misc1::RDPMC
+            | misc1::CPUID
+            | misc1::INVD
+            | misc1::HLT
+            | misc1::INVLPGA
+            | misc1::IOIO
+            | misc1::MSR
+            | misc1::TASK_SWITCH
+            | misc1::FERR_FREEZE
+            | misc1::SHUTDOWN;
+        vmcb.intercept_misc2 = misc2::VMRUN
+            | misc2::VMMCALL
+            | misc2::VMLOAD
+            | misc2::VMSAVE
+            | misc2::STGI
+            | misc2::CLGI
+            | misc2::SKINIT
+            | misc2::WBINVD
+            | misc2::MONITOR
+            | misc2::MWAIT
+            | misc2::MWAIT_ARMED
+            | misc2::XSETBV
+            | misc2::RDPRU;
+        vmcb.intercept_misc3 = misc3::INVLPGB | misc3::INVLPGB_ILLEGAL | misc3::MCOMMIT | misc3::TLBSYNC;
+        vmcb.iopm_base = permissions.io;
+        vmcb.msrpm_base = permissions.msr;
+        vmcb.nested_control = 1;
+        vmcb.nested_cr3 = permissions.nested_root;
+        vmcb.interrupt_control = vintr::MASKING;
+        if Features::get().pause_filter() {
+            vmcb.pause_filter_count = PAUSE_COUNT;
+            vmcb.pause_filter_threshold = PAUSE_THRESHOLD;
+        }
+    }
+
+    /// The processor's state after INIT: APM volume 2, table 14-1. The FPU keeps its state.
+    pub(crate) fn set_init_state(&mut self) {
+        let data = Segment { selector: 0, attributes: 0x093, limit: 0xffff, base: 0 };
+        let vmcb = &mut *self.vmcb;
+        vmcb.cs = Segment { selector: 0xf000, attributes: 0x09b, limit: 0xffff, base: 0xffff_0000 };
+        (vmcb.ds, vmcb.es, vmcb.fs, vmcb.gs, vmcb.ss) = (data, data, data, data, data);
+        let table = Segment { selector: 0, attributes: 0, limit: 0xffff, base: 0 };
+        (vmcb.gdtr, vmcb.idtr) = (table, table);
+        vmcb.ldtr = Segment { attributes: 0x082, ..table };
+        vmcb.tr = Segment { attributes: 0x08b, ..table };
+        vmcb.cpl = 0;
+        vmcb.efer = EFER_SVME;
+        vmcb.cr0 = 0x6000_0010;
+        (vmcb.cr2, vmcb.cr3, vmcb.cr4) = (0, 0, 0);
+        (vmcb.dr6, vmcb.dr7) = (0xffff_0ff0, 0x400);
+        vmcb.rflags = 2;
+        vmcb.rip = 0xfff0;
+        vmcb.pat = PAT_RESET;
+        (vmcb.event_injection, vmcb.interrupt_shadow) = (0, 0);
+        self.registers = Registers::default();
+        self.registers.set_low(RDX, cpuid::answer(1, 0, self.view).eax);
+        self.exception = None;
+        self.nmi = Nmi::default();
+        self.vmcb.mark_dirty(clean::ALL);
+        // The nested translations stay true, but those of the guest's own tables are void.
+        self.asid.owe_flush();
+    }
+
+    /// Everything as after power-on, waiting for start-up.
+    pub(crate) fn reset(&mut self) {
+        self.set_init_state();
+        self.lapic.init();
+        self.hyperv.reset();
+        self.fpu.reset();
+        self.debug = [0; 4];
+        self.tsc_aux = 0;
+        self.tsc_adjust = 0;
+        self.vmcb.tsc_offset = 0;
+        msr::reset_pass_through(&mut self.vmcb);
+        self.activity = Activity::WaitForStartup;
+    }
+
+    /// A start-up IPI arrived: begins in real mode at `page`.
+    pub(crate) fn start_up(&mut self, page: u8) {
+        let base = u64::from(page) << 12;
+        self.vmcb.cs = Segment { selector: u16::from(page) << 8, attributes: 0x09b, limit: 0xffff, base };
+        self.vmcb.rip = 0;
+        self.vmcb.mark_dirty(clean::ALL);
+        self.activity = Activity::Running;
+    }
+
+    /// Lets the boot vCPU begin at a kernel's entry point, as [`EntryState`] describes.
+    pub(crate) fn start_kernel(&mut self, entry: &EntryState) {
+        let data = segment(loader::DATA);
+        let vmcb = &mut *self.vmcb;
+        vmcb.cs = segment(loader::CODE);
+        (vmcb.ds, vmcb.es, vmcb.fs, vmcb.gs, vmcb.ss) = (data, data, data, data, data);
+        vmcb.tr = segment(loader::TASK);
+        vmcb.gdtr.base = loader::layout::GDT;
+        vmcb.gdtr.limit = loader::GDT_LIMIT.into();
+        vmcb.cr0 = CR0_PE | CR0_ET;
+        vmcb.rip = entry.rip;
+        self.registers = Registers::default();
+        self.registers.0[RSI] = entry.rsi;
+        self.registers.0[RBX] = entry.rbx;
+        self.vmcb.mark_dirty(clean::ALL);
+        self.activity = Activity::Running;
+    }
+
+    /// Loads what VMRUN and [`run_guest`](super::entry::run_guest) do not exchange.
+    pub(crate) fn load(&mut self) {
+        self.fpu.load();
+        Dr0::write(self.debug[0]);
+        Dr1::write(self.debug[1]);
+        Dr2::write(self.debug[2]);
+        Dr3::write(self.debug[3]);
+        if cpuid::host_has_rdtscp() {
+            // SAFETY: the MSR is there, and the hypervisor does not use it.
+            unsafe { Msr::new(MSR_TSC_AUX).write(self.tsc_aux) };
+        }
+        self.vmcb.mark_dirty(clean::ALL);
+    }
+
+    /// Saves what [`load`](Self::load) loaded.
+    pub(crate) fn save(&mut self) {
+        self.fpu.save();
+        self.debug = [Dr0::read(), Dr1::read(), Dr2::read(), Dr3::read()];
+        if cpuid::host_has_rdtscp() {
+            // SAFETY: as in `load`.
+            self.tsc_aux = unsafe { Msr::new(MSR_TSC_AUX).read() };
+        }
+    }
+
+    /// Copies RAX and RSP out of the VMCB after an exit.
+    pub(crate) fn registers_from_vmcb(&mut self) {
+        self.registers.0[RAX] = self.vmcb.rax;
+        self.registers.0[RSP] = self.vmcb.rsp;
+    }
+
+    /// Copies RAX and RSP into the VMCB before an entry.
+    pub(crate) fn registers_to_vmcb(&mut self) {
+        self.vmcb.rax = self.registers.0[RAX];
+        self.vmcb.rsp = self.registers.0[RSP];
+    }
+
+    /// Whether the guest may do what only its kernel may do.
+    pub(crate) fn is_privileged(&self) -> bool {
+        self.vmcb.cpl == 0
+    }
+
+    /// Has the processor exit on PAUSE, or not.
+    pub(crate) fn intercept_pause(&mut self, wanted: bool) {
+        let bits = self.vmcb.intercept_misc1;
+        let new = if wanted { bits | misc1::PAUSE } else { bits & !misc1::PAUSE };
+        if new != bits {
+            self.vmcb.intercept_misc1 = new;
+            self.vmcb.mark_dirty(clean::INTERCEPTS);
+        }
+    }
+
+    /// When this vCPU wants to be looked at for one of its timers; `u64::MAX` if none runs.
+    pub(crate) fn next_deadline(&self) -> u64 {
+        // The local APIC counts in the guest's TSC, the synthetic timers in the host's.
+        let offset = self.vmcb.tsc_offset;
+        let lapic = self.lapic.next_deadline().map(|guest| guest.wrapping_sub(offset));
+        let synthetic = self.hyperv.next_deadline_tsc();
+        lapic.unwrap_or(u64::MAX).min(synthetic.unwrap_or(u64::MAX))
+    }
+
+    /// Registers for the log when the guest has shut down.
+    pub(crate) fn dump(&self, vcpu: u32) {
+        let (v, r) = (&*self.vmcb, &self.registers.0);
+        log::error!("vCPU {vcpu} shut down: triple fault at {:#06x}:{:#018x}", v.cs.selector, v.rip);
+        log::error!("  rax {:#018x} rbx {:#018x} rcx {:#018x} rdx {:#018x}", r[0], r[3], r[1], r[2]);
+        log::error!("  rsi {:#018x} rdi {:#018x} rbp {:#018x} rsp {:#018x}", r[6], r[7], r[5], r[4]);
+        log::error!("  r8  {:#018x} r9  {:#018x} r10 {:#018x} r11 {:#018x}", r[8], r[9], r[10], r[11]);
+        log::error!("  r12 {:#018x} r13 {:#018x} r14 {:#018x} r15 {:#018x}", r[12], r[13], r[14], r[15]);
+        log::error!("  cr0 {:#018x} cr2 {:#018x} cr3 {:#018x} cr4 {:#018x}", v.cr0, v.cr2, v.cr3, v.cr4);
+        log::error!("  efer {:#x} rflags {:#x} cpl {}", v.efer & !EFER_SVME, v.rflags, v.cpl);
+        log::error!("  idt {:#x} limit {:#x}, gdt {:#x} limit {:#x}", v.idtr.base, v.idtr.limit, v.gdtr.base, v.gdtr.limit);
+    }
+}
+
+/// Marks a vCPU as the one that is on this CPU, for the panic report.
+pub(crate) fn note_current(cpu: &super::super::percpu::PerCpu, vcpu: Option<u32>) {
+    cpu.current_vcpu.store(vcpu.map_or(0, |vcpu| vcpu + 1), Ordering::Relaxed);
+}

@@ -1,0 +1,263 @@
+//! What other CPUs post to a vCPU's local APIC, which they do not own.
+//!
+//! ```text
+//!    any CPU: post                              the owner: drain_into, at entry
+//!    A  the word here      (RMW, Release)       C  takes the notify word  (RMW, Acquire)
+//!    B  the notify word    (RMW, Release)       D  the words here         (load, then RMW, Acquire)
+//! ```
+//!
+//! A before B, C before D. The notify word is the one by which a vCPU is kicked and made to look again.
+//! If C sees B, D sees A: nothing that was announced is missed. If C comes before B in that word's order,
+//! B finds the vCPU entered (and kicks it) or not entered (and its next entry takes the word again).
+//! A vector that D takes before its B costs one look that finds nothing.
+
+use super::lapic::{Lapic, VectorSet};
+use super::message::{MessageKind, Trigger};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+const NMI: u32 = 1 << 0;
+const INIT: u32 = 1 << 1;
+const STARTUP: u32 = 1 << 2;
+const PAGE_SHIFT: u32 = 8;
+
+/// What was posted besides vectors, in the order in which it applies: INIT, start-up, NMI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Signals {
+    /// Reset the vCPU to its state after INIT; its local APIC is in that state already.
+    pub init: bool,
+    /// If the vCPU waits for start-up: begin at `page << 12`. Else to be ignored.
+    pub startup: Option<u8>,
+    /// A non-maskable interrupt is pending.
+    pub nmi: bool,
+}
+
+/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as in IRR.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    pending: [AtomicU64; 4],
+    /// Vectors that ever came from a level-triggered pin. Never cleared: one EOI too many for the I/O APIC is
+    /// harmless, one too few ends a line for good.
+    level: [AtomicU64; 4],
+    signals: AtomicU32,
+}
+
+impl Inbox {
+    /// An empty inbox.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            pending: [const { AtomicU64::new(0) }; 4],
+            level: [const { AtomicU64::new(0) }; 4],
+            signals: AtomicU32::new(0),
+        }
+    }
+
+    /// Posts whatever a message asks for. The caller then changes the notify word.
+    pub fn post(&self, kind: MessageKind, trigger: Trigger) {
+        match kind {
+            MessageKind::Fixed(vector) | MessageKind::Lowest(vector) => self.post_fixed(vector, trigger),
+            MessageKind::Nmi => self.post_nmi(),
+            MessageKind::Init => self.post_init(),
+            MessageKind::Startup(page) => self.post_startup(page),
+        }
+    }
+
+    /// Posts a vector.
+    pub fn post_fixed(&self, vector: u8, trigger: Trigger) {
+        let (word, bit) = (usize::from(vector >> 6), 1 << (vector & 63));
+        if trigger == Trigger::Level {
+            // Ordered before the vector by its Release; the drain's Acquire is its partner.
+            self.level[word].fetch_or(bit, Ordering::Relaxed);
+        }
+        self.pending[word].fetch_or(bit, Ordering::Release);
+    }
+
+    /// Posts an NMI.
+    pub fn post_nmi(&self) {
+        self.signals.fetch_or(NMI, Ordering::Release);
+    }
+
+    /// Posts INIT. It cancels an NMI and a start-up that were posted before.
+    pub fn post_init(&self) {
+        self.signals.swap(INIT, Ordering::AcqRel);
+    }
+
+    /// Posts start-up at `page << 12`. The first of several counts.
+    pub fn post_startup(&self, page: u8) {
+        let startup = STARTUP | u32::from(page) << PAGE_SHIFT;
+        // Fails if there is one already. Bounded: it repeats only when another poster got through.
+        _ = self.signals.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |signals| {
+            (signals & STARTUP == 0).then_some(signals | startup)
+        });
+    }
+
+    /// Whether there is anything to take: a hint for a scheduler that has taken the notify word.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let vectors = self.pending.iter().all(|word| word.load(Ordering::Acquire) == 0);
+        vectors && self.signals.load(Ordering::Acquire) == 0
+    }
+
+    /// Takes everything: vectors into `lapic`, the rest to the caller. The owner calls it, after it has taken
+    /// the notify word.
+    pub fn drain_into(&self, lapic: &mut Lapic) -> Signals {
+        let signals = take(&self.signals);
+        if signals & INIT != 0 {
+            // The local APIC comes out of INIT disabled by software, so it would drop them anyway.
+            self.pending.iter().for_each(|word| _ = word.swap(0, Ordering::Acquire));
+            lapic.init();
+        } else {
+            self.drain_vectors(lapic);
+        }
+        Signals {
+            init: signals & INIT != 0,
+            startup: (signals & STARTUP != 0).then_some((signals >> PAGE_SHIFT) as u8),
+            nmi: signals & NMI != 0,
+        }
+    }
+
+    fn drain_vectors(&self, lapic: &mut Lapic) {
+        for word in 0..4 {
+            // The load spares the locked instruction; the notify word has made it see what was announced.
+            if self.pending[word].load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut taken = self.pending[word].swap(0, Ordering::Acquire);
+            let level = self.level[word].load(Ordering::Relaxed);
+            while taken != 0 {
+                let bit = taken.trailing_zeros();
+                taken &= taken - 1;
+                let trigger = if level >> bit & 1 != 0 { Trigger::Level } else { Trigger::Edge };
+                lapic.accept_fixed((word as u32 * 64 + bit) as u8, trigger);
+            }
+        }
+    }
+
+    /// The vectors that wait here, for a register dump.
+    #[must_use]
+    pub fn pending(&self) -> VectorSet {
+        VectorSet::from_words(core::array::from_fn(|word| self.pending[word].load(Ordering::Relaxed)))
+    }
+}
+
+fn take(word: &AtomicU32) -> u32 {
+    if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::lapic::{TimerClock, msr};
+    use std::sync::atomic::AtomicBool;
+
+    fn lapic() -> Lapic {
+        let mut lapic = Lapic::new(0, true, TimerClock { tsc_hz: 1, apic_hz: 1 });
+        let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
+        lapic
+    }
+
+    #[test]
+    fn an_empty_inbox_changes_nothing() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        assert!(inbox.is_empty());
+        assert_eq!(inbox.drain_into(&mut lapic), Signals::default());
+        assert_eq!(lapic.highest_irr(), None);
+    }
+
+    #[test]
+    fn every_vector_arrives_once_with_its_trigger() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        for vector in 16..=255 {
+            let trigger = if vector % 3 == 0 { Trigger::Level } else { Trigger::Edge };
+            inbox.post_fixed(vector, trigger);
+        }
+        assert!(!inbox.is_empty());
+        assert_eq!(inbox.pending().iter().count(), 240);
+        assert_eq!(inbox.drain_into(&mut lapic), Signals::default());
+        for vector in (16..=255).rev() {
+            assert_eq!(lapic.pending(), Some(vector));
+            lapic.begin_service(vector);
+            let level = vector % 3 == 0;
+            assert_eq!(lapic.eoi(), crate::devices::lapic::Effect::Eoi { vector, level });
+        }
+        assert_eq!(inbox.drain_into(&mut lapic), Signals::default());
+        assert_eq!(lapic.highest_irr(), None);
+    }
+
+    #[test]
+    fn o15_init_cancels_what_came_before_and_start_up_follows_it() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        inbox.post(MessageKind::Startup(1), Trigger::Edge);
+        inbox.post(MessageKind::Nmi, Trigger::Edge);
+        inbox.post(MessageKind::Fixed(0x40), Trigger::Edge);
+        inbox.post(MessageKind::Init, Trigger::Edge);
+        inbox.post(MessageKind::Startup(2), Trigger::Edge);
+        inbox.post(MessageKind::Startup(3), Trigger::Edge);
+        let expected = Signals { init: true, startup: Some(2), nmi: false };
+        assert_eq!(inbox.drain_into(&mut lapic), expected, "the first start-up after INIT");
+        assert!(!lapic.is_enabled());
+        assert_eq!(lapic.highest_irr(), None);
+        assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn an_nmi_after_init_stays() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        inbox.post_init();
+        inbox.post_nmi();
+        inbox.post_nmi();
+        assert_eq!(inbox.drain_into(&mut lapic), Signals { init: true, startup: None, nmi: true });
+        inbox.post_startup(0);
+        assert_eq!(inbox.drain_into(&mut lapic), Signals { init: false, startup: Some(0), nmi: false });
+    }
+
+    #[test]
+    fn a_lowest_priority_vector_is_a_vector() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
+        let _ = inbox.drain_into(&mut lapic);
+        assert_eq!(lapic.pending(), Some(0x99));
+    }
+
+    /// Posters on other threads, each waiting for its vector to be served before it posts again: a lost
+    /// post would leave one waiting until the bound.
+    #[test]
+    fn g6_no_post_is_lost_between_threads() {
+        const ROUNDS: usize = 2000;
+        let inbox = Inbox::new();
+        let served: Vec<AtomicU32> = (0..4).map(|_| AtomicU32::new(0)).collect();
+        let stuck = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for (poster, done) in served.iter().enumerate() {
+                let (inbox, stuck) = (&inbox, &stuck);
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        inbox.post_fixed(0x40 + poster as u8, Trigger::Edge);
+                        let mut spins = 0_u32;
+                        while done.load(Ordering::Acquire) <= round as u32 {
+                            spins += 1;
+                            if spins > 1_000_000 {
+                                return stuck.store(true, Ordering::Relaxed);
+                            }
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let mut lapic = lapic();
+            let total = || served.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum::<usize>();
+            while total() < 4 * ROUNDS && !stuck.load(Ordering::Relaxed) {
+                let _ = inbox.drain_into(&mut lapic);
+                while let Some(vector) = lapic.pending() {
+                    lapic.begin_service(vector);
+                    let _ = lapic.eoi();
+                    served[usize::from(vector - 0x40)].fetch_add(1, Ordering::Release);
+                }
+                std::thread::yield_now();
+            }
+        });
+        assert!(!stuck.load(Ordering::Relaxed), "a post was never served");
+        assert!(inbox.is_empty());
+    }
+}

@@ -1,0 +1,135 @@
+//! The interrupt command register in x2APIC mode: one 64-bit register, the write sends.
+
+use crate::devices::GeneralProtection;
+use crate::devices::message::{Destination, Message, MessageKind, Trigger};
+use bitfield_struct::bitfield;
+
+/// The register (SDM vol. 3 figure 12-28, APM vol. 2 section 16.13).
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub(super) struct Icr {
+    vector: u8,
+    #[bits(3)]
+    mode: u8,
+    logical: bool,
+    /// Delivery status. xAPIC software writes back what it read, so it is ignored and reads as idle.
+    busy: bool,
+    reserved_13: bool,
+    /// 0 with `level` 1 and mode INIT is the de-assert message, which local APICs ignore.
+    assert: bool,
+    level: bool,
+    #[bits(2)]
+    reserved_16: u8,
+    #[bits(2)]
+    shorthand: u8,
+    #[bits(12)]
+    reserved_20: u16,
+    destination: u32,
+}
+
+/// What a write to the register sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    Send(Message),
+    /// A fixed or lowest-priority vector below 16.
+    IllegalVector,
+    /// A combination that the manuals call invalid; nothing is sent.
+    Nothing,
+}
+
+impl Icr {
+    /// Checks a value that the guest writes.
+    pub(super) fn checked(value: u64) -> Result<Self, GeneralProtection> {
+        let icr = Self::from_bits(value);
+        if icr.reserved_13() || icr.reserved_16() != 0 || icr.reserved_20() != 0 {
+            return Err(GeneralProtection);
+        }
+        Ok(icr.with_busy(false))
+    }
+
+    pub(super) fn command(self) -> Command {
+        let kind = match self.mode() {
+            0 => MessageKind::Fixed(self.vector()),
+            1 => MessageKind::Lowest(self.vector()),
+            4 => MessageKind::Nmi,
+            5 if self.level() && !self.assert() => return Command::Nothing,
+            5 => MessageKind::Init,
+            6 => MessageKind::Startup(self.vector()),
+            // SMI has no handler here; 3 and 7 are reserved.
+            _ => return Command::Nothing,
+        };
+        let destination = match self.shorthand() {
+            0 if self.logical() => Destination::Logical(self.destination()),
+            0 => Destination::Physical(self.destination()),
+            1 => Destination::SelfOnly,
+            2 => Destination::All,
+            _ => Destination::AllButSelf,
+        };
+        match (kind, destination) {
+            (MessageKind::Fixed(0..16) | MessageKind::Lowest(0..16), _) => Command::IllegalVector,
+            (MessageKind::Fixed(_), _) => {
+                Command::Send(Message { kind, destination, trigger: Trigger::Edge })
+            }
+            // Shorthands that include the sender are for fixed vectors only (SDM vol. 3 table 12-3).
+            (_, Destination::SelfOnly | Destination::All) => Command::Nothing,
+            _ => Command::Send(Message { kind, destination, trigger: Trigger::Edge }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(value: u64) -> Option<(MessageKind, Destination)> {
+        match Icr::checked(value).unwrap().command() {
+            Command::Send(message) => Some((message.kind, message.destination)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn reserved_bits_fault() {
+        for bit in [13, 16, 17].into_iter().chain(20..32) {
+            assert_eq!(Icr::checked(1 << bit | 0x40), Err(GeneralProtection), "bit {bit}");
+        }
+        assert_eq!(Icr::checked(0x1040).unwrap().into_bits(), 0x40, "delivery status reads as idle");
+    }
+
+    #[test]
+    fn h26_vectors_below_16_are_illegal_for_vectored_modes_only() {
+        for vector in 0..16 {
+            assert_eq!(Icr::checked(vector).unwrap().command(), Command::IllegalVector);
+            assert_eq!(Icr::checked(0x100 | vector).unwrap().command(), Command::IllegalVector);
+        }
+        assert_eq!(sent(7 << 32 | 0x600 | 5), Some((MessageKind::Startup(5), Destination::Physical(7))));
+        assert_eq!(sent(7 << 32 | 0x400), Some((MessageKind::Nmi, Destination::Physical(7))));
+    }
+
+    #[test]
+    fn forms_that_linux_sends() {
+        assert_eq!(sent(3 << 32 | 0xfd), Some((MessageKind::Fixed(0xfd), Destination::Physical(3))));
+        assert_eq!(
+            sent(0x1_0004 << 32 | 0x8fd),
+            Some((MessageKind::Fixed(0xfd), Destination::Logical(0x1_0004)))
+        );
+        assert_eq!(sent(0xc_00fb), Some((MessageKind::Fixed(0xfb), Destination::AllButSelf)));
+        assert_eq!(sent(0x8_00fb), Some((MessageKind::Fixed(0xfb), Destination::All)));
+        assert_eq!(sent(0x4_00f6), Some((MessageKind::Fixed(0xf6), Destination::SelfOnly)));
+        assert_eq!(sent(2 << 32 | 0xc500), Some((MessageKind::Init, Destination::Physical(2))));
+        assert_eq!(sent(2 << 32 | 0x8500), None, "INIT de-assert is ignored");
+    }
+
+    #[test]
+    fn invalid_combinations_send_nothing() {
+        for mode in [1_u64, 4, 5, 6] {
+            for shorthand in [1_u64, 2] {
+                assert_eq!(sent(shorthand << 18 | mode << 8 | 0x4040), None, "mode {mode}, {shorthand}");
+            }
+            assert!(sent(3 << 18 | mode << 8 | 0x4040).is_some());
+        }
+        for mode in [2_u64, 3, 7] {
+            assert_eq!(sent(1 << 32 | mode << 8 | 0x4040), None, "mode {mode}");
+        }
+    }
+}

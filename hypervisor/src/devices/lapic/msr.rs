@@ -1,0 +1,30 @@
+//! The MSRs that [`super::Lapic`] answers (SDM vol. 3 table 12-6, APM vol. 2 table 16-6).
+#![expect(missing_docs, reason = "the names are the manual's")]
+
+pub const APIC_BASE: u32 = 0x1b;
+pub const TSC_DEADLINE: u32 = 0x6e0;
+pub const ID: u32 = 0x802;
+pub const VERSION: u32 = 0x803;
+pub const TPR: u32 = 0x808;
+pub const PPR: u32 = 0x80a;
+pub const EOI: u32 = 0x80b;
+pub const LDR: u32 = 0x80d;
+pub const SVR: u32 = 0x80f;
+pub const ISR0: u32 = 0x810;
+pub const ISR7: u32 = 0x817;
+pub const TMR0: u32 = 0x818;
+pub const TMR7: u32 = 0x81f;
+pub const IRR0: u32 = 0x820;
+pub const IRR7: u32 = 0x827;
+pub const ESR: u32 = 0x828;
+pub const ICR: u32 = 0x830;
+pub const LVT_TIMER: u32 = 0x832;
+pub const LVT_THERMAL: u32 = 0x833;
+pub const LVT_PERF: u32 = 0x834;
+pub const LVT_LINT0: u32 = 0x835;
+pub const LVT_LINT1: u32 = 0x836;
+pub const LVT_ERROR: u32 = 0x837;
+pub const INITIAL_COUNT: u32 = 0x838;
+pub const CURRENT_COUNT: u32 = 0x839;
+pub const DIVIDE: u32 = 0x83e;
+pub const SELF_IPI: u32 = 0x83f;

@@ -1,0 +1,406 @@
+use super::*;
+
+const CLOCK: TimerClock = TimerClock { tsc_hz: 2_000_000_000, apic_hz: 1_000_000_000 };
+
+fn lapic() -> Lapic {
+    let mut lapic = Lapic::new(3, false, CLOCK);
+    set(&mut lapic, msr::SVR, 0x1ff);
+    lapic
+}
+
+fn write(lapic: &mut Lapic, msr: u32, value: u64) -> Effect {
+    lapic.write_msr(msr, value, 0).unwrap()
+}
+
+fn set(lapic: &mut Lapic, msr: u32, value: u64) {
+    let _ = write(lapic, msr, value);
+}
+
+fn set_at(lapic: &mut Lapic, msr: u32, value: u64, now_tsc: u64) {
+    let _ = lapic.write_msr(msr, value, now_tsc).unwrap();
+}
+
+fn read(lapic: &Lapic, msr: u32) -> u64 {
+    lapic.read_msr(msr, 0).unwrap()
+}
+
+fn accept(lapic: &mut Lapic, vectors: &[u8]) {
+    vectors.iter().for_each(|&vector| lapic.accept_fixed(vector, Trigger::Edge));
+}
+
+fn inject(lapic: &mut Lapic) -> Option<u8> {
+    let vector = lapic.pending()?;
+    lapic.begin_service(vector);
+    Some(vector)
+}
+
+/// The register table of the manual, by hand: what can be read, and what can be written with zero.
+#[test]
+fn access_rights_of_every_register() {
+    let read_write = [0x808, 0x80f, 0x828, 0x830, 0x832, 0x833, 0x834, 0x835, 0x836, 0x837, 0x838, 0x83e];
+    let read_only: Vec<u32> = [0x802, 0x803, 0x80a, 0x80d, 0x839].into_iter().chain(0x810..=0x827).collect();
+    let write_only = [0x80b, 0x83f];
+    for msr in 0x800..=0x8ff {
+        let mut lapic = lapic();
+        let (readable, writable) = (
+            read_write.contains(&msr) || read_only.contains(&msr),
+            read_write.contains(&msr) || write_only.contains(&msr),
+        );
+        assert_eq!(lapic.read_msr(msr, 0).is_ok(), readable, "read {msr:#x}");
+        assert_eq!(lapic.write_msr(msr, 0, 0).is_ok(), writable, "write {msr:#x}");
+    }
+    for msr in [0, 0x1a, 0x7ff, 0x900, 0x6df, 0xc000_0080] {
+        assert_eq!(lapic().read_msr(msr, 0), Err(GeneralProtection));
+        assert_eq!(lapic().write_msr(msr, 0, 0), Err(GeneralProtection));
+    }
+}
+
+#[test]
+fn reserved_bits_fault_and_change_nothing() {
+    let writable = [
+        (msr::TPR, 0xff),
+        (msr::EOI, 0),
+        (msr::SVR, 0x3ff),
+        (msr::ESR, 0),
+        (msr::LVT_TIMER, 0x7_10ff),
+        (msr::LVT_THERMAL, 0x1_17ff),
+        (msr::LVT_PERF, 0x1_17ff),
+        (msr::LVT_LINT0, 0x1_f7ff),
+        (msr::LVT_LINT1, 0x1_f7ff),
+        (msr::LVT_ERROR, 0x1_10ff),
+        (msr::INITIAL_COUNT, 0xffff_ffff),
+        (msr::DIVIDE, 0xb),
+        (msr::SELF_IPI, 0xff),
+    ];
+    for (msr, mask) in writable {
+        for bit in 0..64 {
+            let mut lapic = lapic();
+            let before = lapic.read_msr(msr, 0);
+            let result = lapic.write_msr(msr, 1 << bit, 0);
+            assert_eq!(result.is_ok(), mask >> bit & 1_u64 != 0, "{msr:#x} bit {bit}");
+            if result.is_err() {
+                assert_eq!(lapic.read_msr(msr, 0), before);
+            }
+        }
+    }
+    assert_eq!(lapic().write_msr(msr::LVT_TIMER, 3 << 17 | 0x40, 0), Err(GeneralProtection), "reserved mode");
+}
+
+#[test]
+fn read_only_bits_of_lvt_entries_stay_clear() {
+    let mut lapic = lapic();
+    set(&mut lapic, msr::LVT_LINT0, 0x1_f7ff);
+    assert_eq!(read(&lapic, msr::LVT_LINT0), 0x1_a7ff);
+    set(&mut lapic, msr::LVT_TIMER, 0x1040);
+    assert_eq!(read(&lapic, msr::LVT_TIMER), 0x40);
+}
+
+#[test]
+fn x2apic_mode_cannot_be_left() {
+    let mut bsp = Lapic::new(0, true, CLOCK);
+    assert_eq!(read(&bsp, msr::APIC_BASE), 0xfee0_0d00);
+    assert_eq!(read(&lapic(), msr::APIC_BASE), 0xfee0_0c00);
+    assert_eq!(bsp.write_msr(msr::APIC_BASE, 0xfee0_0d00, 0), Ok(Effect::None));
+    for value in [0, 0xfee0_0900, 0xfee0_0100, 0xfee0_0500, 0xfed0_0d00, 0xfee0_0c00, 0xfee0_0d01, 1 << 63] {
+        assert_eq!(bsp.write_msr(msr::APIC_BASE, value, 0), Err(GeneralProtection), "{value:#x}");
+    }
+}
+
+#[test]
+fn identification() {
+    let lapic = Lapic::new(0x123, false, CLOCK);
+    assert_eq!(read(&lapic, msr::ID), 0x123);
+    assert_eq!(read(&lapic, msr::LDR), 0x0012_0008);
+    assert_eq!(read(&lapic, msr::VERSION), 0x0005_0014);
+}
+
+#[test]
+fn while_disabled_nothing_is_accepted_and_every_lvt_entry_is_masked() {
+    let mut lapic = lapic();
+    set(&mut lapic, msr::LVT_TIMER, 0x40);
+    accept(&mut lapic, &[0x50]);
+    set(&mut lapic, msr::SVR, 0xff);
+    assert_eq!(lapic.pending(), None);
+    accept(&mut lapic, &[0x60]);
+    assert_eq!(read(&lapic, msr::LVT_TIMER), 0x1_0040);
+    set(&mut lapic, msr::LVT_TIMER, 0x40);
+    assert_eq!(read(&lapic, msr::LVT_TIMER), 0x1_0040, "unmasking has no effect");
+    set(&mut lapic, msr::SVR, 0x1ff);
+    assert_eq!(inject(&mut lapic), Some(0x50), "what was requested before is held");
+    assert_eq!(inject(&mut lapic), None);
+    assert_eq!(read(&lapic, msr::LVT_TIMER), 0x1_0040, "enabling does not unmask");
+}
+
+#[test]
+fn higher_class_interrupts_service_and_same_class_waits() {
+    let mut lapic = lapic();
+    accept(&mut lapic, &[0x51, 0x5f]);
+    assert_eq!(inject(&mut lapic), Some(0x5f));
+    assert_eq!(lapic.pending(), None, "0x51 is of the class in service");
+    assert_eq!(lapic.ppr(), 0x50);
+    accept(&mut lapic, &[0x60]);
+    assert_eq!(inject(&mut lapic), Some(0x60));
+    assert_eq!(lapic.highest_isr(), Some(0x60));
+    assert_eq!(lapic.eoi(), Effect::Eoi { vector: 0x60, level: false });
+    assert_eq!(lapic.pending(), None);
+    assert_eq!(lapic.eoi(), Effect::Eoi { vector: 0x5f, level: false });
+    assert_eq!(inject(&mut lapic), Some(0x51));
+    assert_eq!(lapic.eoi(), Effect::Eoi { vector: 0x51, level: false });
+    assert_eq!(lapic.eoi(), Effect::None, "an EOI too many");
+}
+
+#[test]
+fn task_priority_holds_back_its_class_and_below() {
+    let mut lapic = lapic();
+    accept(&mut lapic, &[0x5f]);
+    set(&mut lapic, msr::TPR, 0x50);
+    assert_eq!(lapic.pending(), None);
+    assert_eq!(lapic.highest_irr(), Some(0x5f));
+    set(&mut lapic, msr::TPR, 0x4f);
+    assert_eq!(lapic.pending(), Some(0x5f));
+    assert_eq!(read(&lapic, msr::PPR), 0x4f, "the TPR's low bits show while it is the higher");
+    lapic.begin_service(0x5f);
+    assert_eq!(read(&lapic, msr::PPR), 0x50);
+    lapic.set_tpr(0x5a);
+    assert_eq!(read(&lapic, msr::PPR), 0x5a, "equal class: the TPR's");
+}
+
+#[test]
+fn a_vector_can_be_requested_again_while_in_service() {
+    let mut lapic = lapic();
+    accept(&mut lapic, &[0x40]);
+    assert_eq!(inject(&mut lapic), Some(0x40));
+    accept(&mut lapic, &[0x40, 0x40]);
+    assert_eq!(lapic.pending(), None);
+    assert_eq!(lapic.eoi(), Effect::Eoi { vector: 0x40, level: false });
+    assert_eq!(inject(&mut lapic), Some(0x40));
+    let _ = lapic.eoi();
+    assert_eq!(lapic.pending(), None, "two requests were one");
+}
+
+#[test]
+fn an_injection_that_was_cut_short_is_requested_again() {
+    let mut lapic = lapic();
+    accept(&mut lapic, &[0x40]);
+    assert_eq!(inject(&mut lapic), Some(0x40));
+    lapic.cancel_service(0x40);
+    assert_eq!(lapic.highest_isr(), None);
+    assert_eq!(lapic.pending(), Some(0x40));
+    lapic.begin_service(0x77);
+    assert_eq!(lapic.highest_isr(), None, "what was not requested is not put in service");
+    lapic.cancel_service(0x77);
+    assert_eq!(lapic.highest_irr(), Some(0x40));
+}
+
+#[test]
+fn request_service_and_trigger_registers_show_their_vectors() {
+    let mut lapic = lapic();
+    lapic.accept_fixed(0x41, Trigger::Level);
+    accept(&mut lapic, &[0xff]);
+    assert_eq!(read(&lapic, msr::IRR0 + 2), 1 << 1);
+    assert_eq!(read(&lapic, msr::IRR0 + 7), 1 << 31);
+    assert_eq!(read(&lapic, msr::TMR0 + 2), 1 << 1);
+    assert_eq!(inject(&mut lapic), Some(0xff));
+    assert_eq!(read(&lapic, msr::ISR0 + 7), 1 << 31);
+    assert_eq!(read(&lapic, msr::IRR0 + 7), 0);
+}
+
+#[test]
+fn eoi_says_level_only_for_level() {
+    let mut lapic = lapic();
+    lapic.accept_fixed(0x41, Trigger::Level);
+    inject(&mut lapic);
+    assert_eq!(write(&mut lapic, msr::EOI, 0), Effect::Eoi { vector: 0x41, level: true });
+    accept(&mut lapic, &[0x41]);
+    inject(&mut lapic);
+    assert_eq!(write(&mut lapic, msr::EOI, 0), Effect::Eoi { vector: 0x41, level: false });
+}
+
+#[test]
+fn lazy_eoi_only_where_nothing_would_follow() {
+    let mut lapic = lapic();
+    accept(&mut lapic, &[0x50]);
+    assert!(!lapic.can_lazy_eoi(0x50), "not in service yet");
+    inject(&mut lapic);
+    assert!(lapic.can_lazy_eoi(0x50));
+    assert!(!lapic.can_lazy_eoi(0x51));
+    accept(&mut lapic, &[0x41]);
+    assert!(!lapic.can_lazy_eoi(0x50), "its EOI would let 0x41 in");
+    let mut nested = self::lapic();
+    accept(&mut nested, &[0x50, 0x60]);
+    nested.begin_service(0x50);
+    nested.begin_service(0x60);
+    assert!(!nested.can_lazy_eoi(0x60), "another is in service");
+    let mut level = self::lapic();
+    level.accept_fixed(0x50, Trigger::Level);
+    level.begin_service(0x50);
+    assert!(!level.can_lazy_eoi(0x50), "the I/O APIC waits for it");
+}
+
+#[test]
+fn illegal_vectors_are_errors_that_a_write_latches() {
+    let mut lapic = lapic();
+    accept(&mut lapic, &[15]);
+    assert_eq!(lapic.highest_irr(), None);
+    assert_eq!(write(&mut lapic, msr::ICR, 3), Effect::None);
+    assert_eq!(read(&lapic, msr::ESR), 0, "not before the write");
+    set(&mut lapic, msr::ESR, 0);
+    assert_eq!(read(&lapic, msr::ESR), 0x60);
+    set(&mut lapic, msr::ESR, 0);
+    assert_eq!(read(&lapic, msr::ESR), 0);
+    assert_eq!(write(&mut lapic, msr::SELF_IPI, 15), Effect::None);
+    set(&mut lapic, msr::ESR, 0);
+    assert_eq!(read(&lapic, msr::ESR), 0x20);
+}
+
+#[test]
+fn errors_interrupt_by_their_lvt_entry_and_do_not_recurse() {
+    let mut lapic = lapic();
+    set(&mut lapic, msr::LVT_ERROR, 0xfe);
+    accept(&mut lapic, &[3]);
+    assert_eq!(inject(&mut lapic), Some(0xfe));
+    set(&mut lapic, msr::LVT_ERROR, 0x03);
+    accept(&mut lapic, &[3]);
+    assert_eq!(lapic.highest_irr(), None);
+}
+
+#[test]
+fn ipis_leave_as_messages() {
+    let mut lapic = lapic();
+    let fixed = |vector, destination| {
+        Effect::Ipi(Message { kind: MessageKind::Fixed(vector), destination, trigger: Trigger::Edge })
+    };
+    assert_eq!(write(&mut lapic, msr::SELF_IPI, 0x40), fixed(0x40, Destination::SelfOnly));
+    assert_eq!(write(&mut lapic, msr::ICR, 5 << 32 | 0xfd), fixed(0xfd, Destination::Physical(5)));
+    assert_eq!(read(&lapic, msr::ICR), 5 << 32 | 0xfd);
+    assert_eq!(lapic.write_msr(msr::ICR, 1 << 20, 0), Err(GeneralProtection));
+    assert_eq!(read(&lapic, msr::ICR), 5 << 32 | 0xfd);
+    set(&mut lapic, msr::SVR, 0xff);
+    assert_eq!(
+        write(&mut lapic, msr::ICR, 0xc_00fb),
+        fixed(0xfb, Destination::AllButSelf),
+        "sent while disabled"
+    );
+}
+
+#[test]
+fn init_keeps_identity_only() {
+    let mut bsp = Lapic::new(0x21, true, CLOCK);
+    set(&mut bsp, msr::SVR, 0x1ff);
+    set(&mut bsp, msr::TPR, 0x20);
+    set(&mut bsp, msr::LVT_TIMER, 2 << 17 | 0x40);
+    set(&mut bsp, msr::TSC_DEADLINE, 1000);
+    set(&mut bsp, msr::ICR, 1 << 32 | 0x40);
+    bsp.accept_fixed(0x41, Trigger::Level);
+    bsp.accept_fixed(0x42, Trigger::Edge);
+    bsp.begin_service(0x42);
+    bsp.init();
+    let fresh = Lapic::new(0x21, true, CLOCK);
+    for msr in (0x800..=0x8ff).chain([msr::APIC_BASE, msr::TSC_DEADLINE]) {
+        assert_eq!(bsp.read_msr(msr, 0), fresh.read_msr(msr, 0), "{msr:#x}");
+    }
+    assert_eq!(bsp.next_deadline(), None);
+    set(&mut bsp, msr::SVR, 0x1ff);
+    set(&mut bsp, msr::LVT_TIMER, 0x40);
+    set(&mut bsp, msr::INITIAL_COUNT, 100);
+    assert_eq!(bsp.next_deadline(), Some(400), "the clock stays: 100 counts of 2 ticks of 2");
+}
+
+#[test]
+fn deadline_mode() {
+    let mut lapic = lapic();
+    set(&mut lapic, msr::TSC_DEADLINE, 1000);
+    assert_eq!(lapic.next_deadline(), None, "ignored in another mode");
+    assert_eq!(write(&mut lapic, msr::LVT_TIMER, 2 << 17 | 0x40), Effect::TimerChanged);
+    assert_eq!(write(&mut lapic, msr::TSC_DEADLINE, 1000), Effect::TimerChanged);
+    set(&mut lapic, msr::INITIAL_COUNT, 5);
+    assert_eq!(read(&lapic, msr::INITIAL_COUNT), 0, "ignored in this mode");
+    assert_eq!(lapic.next_deadline(), Some(1000));
+    assert_eq!(lapic.expire(999), None);
+    assert_eq!(lapic.expire(1000), Some(0x40));
+    assert_eq!(lapic.expire(1001), None);
+    assert_eq!(inject(&mut lapic), Some(0x40));
+}
+
+#[test]
+fn a_deadline_in_the_past_is_due_at_once() {
+    let mut lapic = lapic();
+    set(&mut lapic, msr::LVT_TIMER, 2 << 17 | 0x40);
+    assert_eq!(lapic.write_msr(msr::TSC_DEADLINE, 1, 5000), Ok(Effect::TimerChanged));
+    assert_eq!(lapic.expire(5000), Some(0x40));
+}
+
+#[test]
+fn an_end_that_came_before_a_change_is_not_lost() {
+    let mut lapic = lapic();
+    set(&mut lapic, msr::LVT_TIMER, 2 << 17 | 0x40);
+    set(&mut lapic, msr::TSC_DEADLINE, 1000);
+    set_at(&mut lapic, msr::TSC_DEADLINE, 9000, 1500);
+    assert_eq!(lapic.pending(), Some(0x40));
+    assert_eq!(lapic.next_deadline(), Some(9000));
+    set_at(&mut lapic, msr::LVT_TIMER, 1 << 16 | 2 << 17 | 0x41, 9500);
+    assert_eq!(lapic.read_msr(msr::IRR0 + 2, 0), Ok(1));
+    let mut disabled = self::lapic();
+    set(&mut disabled, msr::LVT_TIMER, 2 << 17 | 0x40);
+    set(&mut disabled, msr::TSC_DEADLINE, 1000);
+    set_at(&mut disabled, msr::SVR, 0xff, 1500);
+    set_at(&mut disabled, msr::SVR, 0x1ff, 1500);
+    assert_eq!(disabled.pending(), Some(0x40));
+}
+
+#[test]
+fn an_end_that_came_while_masked_is_gone() {
+    let mut lapic = lapic();
+    let masked = 1 << 16 | 2 << 17 | 0x40;
+    set(&mut lapic, msr::LVT_TIMER, masked);
+    set(&mut lapic, msr::TSC_DEADLINE, 1000);
+    assert_eq!(lapic.next_deadline(), None, "nobody needs waking for it");
+    set_at(&mut lapic, msr::LVT_TIMER, 2 << 17 | 0x40, 2000);
+    assert_eq!(lapic.expire(u64::MAX), None);
+    assert_eq!(lapic.highest_irr(), None);
+    set(&mut lapic, msr::LVT_TIMER, masked);
+    set(&mut lapic, msr::TSC_DEADLINE, 3000);
+    set_at(&mut lapic, msr::LVT_TIMER, 2 << 17 | 0x40, 2500);
+    assert_eq!(lapic.next_deadline(), Some(3000), "unmasked in time");
+}
+
+#[test]
+fn changing_between_deadline_and_counting_disarms() {
+    let mut lapic = lapic();
+    set(&mut lapic, msr::LVT_TIMER, 2 << 17 | 0x40);
+    set(&mut lapic, msr::TSC_DEADLINE, 1000);
+    set(&mut lapic, msr::LVT_TIMER, 0x40);
+    assert_eq!(lapic.next_deadline(), None);
+    set(&mut lapic, msr::INITIAL_COUNT, 100);
+    set(&mut lapic, msr::LVT_TIMER, 1 << 17 | 0x40);
+    assert!(lapic.next_deadline().is_some(), "one-shot to periodic goes on");
+    set(&mut lapic, msr::LVT_TIMER, 2 << 17 | 0x40);
+    assert_eq!(lapic.next_deadline(), None);
+}
+
+#[test]
+fn periodic_timer_repeats_and_count_runs_down() {
+    let mut lapic = lapic();
+    set(&mut lapic, msr::DIVIDE, 0b1011);
+    set(&mut lapic, msr::LVT_TIMER, 1 << 17 | 0x40);
+    set(&mut lapic, msr::INITIAL_COUNT, 1_000_000);
+    assert_eq!(lapic.read_msr(msr::CURRENT_COUNT, 500_000), Ok(750_000));
+    for period in 1..=3_u64 {
+        assert_eq!(lapic.next_deadline(), Some(period * 2_000_000));
+        assert_eq!(lapic.expire(period * 2_000_000 + 17), Some(0x40));
+    }
+    set(&mut lapic, msr::INITIAL_COUNT, 0);
+    assert_eq!(lapic.next_deadline(), None);
+    assert_eq!(lapic.read_msr(msr::CURRENT_COUNT, 9), Ok(0));
+}
+
+#[test]
+fn a_timer_vector_below_16_is_an_error_not_an_interrupt() {
+    let mut lapic = lapic();
+    set(&mut lapic, msr::LVT_TIMER, 2 << 17 | 5);
+    set(&mut lapic, msr::TSC_DEADLINE, 10);
+    let _ = lapic.expire(10);
+    assert_eq!(lapic.highest_irr(), None);
+    set(&mut lapic, msr::ESR, 0);
+    assert_eq!(read(&lapic, msr::ESR), 0x40);
+}

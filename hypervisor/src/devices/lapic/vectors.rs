@@ -1,0 +1,107 @@
+//! Sets of interrupt vectors.
+
+/// A set of the 256 interrupt vectors: the shape of IRR, ISR and TMR.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VectorSet([u64; 4]);
+
+impl VectorSet {
+    /// The empty set.
+    pub const EMPTY: Self = Self([0; 4]);
+
+    /// A set from its words, vector 0 in bit 0 of the first.
+    #[must_use]
+    pub const fn from_words(words: [u64; 4]) -> Self {
+        Self(words)
+    }
+
+    const fn place(vector: u8) -> (usize, u64) {
+        ((vector >> 6) as usize, 1 << (vector & 63))
+    }
+
+    /// Adds `vector`.
+    pub const fn insert(&mut self, vector: u8) {
+        let (word, bit) = Self::place(vector);
+        self.0[word] |= bit;
+    }
+
+    /// Takes `vector` out; whether it was there.
+    pub const fn remove(&mut self, vector: u8) -> bool {
+        let (word, bit) = Self::place(vector);
+        let present = self.0[word] & bit != 0;
+        self.0[word] &= !bit;
+        present
+    }
+
+    /// Whether `vector` is in the set.
+    #[must_use]
+    pub const fn contains(&self, vector: u8) -> bool {
+        let (word, bit) = Self::place(vector);
+        self.0[word] & bit != 0
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0[0] | self.0[1] | self.0[2] | self.0[3] == 0
+    }
+
+    /// The highest vector, which is the one of highest priority.
+    #[must_use]
+    pub fn highest(&self) -> Option<u8> {
+        let word = self.0.iter().rposition(|&word| word != 0)?;
+        Some((word as u32 * 64 + self.0[word].ilog2()) as u8)
+    }
+
+    /// The vectors in ascending order.
+    pub fn iter(self) -> impl Iterator<Item = u8> {
+        (0..=u8::MAX).filter(move |&vector| self.contains(vector))
+    }
+
+    /// Register `index` (0 to 7) of the eight 32-bit registers that show the set to the guest.
+    #[must_use]
+    pub fn register(&self, index: usize) -> u32 {
+        self.0.get(index / 2).map_or(0, |word| (word >> (index % 2 * 32)) as u32)
+    }
+
+    /// Adds all of `other`.
+    pub fn union(&mut self, other: Self) {
+        for (word, more) in self.0.iter_mut().zip(other.0) {
+            *word |= more;
+        }
+    }
+
+    /// Takes all of `other` out.
+    pub fn subtract(&mut self, other: Self) {
+        for (word, less) in self.0.iter_mut().zip(other.0) {
+            *word &= !less;
+        }
+    }
+
+    /// What both hold.
+    #[must_use]
+    pub fn intersection(self, other: Self) -> Self {
+        Self(core::array::from_fn(|word| self.0[word] & other.0[word]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn highest_is_right_at_every_word_border() {
+        let mut set = VectorSet::EMPTY;
+        assert_eq!(set.highest(), None);
+        for vector in [0, 1, 31, 32, 63, 64, 127, 128, 191, 192, 255] {
+            set.insert(vector);
+            assert_eq!(set.highest(), Some(vector));
+            assert_eq!(set.register(usize::from(vector / 32)) >> (vector % 32) & 1, 1);
+        }
+        for vector in [255, 192, 191, 128, 127, 64, 63, 32, 31, 1, 0] {
+            assert_eq!(set.highest(), Some(vector));
+            assert!(set.remove(vector) && !set.remove(vector));
+        }
+        assert!(set.is_empty());
+        assert_eq!(set.register(8), 0);
+    }
+}

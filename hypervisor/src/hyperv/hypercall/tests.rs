@@ -1,0 +1,196 @@
+use super::super::cpuid::Platform;
+use super::super::vp::Vp;
+use super::*;
+use tlfs::{InputError, Status, Targets, msr};
+
+const LONG: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: false, long_mode_64: true };
+const LEGACY: Caller = Caller { long_mode_64: false, ..LONG };
+
+fn partition() -> Partition {
+    let platform = Platform {
+        flush_hypercall: false,
+        invariant_tsc: false,
+        nested_paging: true,
+        tsc_hz: 2_000_000_000,
+        apic_hz: 1_000_000_000,
+        gpa_bits: 40,
+    };
+    Partition::new(platform, 0).unwrap()
+}
+
+fn enabled() -> Partition {
+    let partition = partition();
+    let mut vp = Vp::new(0);
+    for (number, value) in [(msr::GUEST_OS_ID, 1), (msr::HYPERCALL, 0x7001)] {
+        assert!(vp.write_msr(&partition, number, value, 0).is_ok());
+    }
+    partition
+}
+
+/// Memory from 0x1000 to 0x3000: the input at 0x1000, zeros behind it, no memory below, no addresses
+/// above.
+struct Memory(&'static [u64]);
+
+impl InputSource for Memory {
+    fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError> {
+        let offset = match gpa {
+            0x1000..0x3000 => gpa as usize - 0x1000,
+            0x3000.. => return Err(InputError::OutsideGpaSpace),
+            _ => return Err(InputError::NotMemory),
+        };
+        let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
+        into.iter_mut().enumerate().for_each(|(i, to)| *to = bytes.get(offset + i).copied().unwrap_or(0));
+        Ok(())
+    }
+}
+
+/// VP indices of four vCPUs, in vCPU order: permuted and sparse.
+const INDICES: [u32; 4] = [7, 3, 65, 2];
+
+/// Remembers which vCPUs each call named.
+#[derive(Default)]
+struct Engine(Vec<Vec<usize>>);
+
+impl FlushEngine for Engine {
+    fn flush(&mut self, call: &FlushCall<'_>) {
+        self.0.push((0..4).filter(|vcpu| call.targets.contains(INDICES[*vcpu])).collect());
+        if let Targets::Set(set) = call.targets {
+            assert!(set.iter().count() <= 4096);
+        }
+    }
+}
+
+fn call(
+    caller: &Caller,
+    registers: &Gprs,
+    partition: &Partition,
+    words: &'static [u64],
+) -> (Outcome, Engine) {
+    let mut engine = Engine::default();
+    let outcome = handle(caller, registers, partition, &Memory(words), &mut engine, &mut InputPage::new());
+    (outcome, engine)
+}
+
+fn long(control: u64, input: u64) -> Gprs {
+    Gprs { rcx: control, rdx: input, r8: 3, ..Gprs::default() }
+}
+
+fn complete(status: Status, reps: u16) -> Outcome {
+    Outcome::Complete(HvResult::of(status, reps))
+}
+
+#[test]
+fn h14_only_ring_0_in_protected_mode_may_call() {
+    for (caller, allowed) in [
+        (LONG, true),
+        (LEGACY, true),
+        (Caller { cpl: 1, ..LONG }, false),
+        (Caller { cpl: 3, ..LONG }, false),
+        (Caller { cpl: 3, ..LEGACY }, false),
+        (Caller { protected_mode: false, ..LEGACY }, false),
+        (Caller { virtual_8086: true, cpl: 3, ..LEGACY }, false),
+        (Caller { virtual_8086: true, ..LEGACY }, false),
+    ] {
+        let (outcome, engine) = call(&caller, &Gprs::default(), &enabled(), &[]);
+        let expected =
+            if allowed { complete(Status::INVALID_HYPERCALL_CODE, 0) } else { Outcome::UndefinedOpcode };
+        assert_eq!(outcome, expected, "{caller:?}");
+        assert!(engine.0.is_empty());
+    }
+}
+
+#[test]
+fn h17_calls_before_the_page_is_enabled_are_undefined() {
+    let partition = partition();
+    let mut vp = Vp::new(0);
+    let flush = long(2, 0x1000);
+    let mut outcome_after = |number, value| {
+        assert!(vp.write_msr(&partition, number, value, 0).is_ok());
+        call(&LONG, &flush, &partition, &[0, 0, 1]).0
+    };
+    assert_eq!(outcome_after(msr::HYPERCALL, 0x7001), Outcome::UndefinedOpcode, "no identity");
+    assert_eq!(outcome_after(msr::GUEST_OS_ID, 1), Outcome::UndefinedOpcode, "no page");
+    assert_eq!(outcome_after(msr::HYPERCALL, 0x7001), complete(Status::SUCCESS, 0));
+    assert_eq!(outcome_after(msr::HYPERCALL, 0x7000), Outcome::UndefinedOpcode, "disabled");
+    assert_eq!(outcome_after(msr::HYPERCALL, 0x9001), complete(Status::SUCCESS, 0), "elsewhere");
+    assert_eq!(outcome_after(msr::GUEST_OS_ID, 0), Outcome::UndefinedOpcode, "identity taken back");
+}
+
+#[test]
+fn h13_targets_are_vp_indices() {
+    let (partition, flush) = (enabled(), long(2, 0x1000));
+    let (outcome, engine) = call(&LONG, &flush, &partition, &[0, 0, 1 << 7 | 1 << 2 | 1 << 40]);
+    assert_eq!((outcome, engine.0), (complete(Status::SUCCESS, 0), vec![vec![0, 3]]));
+    let flush_ex = long(1 << 17 | 0x13, 0x1000);
+    let (outcome, engine) = call(&LONG, &flush_ex, &partition, &[0, 0, 0, 0b10, 0b10]);
+    assert_eq!((outcome, engine.0), (complete(Status::SUCCESS, 0), vec![vec![2]]));
+    let (_, engine) = call(&LONG, &flush, &partition, &[0, 1, 0]);
+    assert_eq!(engine.0, [vec![0, 1, 2, 3]]);
+}
+
+#[test]
+fn h20_32_bit_callers_use_pairs_of_registers() {
+    let partition = enabled();
+    let high = 0xdead_beef << 32;
+    // List of two from element 1 on: 0x00010002_00000003 in EDX:EAX, 0x1000 in EBX:ECX.
+    let registers = Gprs {
+        rdx: high | 0x0001_0002,
+        rax: high | 0x0000_0003,
+        rbx: high,
+        rcx: high | 0x1000,
+        rdi: high,
+        rsi: high,
+        r8: !0,
+    };
+    let parameters = registers.parameters(&LEGACY);
+    assert_eq!((parameters.control, parameters.input, parameters.output), (0x0001_0002_0000_0003, 0x1000, 0));
+    let (outcome, engine) = call(&LEGACY, &registers, &partition, &[0, 0, 8, 0x5000, 0x6000]);
+    assert_eq!(outcome, complete(Status::SUCCESS, 2));
+    assert_eq!(engine.0, [vec![1]]);
+
+    let result = HvResult::of(Status::INVALID_PARAMETER, 2);
+    let mut after = registers;
+    after.set_result(&LEGACY, result);
+    assert_eq!(after, Gprs { rdx: 2, rax: 5, ..registers });
+    let mut after = registers;
+    after.set_result(&LONG, result);
+    assert_eq!(after, Gprs { rax: 2 << 32 | 5, ..registers });
+}
+
+#[test]
+fn h6_input_that_is_not_memory_faults_in_the_guest() {
+    let partition = enabled();
+    for (input, expected) in [
+        (0x800, Outcome::GeneralProtection),
+        (0x3000, complete(Status::INVALID_ALIGNMENT, 0)),
+        (0xffff_ffff_ffff_fff8, complete(Status::INVALID_ALIGNMENT, 0)),
+        (0x1004, complete(Status::INVALID_ALIGNMENT, 0)),
+        (0x2ff0, complete(Status::INVALID_ALIGNMENT, 0)),
+        (0x2fe8, complete(Status::SUCCESS, 0)),
+    ] {
+        let (outcome, engine) = call(&LONG, &long(2, input), &partition, &[0, 0, 1]);
+        assert_eq!(outcome, expected, "{input:#x}");
+        assert_eq!(engine.0.len(), usize::from(expected == complete(Status::SUCCESS, 0)));
+    }
+}
+
+#[test]
+fn h15_a_fast_flush_is_undefined() {
+    assert_eq!(call(&LONG, &long(1 << 16 | 2, 0x1000), &enabled(), &[]).0, Outcome::UndefinedOpcode);
+}
+
+#[test]
+fn h28_a_long_spin_wait_yields_whatever_the_count() {
+    for spins in [0, 1, u64::MAX] {
+        let (outcome, engine) = call(&LONG, &long(1 << 16 | 8, spins), &enabled(), &[]);
+        assert_eq!(outcome, Outcome::Yield(HvResult::of(Status::SUCCESS, 0)));
+        assert!(engine.0.is_empty());
+    }
+}
+
+#[test]
+fn a_refused_call_flushes_nothing() {
+    let (outcome, engine) = call(&LONG, &long(2, 0x1000), &enabled(), &[0, 1 << 3, 1]);
+    assert_eq!(outcome, complete(Status::INVALID_PARAMETER, 0));
+    assert!(engine.0.is_empty());
+}

@@ -1,0 +1,25 @@
+//! The Hyper-V-compatible face of the guest's platform: CPUID leaves, synthetic registers, synthetic
+//! timers, lazy end of interrupt, and hypercalls.
+//!
+//! Everything here is state with effects returned as values. Nothing touches guest memory, the local
+//! APIC or a clock: the vCPU loop passes times in, performs what is returned, and thereby decides about
+//! locks and ordering. Times are of the *partition's TSC*: what RDTSC returns on every virtual processor
+//! as long as the guest has not written to its TSC.
+//!
+//! The interface is Microsoft's *Hypervisor Top Level Functional Specification* (TLFS); only what works
+//! is offered. There is no synthetic interrupt controller, no messages, no VMBus.
+
+pub mod cpuid;
+pub mod eoi_assist;
+pub mod hypercall;
+pub mod msrs;
+pub mod partition;
+pub mod stimer;
+pub mod time;
+pub mod vp;
+
+pub use cpuid::{CpuidResult, Platform};
+pub use hypercall::{Caller, FlushEngine, Gprs, Outcome};
+pub use msrs::{CrashReport, GpFault, MsrEffect, MsrRead, PageMove};
+pub use partition::Partition;
+pub use vp::Vp;

@@ -1,0 +1,146 @@
+//! Registers of one virtual processor, and the way to all synthetic registers.
+
+use arrayvec::ArrayVec;
+use tlfs::msr::{self, PageMsr};
+
+use super::eoi_assist::{ApicView, EoiAssist, Settled};
+use super::msrs::{GpFault, MsrEffect, MsrRead, PageMove, icr_to_x2apic};
+use super::partition::Partition;
+use super::stimer::Stimer;
+
+/// Synthetic timers of a virtual processor.
+pub const STIMERS: usize = 4;
+
+/// The synthetic state of one virtual processor.
+#[derive(Debug)]
+pub struct Vp {
+    index: u32,
+    assist_page: PageMsr,
+    eoi_assist: EoiAssist,
+    timers: [Stimer; STIMERS],
+}
+
+impl Vp {
+    /// A virtual processor with an index that is unique in its partition, constant, and below
+    /// [`tlfs::MAX_VPS`]. It need not be the APIC's id.
+    pub fn new(index: u32) -> Self {
+        Self {
+            index,
+            assist_page: PageMsr::new(),
+            eoi_assist: EoiAssist::default(),
+            timers: [Stimer::default(); STIMERS],
+        }
+    }
+
+    /// The index by which hypercalls name this virtual processor.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Everything as at creation: for a reset of the partition, not for INIT.
+    pub fn reset(&mut self) {
+        *self = Self::new(self.index);
+    }
+
+    /// RDMSR at the partition's TSC `now`.
+    ///
+    /// # Errors
+    ///
+    /// [`GpFault`] if there is no such register or it cannot be read.
+    pub fn read_msr(&self, partition: &Partition, number: u32, now: u64) -> Result<MsrRead, GpFault> {
+        let value = match number {
+            msr::VP_INDEX => u64::from(self.index),
+            msr::ICR => return Ok(MsrRead::ApicIcr),
+            msr::TPR => return Ok(MsrRead::ApicTpr),
+            msr::VP_ASSIST_PAGE => self.assist_page.into_bits(),
+            msr::STIMER0_CONFIG..=msr::STIMER3_COUNT => {
+                let (index, is_count) = timer_register(number);
+                let timer = self.timers.get(index).ok_or(GpFault)?;
+                if is_count { timer.count() } else { timer.config() }
+            }
+            _ => partition.read_msr(number, now).ok_or(GpFault)?,
+        };
+        Ok(MsrRead::Value(value))
+    }
+
+    /// WRMSR at the partition's TSC `now`.
+    ///
+    /// # Errors
+    ///
+    /// [`GpFault`] if there is no such register, it cannot be written, or not with this value; nothing
+    /// has changed then.
+    pub fn write_msr(
+        &mut self,
+        partition: &Partition,
+        number: u32,
+        value: u64,
+        now: u64,
+    ) -> Result<MsrEffect, GpFault> {
+        match number {
+            msr::EOI if value >> 32 == 0 => Ok(MsrEffect::ApicEoi),
+            msr::ICR => Ok(MsrEffect::ApicIcr(icr_to_x2apic(value))),
+            msr::TPR => u8::try_from(value).map(MsrEffect::ApicTpr).map_err(|_| GpFault),
+            msr::VP_ASSIST_PAGE => Ok(self.set_assist_page(PageMsr::from_bits(value))),
+            msr::STIMER0_CONFIG..=msr::STIMER3_COUNT => {
+                let (index, is_count) = timer_register(number);
+                let timer = self.timers.get_mut(index).ok_or(GpFault)?;
+                if is_count {
+                    timer.set_count(value, partition.clock(), now);
+                } else {
+                    timer.set_config(value, partition.clock(), now)?;
+                }
+                Ok(MsrEffect::Timers)
+            }
+            msr::EOI | msr::VP_INDEX => Err(GpFault),
+            _ => partition.write_msr(number, value),
+        }
+    }
+
+    /// The partition's TSC at the earliest expiration of a synthetic timer. It may be past: then
+    /// [`Vp::expire`] has something to return.
+    pub fn next_deadline_tsc(&self) -> Option<u64> {
+        self.timers.iter().filter_map(Stimer::deadline_tsc).min()
+    }
+
+    /// The vectors to request at the own local APIC, fixed and edge-triggered, for the timers that have
+    /// expired by the partition's TSC `now`; each once.
+    pub fn expire(&mut self, partition: &Partition, now: u64) -> ArrayVec<u8, STIMERS> {
+        let clock = partition.clock();
+        self.timers.iter_mut().filter_map(|timer| timer.expire(clock, now)).collect()
+    }
+
+    /// Before an entry, after all that requests interrupts: if it returns an address, the EOI assist
+    /// field there is to be set to [`NO_EOI_REQUIRED`](super::eoi_assist::NO_EOI_REQUIRED). If that
+    /// fails, [`Vp::settle_eoi`] takes it back.
+    pub fn arm_eoi(&mut self, apic: &ApicView) -> Option<u64> {
+        let gpa = self.assist_page.gpa()?;
+        self.eoi_assist.arm(apic).then_some(gpa)
+    }
+
+    /// After an exit, before anything looks at the local APIC: the address of the EOI assist field if it
+    /// has to be read and passed to [`Vp::settle_eoi`].
+    pub fn armed_eoi(&self) -> Option<u64> {
+        self.assist_page.gpa().filter(|_| self.eoi_assist.is_armed())
+    }
+
+    /// Settles what was armed by the `field`'s value;
+    /// [`NO_EOI_REQUIRED`](super::eoi_assist::NO_EOI_REQUIRED) stands for one that cannot be read.
+    pub fn settle_eoi(&mut self, field: u32) -> Option<Settled> {
+        self.eoi_assist.settle(field)
+    }
+
+    fn set_assist_page(&mut self, value: PageMsr) -> MsrEffect {
+        let page = PageMove { from: self.assist_page.gpa(), to: value.gpa() };
+        self.assist_page = value;
+        page.effect(MsrEffect::VpAssistPage)
+    }
+}
+
+/// Which timer's register a number is, and whether it is its count.
+fn timer_register(number: u32) -> (usize, bool) {
+    let offset = number.wrapping_sub(msr::STIMER0_CONFIG);
+    ((offset / 2) as usize, !offset.is_multiple_of(2))
+}
+
+#[cfg(test)]
+mod tests;

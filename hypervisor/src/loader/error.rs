@@ -1,0 +1,150 @@
+//! What can be wrong with what a guest is to be started from.
+
+use core::fmt;
+
+/// Why a guest cannot be loaded. The text says what, where, and what to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadError {
+    /// Neither a Linux bzImage nor an ELF.
+    NotAKernel,
+    /// A Linux kernel without the header fields that are needed.
+    KernelTooOld {
+        /// Its boot protocol version, major in the high byte.
+        version: u16,
+    },
+    /// A Linux kernel that loads below 1 MiB (zImage).
+    NotLoadedHigh,
+    /// The file ends before the kernel does.
+    KernelTruncated {
+        /// Bytes that its header promises.
+        expected: u64,
+        /// Bytes that there are.
+        found: u64,
+    },
+    /// An ELF that cannot be started.
+    UnsupportedElf {
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A part of the kernel belongs where there is no RAM, or where boot data is.
+    SegmentOutsideRam {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// The kernel does not fit into memory.
+    MemoryTooSmall {
+        /// Bytes of memory that would do for the kernel alone.
+        needed: u64,
+        /// Bytes that the guest has.
+        memory: u64,
+    },
+    /// More memory than there are addresses.
+    MemoryTooLarge {
+        /// Bytes asked for.
+        memory: u64,
+    },
+    /// The initial RAM disk does not fit beside the kernel.
+    InitrdTooLarge {
+        /// Its bytes.
+        size: u64,
+        /// Bytes that are free where the kernel can use one.
+        available: u64,
+    },
+    /// The command line is longer than the kernel takes.
+    CommandLineTooLong {
+        /// Its bytes.
+        length: usize,
+        /// Most bytes, without the terminator.
+        most: usize,
+    },
+    /// The command line has a NUL inside, where the kernel would take it to end.
+    CommandLineHasNul {
+        /// Where, in bytes.
+        offset: usize,
+    },
+}
+
+/// Bytes, in units that can be read.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0..0x400 => write!(f, "{} bytes", self.0),
+            0x400..0x10_0000 => write!(f, "{} KiB", self.0.div_ceil(0x400)),
+            _ => write!(f, "{} MiB", self.0.div_ceil(0x10_0000)),
+        }
+    }
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NotAKernel => f.write_str(
+                "kernel: neither a Linux bzImage ('HdrS' at offset 0x202) nor an ELF; \
+                 give a kernel such as /boot/vmlinuz-*, or a 64-bit ELF with a PVH note",
+            ),
+            Self::KernelTooOld { version } => write!(
+                f,
+                "kernel: boot protocol {}.{:02}, but at least 2.12 is needed; give Linux 3.8 or newer",
+                version >> 8,
+                version & 0xff
+            ),
+            Self::NotLoadedHigh => {
+                f.write_str("kernel: a zImage, which loads below 1 MiB; build it as bzImage")
+            }
+            Self::KernelTruncated { expected, found } => write!(
+                f,
+                "kernel: the file has {found} bytes of {expected}; it is cut off, fetch or build it again"
+            ),
+            Self::UnsupportedElf { reason } => {
+                write!(f, "kernel: {reason}; give a 64-bit x86-64 ELF with a PVH entry note, or a bzImage")
+            }
+            Self::SegmentOutsideRam { start, end } => write!(
+                f,
+                "kernel: its segment at {start:#x}..{end:#x} does not lie in free guest RAM; \
+                 link it from 1 MiB up, or give the guest more memory"
+            ),
+            Self::MemoryTooSmall { needed, memory } => write!(
+                f,
+                "memory: {} given, {} needed to load the kernel; give the guest more memory",
+                Size(memory),
+                Size(needed)
+            ),
+            Self::MemoryTooLarge { memory } => {
+                write!(f, "memory: {} is more than can be addressed; give the guest less", Size(memory))
+            }
+            Self::InitrdTooLarge { size, available } => write!(
+                f,
+                "initrd: {} large, but {} of guest memory are left beside the kernel; \
+                 give the guest more memory or a smaller initrd",
+                Size(size),
+                Size(available)
+            ),
+            Self::CommandLineTooLong { length, most } => {
+                write!(f, "command line: {length} bytes, the kernel takes {most}; shorten it")
+            }
+            Self::CommandLineHasNul { offset } => {
+                write!(f, "command line: NUL character at byte {offset}; take it out")
+            }
+        }
+    }
+}
+
+impl core::error::Error for LoadError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_input_and_the_way_out() {
+        let text = LoadError::InitrdTooLarge { size: 300 << 20, available: 100 << 10 }.to_string();
+        assert!(text.starts_with("initrd: 300 MiB large, but 100 KiB"), "{text}");
+        assert!(text.contains("more memory"));
+        assert!(LoadError::KernelTooOld { version: 0x0209 }.to_string().contains("protocol 2.09"));
+        assert!(LoadError::NotAKernel.to_string().contains("HdrS"));
+    }
+}

@@ -1,0 +1,193 @@
+//! Loading a guest's kernel: which bytes go where, and how its first vCPU starts.
+//!
+//! [`plan`] looks at the files and decides; nothing is written. The caller copies what [`LoadPlan::placements`]
+//! lists into guest memory and puts the boot processor into [`LoadPlan::entry`]. A plan holds for every start
+//! of the guest: on a reboot clear the memory and apply it again.
+
+mod bzimage;
+mod elf_pvh;
+mod error;
+pub mod layout;
+
+pub use error::LoadError;
+pub use layout::MemoryLayout;
+
+use alloc::borrow::Cow;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// Bytes for guest memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement<'a> {
+    /// The guest physical address of the first.
+    pub gpa: u64,
+    /// The bytes: a part of a file, or made for the occasion.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+/// How the kernel is entered; decides nothing, but says which register holds what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// Linux' 32-bit boot protocol: RSI points to `boot_params`.
+    Linux32,
+    /// Xen's PVH: RBX points to `hvm_start_info`.
+    Pvh,
+}
+
+/// A segment register with its hidden part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The selector, which is of the table at [`layout::GDT`].
+    pub selector: u16,
+    /// Attributes as in a VMCB (APM vol. 2 section 15.5.1): descriptor bits 55:52 and 47:40.
+    pub attributes: u16,
+    /// Limit in bytes.
+    pub limit: u32,
+    /// Base address.
+    pub base: u64,
+}
+
+/// CS at entry: 32-bit code, all 4 GiB.
+pub const CODE: Segment = Segment { selector: 0x10, attributes: 0xc9b, limit: u32::MAX, base: 0 };
+/// DS, ES, SS, FS and GS at entry: data, all 4 GiB.
+pub const DATA: Segment = Segment { selector: 0x18, attributes: 0xc93, limit: u32::MAX, base: 0 };
+/// TR at entry: a busy 32-bit TSS that is never used.
+pub const TASK: Segment = Segment { selector: 0x20, attributes: 0x08b, limit: 0x67, base: 0 };
+/// Limit of the table at [`layout::GDT`].
+pub const GDT_LIMIT: u16 = 5 * 8 - 1;
+
+/// The boot processor at entry: 32-bit protected mode with paging off (CR0 = PE and ET, CR4 = 0,
+/// EFER = 0 as the guest sees it), RFLAGS = 2, segments [`CODE`], [`DATA`], [`TASK`], GDTR = [`layout::GDT`]
+/// with [`GDT_LIMIT`], every register that is not here 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryState {
+    /// The protocol.
+    pub kind: EntryKind,
+    /// First instruction.
+    pub rip: u64,
+    /// `boot_params` for Linux, else 0.
+    pub rsi: u64,
+    /// `hvm_start_info` for PVH, else 0.
+    pub rbx: u64,
+}
+
+/// What it takes to start a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadPlan<'a> {
+    /// Copies into guest memory, which holds zeros elsewhere. They do not overlap and lie in RAM.
+    pub placements: Vec<Placement<'a>>,
+    /// The boot processor's state.
+    pub entry: EntryState,
+}
+
+/// Plans the start of `kernel`: a Linux bzImage or a 64-bit ELF with a PVH note.
+///
+/// `rsdp` is the guest physical address of the ACPI root pointer. The tables themselves are not part of
+/// the plan.
+///
+/// # Errors
+/// What cannot be loaded, as [`LoadError`] explains it.
+pub fn plan<'a>(
+    kernel: &'a [u8],
+    initrd: Option<&'a [u8]>,
+    command_line: &str,
+    memory: &MemoryLayout,
+    rsdp: u64,
+) -> Result<LoadPlan<'a>, LoadError> {
+    let boot = Boot { initrd: initrd.filter(|bytes| !bytes.is_empty()), command_line, memory, rsdp };
+    let mut plan = if kernel.starts_with(b"\x7fELF") {
+        elf_pvh::plan(kernel, &boot)?
+    } else {
+        bzimage::plan(kernel, &boot)?
+    };
+    plan.placements.push(Placement { gpa: layout::GDT, bytes: Cow::Owned(gdt()) });
+    plan.placements.push(Placement { gpa: layout::COMMAND_LINE.start, bytes: terminated(command_line) });
+    Ok(plan)
+}
+
+/// What a kernel is started with, in both protocols.
+struct Boot<'a, 'b> {
+    initrd: Option<&'a [u8]>,
+    command_line: &'b str,
+    memory: &'b MemoryLayout,
+    rsdp: u64,
+}
+
+impl<'a> Boot<'a, '_> {
+    /// Checks the command line against the most bytes that the kernel takes, without the terminator.
+    fn check_command_line(&self, kernel_most: usize) -> Result<(), LoadError> {
+        let area = (layout::COMMAND_LINE.end - layout::COMMAND_LINE.start) as usize - 1;
+        let (length, most) = (self.command_line.len(), kernel_most.min(area));
+        if length > most {
+            return Err(LoadError::CommandLineTooLong { length, most });
+        }
+        match self.command_line.bytes().position(|byte| byte == 0) {
+            Some(offset) => Err(LoadError::CommandLineHasNul { offset }),
+            None => Ok(()),
+        }
+    }
+
+    /// Places the initial RAM disk as high as possible between the kernel's end and `limit`, in low RAM.
+    fn place_initrd(&self, kernel_end: u64, limit: u64) -> Result<Option<Placement<'a>>, LoadError> {
+        let Some(bytes) = self.initrd else { return Ok(None) };
+        let size = bytes.len() as u64;
+        let first = kernel_end.next_multiple_of(layout::PAGE_SIZE);
+        let end = self.memory.low_end().min(limit);
+        let error = LoadError::InitrdTooLarge { size, available: end.saturating_sub(first) };
+        let gpa = end.checked_sub(size).ok_or(error)? & !(layout::PAGE_SIZE - 1);
+        if gpa < first {
+            return Err(error);
+        }
+        Ok(Some(Placement { gpa, bytes: Cow::Borrowed(bytes) }))
+    }
+}
+
+impl Placement<'_> {
+    /// The guest physical addresses that it covers.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.gpa..self.gpa + self.bytes.len() as u64
+    }
+}
+
+fn terminated(command_line: &str) -> Cow<'static, [u8]> {
+    let mut bytes = Vec::from(command_line.as_bytes());
+    bytes.push(0);
+    Cow::Owned(bytes)
+}
+
+/// The segment descriptors that the selectors at entry name.
+fn gdt() -> Vec<u8> {
+    let descriptor = |segment: Segment| {
+        let granular = segment.attributes & 0x800 != 0;
+        let limit = u64::from(if granular { segment.limit >> 12 } else { segment.limit });
+        let attributes = u64::from(segment.attributes);
+        limit & 0xffff | (attributes & 0xff) << 40 | (limit >> 16 & 0xf) << 48 | (attributes >> 8) << 52
+    };
+    let table = [0, 0, descriptor(CODE), descriptor(DATA), descriptor(TASK)];
+    table.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_are_flat_ones() {
+        let gdt = gdt();
+        assert_eq!(gdt.len(), usize::from(GDT_LIMIT) + 1);
+        let entry = |selector: u16| u64::from_le_bytes(*gdt[usize::from(selector)..].first_chunk().unwrap());
+        assert_eq!(entry(CODE.selector), 0x00cf_9b00_0000_ffff);
+        assert_eq!(entry(DATA.selector), 0x00cf_9300_0000_ffff);
+        assert_eq!(entry(TASK.selector), 0x0000_8b00_0000_0067);
+    }
+
+    #[test]
+    fn what_is_not_a_kernel_is_said_to_be_none() {
+        let memory = MemoryLayout::new(64 << 20).unwrap();
+        let text = [b'x'; 4096];
+        for kernel in [&[][..], b"MZ", b"#!/bin/sh\n", &[0; 0x400], &text] {
+            assert_eq!(plan(kernel, None, "", &memory, 0), Err(LoadError::NotAKernel));
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Thrash: threads of one process map a large part of a shared file, read its first page, and unmap
+//! it again, over and over. Each unmapping makes the kernel flush the TLBs of all CPUs on which the
+//! process runs, so the program measures little but remote TLB flushes.
+//!
+//! It reports JSON lines: `begin`, then `progress` now and then, then `end` with what was measured.
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use serde_json::json;
+use std::fs::{File, OpenOptions};
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+use std::{env, error, fs, io, ptr, thread};
+use workloads::interrupts::IpiCounts;
+use workloads::report::Report;
+use workloads::times::{Stopwatch, Times};
+
+const PAGE_BYTES: u64 = 4096;
+const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+
+const USAGE: &str = "\
+usage: thrash [--threads N] [--rounds N] [--pages N] [--chunks N] [--file F] [--report F] [--settle MS]
+
+  --threads N  threads that map and unmap [one per CPU]
+  --rounds N   rounds of each thread [1000]
+  --pages N    pages mapped in a round [16384]
+  --chunks N   different offsets in the file, a page apart, used in turn [10]
+  --file F     the shared file; made if need be, removed afterwards [/tmp/thrash.data]
+  --report F   where the JSON lines go [standard output]
+  --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]";
+
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    threads: u64,
+    rounds: u64,
+    pages: u64,
+    chunks: u64,
+    file: PathBuf,
+    report: Option<PathBuf>,
+    settle: Duration,
+}
+
+impl Options {
+    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        let mut options = Self {
+            threads: cpus as u64,
+            rounds: 1000,
+            pages: 16384,
+            chunks: 10,
+            file: PathBuf::from("/tmp/thrash.data"),
+            report: None,
+            settle: Duration::ZERO,
+        };
+        let mut args = args.into_iter();
+        while let Some(name) = args.next() {
+            let value = args.next().ok_or_else(|| format!("{name}: unknown, or its value is missing"))?;
+            match name.as_str() {
+                "--threads" => options.threads = number(&name, &value, 1, 4096)?,
+                "--rounds" => options.rounds = number(&name, &value, 1, 1 << 32)?,
+                "--pages" => options.pages = number(&name, &value, 1, 1 << 28)?,
+                "--chunks" => options.chunks = number(&name, &value, 1, 1 << 16)?,
+                "--file" => options.file = PathBuf::from(value),
+                "--report" => options.report = Some(PathBuf::from(value)),
+                "--settle" => options.settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
+                _ => return Err(format!("{name}: unknown")),
+            }
+        }
+        Ok(options)
+    }
+
+    /// Rounds of all threads together.
+    fn rounds_total(&self) -> u64 {
+        self.threads.saturating_mul(self.rounds)
+    }
+}
+
+fn number(name: &str, value: &str, min: u64, max: u64) -> Result<u64, String> {
+    let number = value.parse().ok().filter(|n| (min..=max).contains(n));
+    number.ok_or_else(|| format!("{name} {value}: expected a number from {min} to {max}"))
+}
+
+/// The shared file: sparse, and gone when the value is dropped.
+struct SharedFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl SharedFile {
+    fn create(path: &Path, bytes: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+        file.set_len(bytes)?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+}
+
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        // Nothing depends on the removal: the file lies in the guest's memory.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// One round: map `pages` pages of `file` from page `first` on, read the first one, unmap.
+fn round(file: &File, pages: u64, first: u64) -> io::Result<u8> {
+    let bytes = usize::try_from(pages * PAGE_BYTES).map_err(io::Error::other)?;
+    // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+    let base =
+        unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, first * PAGE_BYTES)? };
+    // SAFETY: the mapping is readable and at least one page long, and the file covers all of it.
+    let byte = unsafe { base.cast::<u8>().read_volatile() };
+    // SAFETY: exactly the mapping made above; no reference into it exists.
+    unsafe { munmap(base, bytes)? };
+    Ok(byte)
+}
+
+/// Progress of all threads, and whether one of them gave up.
+#[derive(Default)]
+struct Shared {
+    rounds_done: AtomicU64,
+    failed: AtomicBool,
+}
+
+fn worker(options: &Options, file: &File, shared: &Shared) -> io::Result<()> {
+    for index in 0..options.rounds {
+        if shared.failed.load(Ordering::Relaxed) {
+            break;
+        }
+        if let Err(error) = round(file, options.pages, index % options.chunks) {
+            shared.failed.store(true, Ordering::Relaxed);
+            return Err(error);
+        }
+        shared.rounds_done.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Runs the threads and reports progress until the last one is through.
+fn thrash(options: &Options, file: &File, report: &mut Report) -> io::Result<()> {
+    let shared = Shared::default();
+    thread::scope(|scope| {
+        // Each thread holds a sender and never sends: the channel closes when the last one ends.
+        let (running, ended) = mpsc::channel::<()>();
+        let mut threads = Vec::new();
+        for _ in 0..options.threads {
+            let (shared, running) = (&shared, running.clone());
+            let work = move || {
+                let _running = running;
+                worker(options, file, shared)
+            };
+            threads.push(thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, work)?);
+        }
+        drop(running);
+        while ended.recv_timeout(PROGRESS_PERIOD) == Err(RecvTimeoutError::Timeout) {
+            let done = shared.rounds_done.load(Ordering::Relaxed);
+            report.line(&json!({"event": "progress", "done": done, "total": options.rounds_total()}))?;
+        }
+        for thread in threads {
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))?;
+        }
+        Ok(())
+    })
+}
+
+fn run(options: &Options) -> Result<(), Box<dyn error::Error>> {
+    let mut report = Report::open(options.report.as_deref())?;
+    let shared = SharedFile::create(&options.file, (options.pages + options.chunks) * PAGE_BYTES)?;
+    report.line(&json!({
+        "event": "begin", "workload": "thrash", "threads": options.threads,
+        "rounds": options.rounds, "pages": options.pages, "chunks": options.chunks,
+    }))?;
+    thread::sleep(options.settle);
+
+    let ipis_before = IpiCounts::now()?;
+    let watch = Stopwatch::start()?;
+    thrash(options, &shared.file, &mut report)?;
+    let Times { real, user, sys } = watch.elapsed()?;
+    let ipis = IpiCounts::now()?.since(ipis_before);
+
+    report.line(&json!({
+        "event": "end", "workload": "thrash", "rounds_total": options.rounds_total(),
+        "real": real.as_secs_f64(), "user": user.as_secs_f64(), "sys": sys.as_secs_f64(),
+        "tlb_ipis": ipis.tlb, "call_ipis": ipis.call,
+    }))?;
+    thread::sleep(options.settle);
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let options = match Options::parse(env::args().skip(1)) {
+        Ok(options) => options,
+        Err(message) => {
+            eprintln!("thrash: {message}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("thrash: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Options, String> {
+        Options::parse(args.iter().map(|arg| (*arg).to_owned()))
+    }
+
+    #[test]
+    fn bad_options_are_named() {
+        for args in [
+            &["--threads", "0"][..],
+            &["--threads", "many"],
+            &["--rounds"],
+            &["--pages", "-1"],
+            &["--chunks", "65537"],
+            &["--colour", "blue"],
+        ] {
+            let message = parse(args).expect_err("is refused");
+            assert!(message.starts_with(args[0]), "{args:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn every_round_of_every_thread_is_made() {
+        let dir = env::temp_dir();
+        let (file, report) = (format!("thrash-test-{}", std::process::id()), "jsonl");
+        let file = dir.join(file);
+        let report_path = file.with_extension(report);
+        let mut options = parse(&["--threads", "3", "--rounds", "20", "--pages", "64"]).expect("parses");
+        options.file = file.clone();
+        options.report = Some(report_path.clone());
+        run(&options).expect("runs");
+
+        let lines = fs::read_to_string(&report_path).expect("was written");
+        fs::remove_file(&report_path).expect("removes");
+        let last: serde_json::Value =
+            serde_json::from_str(lines.lines().last().expect("has lines")).expect("is JSON");
+        assert_eq!(last["event"], "end");
+        assert_eq!(last["rounds_total"], 60);
+        assert!(last["real"].as_f64().is_some_and(|secs| secs > 0.0));
+        assert!(!file.exists(), "the shared file is removed");
+    }
+
+    #[test]
+    fn a_mapping_past_the_end_of_the_offsets_is_an_error() {
+        let path = env::temp_dir().join(format!("thrash-round-{}", std::process::id()));
+        let shared = SharedFile::create(&path, 2 * PAGE_BYTES).expect("creates");
+        assert_eq!(round(&shared.file, 1, 1).expect("maps"), 0);
+        assert!(round(&shared.file, 0, 0).is_err(), "an empty mapping is refused by the kernel");
+    }
+}

@@ -1,0 +1,6 @@
+//! What the programs that run inside Linux guests share: reading the kernel's interrupt counts, the
+//! process's times, and the report channel to the host tool.
+
+pub mod interrupts;
+pub mod report;
+pub mod times;

@@ -1,2 +1,0 @@
-//! Programs that run inside Linux guests.
-fn main() {}

@@ -1,0 +1,85 @@
+//! What `time` prints: wall clock, and CPU time in user mode and in the kernel.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
+
+/// Starts the clock.
+pub struct Stopwatch {
+    wall: Instant,
+    cpu: CpuTimes,
+}
+
+/// A measured stretch of the process's life.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// Wall clock.
+    pub real: Duration,
+    /// CPU time of all threads in user mode.
+    pub user: Duration,
+    /// CPU time of all threads in the kernel.
+    pub sys: Duration,
+}
+
+#[derive(Clone, Copy)]
+struct CpuTimes {
+    user: Duration,
+    sys: Duration,
+}
+
+impl Stopwatch {
+    /// Measures from now on.
+    pub fn start() -> io::Result<Self> {
+        Ok(Self { cpu: CpuTimes::now()?, wall: Instant::now() })
+    }
+
+    /// What has passed since the start.
+    pub fn elapsed(&self) -> io::Result<Times> {
+        let real = self.wall.elapsed();
+        let now = CpuTimes::now()?;
+        Ok(Times {
+            real,
+            user: now.user.saturating_sub(self.cpu.user),
+            sys: now.sys.saturating_sub(self.cpu.sys),
+        })
+    }
+}
+
+impl CpuTimes {
+    fn now() -> io::Result<Self> {
+        let mut usage = MaybeUninit::<libc::rusage>::uninit();
+        // SAFETY: the pointer is valid for a write of one `rusage`.
+        if unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call succeeded, so it has filled in the whole structure.
+        let usage = unsafe { usage.assume_init() };
+        Ok(Self { user: duration(usage.ru_utime), sys: duration(usage.ru_stime) })
+    }
+}
+
+/// The kernel never reports a negative time; one would count as 0.
+fn duration(time: libc::timeval) -> Duration {
+    let secs = u64::try_from(time.tv_sec).unwrap_or(0);
+    let micros = u64::try_from(time.tv_usec).unwrap_or(0);
+    Duration::from_secs(secs) + Duration::from_micros(micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_shows_up_as_cpu_time_and_sleep_does_not() {
+        let watch = Stopwatch::start().expect("starts");
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(50) {
+            std::hint::spin_loop();
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let times = watch.elapsed().expect("reads");
+        assert!(times.real >= Duration::from_millis(250), "{times:?}");
+        assert!(times.user + times.sys > Duration::ZERO, "{times:?}");
+        assert!(times.user + times.sys < times.real, "{times:?}");
+    }
+}
