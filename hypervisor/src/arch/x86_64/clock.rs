@@ -94,7 +94,7 @@ pub(super) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
         return;
     }
     let wait = deadline.saturating_sub(now);
-    let ticks = u128::from(wait) * u128::from(APIC_PER_TSC.load(Ordering::Relaxed)) >> 32;
+    let ticks = (u128::from(wait) * u128::from(APIC_PER_TSC.load(Ordering::Relaxed))) >> 32;
     // Zero would stop the timer; a wait that is too long for it ends early and is set again.
     apic::set_timer_ticks(ticks.clamp(1, u128::from(u32::MAX)) as u32);
 }

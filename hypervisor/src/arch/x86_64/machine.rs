@@ -314,9 +314,13 @@ impl Machine {
         QUELL_BEACON.magic.store(BEACON_MAGIC, Ordering::Release);
     }
 
+    fn counter(&self, vcpu: VcpuIndex, counter: Counter) -> Option<&AtomicU64> {
+        self.counters.get(vcpu as usize * Counter::COUNT + counter as usize)
+    }
+
     /// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked instruction.
     pub(super) fn count(&self, vcpu: VcpuIndex, counter: Counter, amount: u64) {
-        if let Some(cell) = self.counters.get(vcpu as usize * Counter::COUNT + counter as usize) {
+        if let Some(cell) = self.counter(vcpu, counter) {
             cell.store(cell.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
         }
     }
@@ -351,29 +355,35 @@ impl Machine {
     pub(super) fn notify(&self, vcpu: &Vcpu) {
         match vcpu.target.post_event() {
             Notify::None => {}
-            Notify::Kick(cpu) => kick(cpu.0),
+            Notify::Kick(cpu) => self.kick_for(vcpu, cpu.0),
             Notify::Wake => self.nudge(self.sched.wake(vcpu.index)),
         }
     }
 
     /// Carries out what the scheduler asks for.
-    pub(super) fn nudge(&self, nudge: Nudge) {
-        match nudge {
-            Nudge::Nothing => {}
-            Nudge::Idle(cpu) => kick(cpu),
-            // If that vCPU has blocked meanwhile, its CPU is looking for another one anyway.
-            Nudge::Running(vcpu) => {
-                if let Some(vcpu) = self.vcpus.get(vcpu as usize) {
-                    match vcpu.target.post_event() {
-                        Notify::Kick(cpu) => kick(cpu.0),
-                        Notify::Wake => {
-                            let _looks_again = self.sched.wake(vcpu.index);
-                        }
-                        Notify::None => {}
-                    }
-                }
+    pub(super) fn nudge(&self, mut nudge: Nudge) {
+        // Goes on only if the vCPU to be told has blocked meanwhile, and is thereby woken: once for each vCPU at most
+        // until it has run again.
+        while let Nudge::Running(vcpu) = nudge {
+            let Some(vcpu) = self.vcpus.get(vcpu as usize) else { return };
+            match vcpu.target.post_event() {
+                Notify::None => return,
+                Notify::Kick(cpu) => return self.kick_for(vcpu, cpu.0),
+                Notify::Wake => nudge = self.sched.wake(vcpu.index),
             }
         }
+        if let Nudge::Idle(cpu) = nudge {
+            kick(cpu);
+        }
+    }
+
+    /// Kicks the CPU that a vCPU is in guest mode on.
+    fn kick_for(&self, vcpu: &Vcpu, cpu: u32) {
+        // Counted for the vCPU that is kicked, by whoever kicks it: the one counter that needs a locked add.
+        if let Some(cell) = self.counter(vcpu.index, Counter::KickEvent) {
+            cell.fetch_add(1, Ordering::Relaxed);
+        }
+        kick(cpu);
     }
 
     /// IN from a port, with what the real console has received meanwhile.

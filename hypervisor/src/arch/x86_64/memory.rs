@@ -198,8 +198,7 @@ pub(super) fn build_tables(
         }
     }
     ROOT.store(tables.root().0, Ordering::Release);
-    // The tables are in use for ever from here on.
-    core::mem::forget(tables);
+    // The handle goes, the tables stay: nothing frees them but a gather's release.
     Ok(())
 }
 

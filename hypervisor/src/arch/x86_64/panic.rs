@@ -120,7 +120,7 @@ fn finish_report(rbp: u64, rip: Option<u64>) -> ! {
     let mut frame = rbp;
     for _ in 0..MAX_FRAMES {
         // A frame pointer is aligned and points into memory that we have; anything else ends the walk.
-        if frame == 0 || frame % 8 != 0 || !memory::is_stack(frame) {
+        if frame == 0 || !frame.is_multiple_of(8) || !memory::is_stack(frame) {
             break;
         }
         let words = frame as *const u64;

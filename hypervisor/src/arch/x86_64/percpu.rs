@@ -73,7 +73,7 @@ impl PerCpu {
         debug_assert!(Self::on_block_stack(rsp));
         // SAFETY: all code after `enter_block` runs on a stack in a block, whose data `create`
         // initialised and which is never freed.
-        unsafe { &*((rsp & !(BLOCK_SIZE - 1)) + DATA_OFFSET).as_data() }
+        unsafe { &*data_of(rsp & !(BLOCK_SIZE - 1)) }
     }
 
     /// The calling CPU's data, or `None` this early in the boot.
@@ -95,7 +95,7 @@ impl PerCpu {
         }
         let block = BLOCKS.load(Ordering::Acquire) + u64::from(index) * BLOCK_SIZE;
         // SAFETY: as in `current`.
-        Some(unsafe { &*(block + DATA_OFFSET).as_data() })
+        Some(unsafe { &*data_of(block) })
     }
 
     /// All CPUs.
@@ -134,15 +134,9 @@ impl PerCpu {
     }
 }
 
-/// Makes an address into a pointer to per-CPU data.
-trait AsData {
-    fn as_data(self) -> *const PerCpu;
-}
-
-impl AsData for u64 {
-    fn as_data(self) -> *const PerCpu {
-        self as *const PerCpu
-    }
+/// The data in the block that starts at `block`.
+fn data_of(block: u64) -> *mut PerCpu {
+    (block + DATA_OFFSET) as *mut PerCpu
 }
 
 /// Lays out the blocks of all CPUs in `memory` (`apic_ids.len()` blocks); the boot CPU's id comes first.
@@ -154,7 +148,7 @@ impl AsData for u64 {
 pub(super) unsafe fn create(base: u64, apic_ids: &[u32]) {
     assert!(base.is_multiple_of(BLOCK_SIZE) && apic_ids.len() <= MAX_CPUS);
     for (index, &apic_id) in apic_ids.iter().enumerate() {
-        let data = (base + index as u64 * BLOCK_SIZE + DATA_OFFSET) as *mut PerCpu;
+        let data = data_of(base + index as u64 * BLOCK_SIZE);
         // SAFETY: inside the block, aligned, nobody has a reference yet.
         unsafe {
             data.write(PerCpu {
