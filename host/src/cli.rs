@@ -12,16 +12,17 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(
     name = "quell",
+    bin_name = "./quell",
     version,
     max_term_width = 100,
     after_help = "\
 Start with:
-  quell demo                         what flushing by hypercall is worth, in under three minutes
-  quell run                          a Debian guest with a shell on this terminal; Ctrl-A x leaves
-  quell run --exec 'nproc; uname -r' one command in a guest; its status is quell's
-  quell test                         every test there is
+  ./quell demo                         what flushing by hypercall is worth, in under three minutes
+  ./quell run                          a Debian guest with a shell here; Ctrl-A x leaves
+  ./quell run --exec 'nproc; uname -r' one command in a guest; its status is passed on
+  ./quell test                         every test there is
 
-Nothing is installed into the system; kernels and busybox are kept in ~/.cache/quell."
+The guest's kernel and busybox are kept in ~/.cache/quell, not installed into the system."
 )]
 pub(crate) struct Cli {
     /// What to do.
@@ -31,19 +32,16 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Boot a guest with its console on this terminal
     Run(RunArgs),
-    /// Show what flushing by hypercall is worth: one workload, both ways, side by side
     Demo(DemoArgs),
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Run every test there is: host tests, lints, and guests under QEMU
     Test(TestArgs),
-    /// Fetch the guest's kernel and busybox into the cache, so that later runs need no network
     Fetch(FetchArgs),
 }
 
+/// Fetch the guest's kernel and busybox into the cache, so that later runs need no network
 #[derive(Debug, Args)]
 pub(crate) struct FetchArgs {
     /// Fetch the newest versions even if the cache is filled
@@ -51,7 +49,7 @@ pub(crate) struct FetchArgs {
     pub(crate) refresh: bool,
 }
 
-/// Boots a guest with its serial console on this terminal.
+/// Boot a guest with its console on this terminal
 ///
 /// Without --kernel the guest is Debian's kernel with a busybox shell. Its `poweroff` ends the run with
 /// status 0, `reboot` starts it again, Ctrl-A x leaves at once.
@@ -60,7 +58,6 @@ pub(crate) struct FetchArgs {
 /// cannot be started, 69 for a machine that lacks something, 70 after a failure of the hypervisor, 71
 /// after a guest's reset with --reset exit, 124 after --timeout, 128 + N after signal N.
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
 pub(crate) struct RunArgs {
     /// Guest kernel: a Linux bzImage or an ELF file with a PVH note [default: Debian's cloud kernel]
     #[arg(long, value_name = "FILE")]
@@ -99,6 +96,8 @@ pub(crate) struct RunArgs {
     pub(crate) qemu_arg: Vec<String>,
 }
 
+/// Show what flushing by hypercall is worth: one workload, both ways, side by side
+///
 /// Runs thrash, which does little but provoke remote TLB flushes, in a stock Debian guest with more
 /// virtual CPUs than CPUs: with IPIs and with hypercalls in turn. Only a CPUID hint differs.
 #[derive(Debug, Args)]
@@ -109,7 +108,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
     /// Rounds of each of thrash's threads
-    #[arg(long, value_name = "N", default_value_t = 200,
+    #[arg(long, value_name = "N", default_value_t = 150,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rounds: u32,
     /// Give up on a run after so many seconds
@@ -122,12 +121,12 @@ pub(crate) struct DemoArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Instructions per exit, by a tiny bare guest on a machine that counts them
     Exits(ExitsArgs),
-    /// Time from power-on to the guest's first process, on Quell and directly on the machine
     Boot(BootArgs),
 }
 
+/// Instructions per exit, by a tiny bare guest on a machine that counts them
+///
 /// Counts the instructions of common operations from exit to entry. QEMU executes one instruction per
 /// nanosecond of virtual time, so the counts are exact and repeatable. Ends with status 1 if one of
 /// them is over its budget.
@@ -141,6 +140,8 @@ pub(crate) struct ExitsArgs {
     pub(crate) timeout: u64,
 }
 
+/// Time from power-on to the guest's first process, on Quell and directly on the machine
+///
 /// Boots the same kernel, initial RAM disk and command line on Quell and directly on the emulated
 /// machine, in turn.
 #[derive(Debug, Args)]
@@ -161,6 +162,8 @@ pub(crate) struct BootArgs {
     pub(crate) json: Option<PathBuf>,
 }
 
+/// Run every test there is: host tests, lints, and guests under QEMU
+///
 /// Runs the host's unit, property and model tests, the linters, and then guests under QEMU. The last
 /// line is `N passed, N failed`; the status is 1 if any failed.
 #[derive(Debug, Args)]

@@ -9,6 +9,7 @@ mod machine;
 mod results;
 mod run;
 mod size;
+mod table;
 mod test;
 mod vm;
 mod workspace;

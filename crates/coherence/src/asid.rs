@@ -85,7 +85,7 @@ pub struct AsidAllocator {
     has_flush_by_asid: bool,
     /// Newest ASID of this generation. They are given out from 1: 0 is the host's (A5).
     newest: u32,
-    /// From 1; 64 bits, checked on increment.
+    /// From 1; 64 bits do not wrap.
     generation: u64,
     /// Newest generation that began with a flush of all ASIDs.
     flushed: u64,
@@ -148,3 +148,6 @@ impl AsidAllocator {
         slot.settled = slot.owed;
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -223,3 +223,6 @@ impl fmt::Display for Stalled {
 }
 
 impl core::error::Error for Stalled {}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -17,7 +17,7 @@
 //! f before g   what g drains is at least what f counted (O8); the rest is flushed once too often
 //! ```
 
-use crate::sync::{AtomicU64, Ordering, const_fn, spin_loop, zeroed};
+use crate::sync::{AtomicU64, Ordering, const_fn, spin_loop, update, zeroed};
 
 /// Ranges that a mailbox holds. One more turns the request into [`Scope::All`].
 pub const RANGE_CAPACITY: usize = if cfg!(loom) { 2 } else { 16 };
@@ -49,6 +49,7 @@ pub struct Generation(pub(crate) u64);
 /// What an owner has to flush: a [`Scope`] that owns its ranges. They are none if a request's
 /// ranges were taken together with an earlier one's.
 #[derive(Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "lives on the stack of one entry; nothing is allocated")]
 pub(crate) enum Work {
     All,
     Ranges(RangeList),
@@ -126,9 +127,10 @@ impl Mailbox {
 
     /// b: counts the request and says of what kind it is, in one step.
     pub(crate) fn announce(&self, kind: u64) -> Generation {
-        let count = |header: u64| Some((header + (1 << GENERATION_SHIFT)) | kind);
-        match self.header.fetch_update(Ordering::AcqRel, Ordering::Relaxed, count) {
-            Ok(old) | Err(old) => Generation((old >> GENERATION_SHIFT) + 1),
+        let count = |header: u64| header.checked_add(1 << GENERATION_SHIFT).map(|header| header | kind);
+        match update(&self.header, count) {
+            Ok(old) => Generation((old >> GENERATION_SHIFT) + 1),
+            Err(_) => panic!("out of flush generations"),
         }
     }
 
@@ -174,5 +176,106 @@ impl Mailbox {
         let result = section();
         self.lock.store(UNLOCKED, Ordering::Release);
         result
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    fn range(number: u64) -> GvaRange {
+        GvaRange { first: number << 12, pages: number }
+    }
+
+    /// Posts `count` ranges in requests of `step` and says what is taken.
+    fn posted(count: usize, step: usize) -> Work {
+        let mailbox = Mailbox::new();
+        let ranges: Vec<_> = (1..=count as u64).map(range).collect();
+        let newest = ranges.chunks(step).map(|chunk| mailbox.post(Scope::Ranges(chunk))).last();
+        let (generation, work) = mailbox.take();
+        assert_eq!(Some(generation), newest);
+        assert_eq!(mailbox.take(), (generation, Work::Ranges(RangeList::default())), "not emptied");
+        work
+    }
+
+    #[test]
+    fn o9_list_that_does_not_fit_becomes_everything() {
+        for step in [1, 2, 3, 16, 17, 33] {
+            for count in [17, 18, 31, 32, 33, 255] {
+                assert_eq!(posted(count, step), Work::All, "{count} by {step}");
+            }
+            for count in [1, 15, 16] {
+                let Work::Ranges(list) = posted(count, step) else { panic!("{count} by {step}") };
+                assert!(list.iter().copied().eq((1..=count as u64).map(range)));
+            }
+        }
+    }
+
+    #[test]
+    fn o9_everything_is_not_forgotten_when_ranges_follow() {
+        let mailbox = Mailbox::new();
+        mailbox.post(Scope::All);
+        mailbox.post(Scope::Ranges(&[range(1)]));
+        assert_eq!(mailbox.take().1, Work::All);
+    }
+
+    #[test]
+    fn o10_request_after_the_sample_is_counted_next_time() {
+        let mailbox = Mailbox::new();
+        mailbox.post(Scope::Ranges(&[range(1)]));
+        let sampled = mailbox.sample() >> GENERATION_SHIFT;
+        mailbox.post(Scope::All);
+        mailbox.locked(|| mailbox.drain());
+        assert_eq!((sampled, mailbox.take()), (1, (Generation(2), Work::All)));
+    }
+
+    #[test]
+    fn request_for_no_range_is_counted() {
+        let mailbox = Mailbox::new();
+        assert_eq!(mailbox.post(Scope::Ranges(&[])), Generation(1));
+        assert_eq!(mailbox.take(), (Generation(1), Work::Ranges(RangeList::default())));
+    }
+
+    #[test]
+    #[should_panic(expected = "out of flush generations")]
+    fn o7_generation_stops_rather_than_wraps() {
+        let mailbox = Mailbox::new();
+        mailbox.header.store(u64::MAX - 3, Ordering::Relaxed);
+        mailbox.post(Scope::All);
+    }
+
+    proptest! {
+        /// Requests and takes in any order: each range is taken, whole or by "everything", no
+        /// later than its generation is.
+        #[test]
+        fn g4_nothing_is_taken_short(steps in prop::collection::vec(0usize..20, 1..60)) {
+            let mailbox = Mailbox::new();
+            let mut outstanding: Vec<(Generation, Option<GvaRange>)> = Vec::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    0..4 => {
+                        let (generation, work) = mailbox.take();
+                        outstanding.retain(|&(posted, range)| {
+                            assert!(posted <= generation, "a request is left behind");
+                            match (&work, range) {
+                                (Work::All, _) => false,
+                                (Work::Ranges(list), Some(range)) => !list.contains(&range),
+                                (Work::Ranges(_), None) => true,
+                            }
+                        });
+                        prop_assert!(outstanding.is_empty(), "lost: {outstanding:?}");
+                    }
+                    4 => outstanding.push((mailbox.post(Scope::All), None)),
+                    count => {
+                        let base = 100 * number as u64;
+                        let ranges: Vec<_> = (base..base + count as u64 - 5).map(range).collect();
+                        let generation = mailbox.post(Scope::Ranges(&ranges));
+                        outstanding.extend(ranges.iter().map(|&range| (generation, Some(range))));
+                    }
+                }
+            }
+        }
     }
 }

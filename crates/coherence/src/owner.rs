@@ -26,7 +26,7 @@
 //! ```
 
 use crate::mailbox::{Generation, Scope, Work};
-use crate::sync::{Ordering, is_unwinding};
+use crate::sync::{Ordering, is_unwinding, update};
 use crate::target::Target;
 use crate::{CpuId, word};
 
@@ -68,7 +68,7 @@ impl<'a> Owner<'a> {
     /// failure of the exchange is another CPU's change, and all that others change are requests.
     pub fn try_enter(&mut self, cpu: CpuId) -> Result<InGuest<'_>, Pending> {
         let enter = |word: u64| (word & word::REQUESTS == 0).then_some(word::entered(word, cpu));
-        match self.target.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, enter) {
+        match update(&self.target.word, enter) {
             Ok(_) => Ok(InGuest { target: self.target }),
             Err(word) => Err(Pending::of(word)),
         }
@@ -106,7 +106,7 @@ impl<'a> Owner<'a> {
     #[must_use = "false means that there is something to do"]
     pub fn try_halt(&mut self) -> bool {
         let halt = |word: u64| (word & word::EVENT == 0).then_some(word | word::HALTED);
-        self.target.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, halt).is_ok()
+        update(&self.target.word, halt).is_ok()
     }
 
     /// Begins a section in which software uses translations on the guest's behalf: an emulated
@@ -119,7 +119,7 @@ impl<'a> Owner<'a> {
     /// A flush is pending: take it first, lest the walk use what it was to drop.
     pub fn begin_translation(&mut self) -> Result<Translation<'_>, Pending> {
         let begin = |word: u64| (word & word::FLUSH == 0).then_some(word | word::TRANSLATING);
-        match self.target.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin) {
+        match update(&self.target.word, begin) {
             Ok(_) => Ok(Translation { target: self.target }),
             Err(word) => Err(Pending::of(word)),
         }
@@ -214,5 +214,107 @@ impl Drop for FlushWork<'_> {
         if !self.is_complete && !is_unwinding() {
             let _pending_again = self.target.request(Scope::All);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{GvaRange, Notify};
+
+    const CPU: CpuId = CpuId(0xffff_fffe);
+
+    #[test]
+    fn second_owner_is_refused_until_the_first_is_gone() {
+        let target = Target::new();
+        let first = target.owner();
+        assert!(first.is_some() && target.owner().is_none());
+        drop(first);
+        assert!(target.owner().is_some());
+    }
+
+    #[test]
+    fn entry_is_refused_for_each_pending_request() {
+        let target = Target::new();
+        let mut owner = target.owner().unwrap();
+        assert_eq!(target.post_event(), Notify::None);
+        assert_eq!(owner.try_enter(CPU).unwrap_err(), Pending { flush: false, event: true });
+        target.request(Scope::All);
+        assert_eq!(owner.try_enter(CPU).unwrap_err(), Pending { flush: true, event: true });
+        assert!(owner.take_events() && !owner.take_events());
+        assert_eq!(owner.try_enter(CPU).unwrap_err(), Pending { flush: true, event: false });
+        owner.take_flush().unwrap().complete();
+        assert!(owner.take_flush().is_none());
+        assert!(owner.try_enter(CPU).is_ok());
+        assert!(!target.is_in_guest(), "the guard was dropped");
+    }
+
+    #[test]
+    fn g6_flush_that_is_dropped_pends_again_as_everything() {
+        let target = Target::new();
+        let mut owner = target.owner().unwrap();
+        let requested = target.request(Scope::Ranges(&[GvaRange { first: 0x1000, pages: 1 }]));
+        drop(owner.take_flush());
+        assert!(owner.try_enter(CPU).is_err());
+        let work = owner.take_flush().unwrap();
+        assert!(matches!(work.scope(), Scope::All) && work.generation() > requested.generation);
+        work.complete();
+        assert!(owner.try_enter(CPU).is_ok());
+    }
+
+    #[test]
+    fn kick_goes_once_to_the_cpu_of_this_stay() {
+        let target = Target::new();
+        let mut owner = target.owner().unwrap();
+        for cpu in [CpuId(0), CPU, CpuId(u32::MAX)] {
+            assert_eq!(target.post_event(), Notify::None, "out of guest mode");
+            assert!(owner.take_events());
+            let guest = owner.try_enter(cpu).unwrap();
+            assert_eq!(target.post_event(), Notify::Kick(cpu));
+            assert_eq!(target.post_event(), Notify::None, "kicked already");
+            guest.leave();
+            assert!(owner.take_events());
+        }
+    }
+
+    #[test]
+    fn o15_flush_neither_wakes_a_halted_target_nor_keeps_it_awake() {
+        let target = Target::new();
+        let mut owner = target.owner().unwrap();
+        target.request(Scope::All);
+        assert!(owner.try_halt(), "a flush waits for the entry");
+        assert!(!target.request(Scope::All).busy);
+        assert_eq!(target.post_event(), Notify::Wake);
+        assert_eq!(target.post_event(), Notify::None, "woken already");
+        assert!(!owner.try_halt());
+        assert!(owner.take_events());
+        assert_eq!(target.post_event(), Notify::None, "awake");
+        assert!(owner.take_events() && owner.try_halt());
+        assert_eq!(target.post_event(), Notify::Wake, "once per halt");
+    }
+
+    #[test]
+    fn target_that_enters_is_not_halted_any_more() {
+        let target = Target::new();
+        let mut owner = target.owner().unwrap();
+        assert!(owner.try_halt());
+        let guest = owner.try_enter(CPU).unwrap();
+        assert_eq!(target.post_event(), Notify::Kick(CPU));
+        guest.leave();
+    }
+
+    #[test]
+    fn h30_section_is_busy_and_begins_only_after_a_pending_flush() {
+        let target = Target::new();
+        let mut owner = target.owner().unwrap();
+        let section = owner.begin_translation().unwrap();
+        let requested = target.request(Scope::All);
+        assert!(requested.busy && !target.is_quiet(requested.generation));
+        assert_eq!(target.post_event(), Notify::None, "a kick cannot end it");
+        section.end();
+        assert!(target.is_quiet(requested.generation));
+        assert_eq!(owner.begin_translation().unwrap_err(), Pending { flush: true, event: true });
+        owner.take_flush().unwrap().complete();
+        assert!(owner.begin_translation().is_ok(), "an event does not matter");
     }
 }

@@ -7,6 +7,17 @@ pub(crate) use core::sync::atomic::AtomicU64;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::AtomicU64;
 
+/// Changes `atomic` by compare-and-exchange, unless `change` declines its present value.
+///
+/// `AcqRel` on success, `Acquire` on failure.
+pub(crate) fn update(atomic: &AtomicU64, change: impl FnMut(u64) -> Option<u64>) -> Result<u64, u64> {
+    // Loom remembers the last access to each atomic only. The load with which the update begins
+    // would hide from its search that the exchange races with another thread's load.
+    #[cfg(loom)]
+    atomic.fetch_or(0, Ordering::Relaxed);
+    atomic.fetch_update(Ordering::AcqRel, Ordering::Acquire, change)
+}
+
 /// One turn of a spin loop that another CPU will end.
 pub(crate) fn spin_loop() {
     #[cfg(not(loom))]

@@ -30,7 +30,7 @@
 
 use crate::mailbox::{Generation, Mailbox, Scope};
 use crate::owner::Owner;
-use crate::sync::{AtomicU64, Ordering, const_fn};
+use crate::sync::{AtomicU64, Ordering, const_fn, update};
 use crate::{CpuId, word};
 
 /// One virtual CPU's side of the protocol; shared by reference, for as long as the vCPU exists.
@@ -128,7 +128,7 @@ impl Target {
     pub(crate) fn claim_kick(&self) -> Claim {
         let due = word::IN_GUEST | word::FLUSH;
         let claim = |word: u64| (word & (due | word::KICKED) == due).then_some(word | word::KICKED);
-        match self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim) {
+        match update(&self.word, claim) {
             Ok(old) => Claim::Kick(word::cpu(old)),
             Err(word) if word & due == due => Claim::InFlight,
             Err(_) => Claim::Unneeded,

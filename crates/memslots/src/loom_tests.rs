@@ -121,3 +121,25 @@ fn p10_a_kept_lookup_is_not_used_after_an_update() {
         vcpu.join().unwrap();
     });
 }
+
+/// The in-progress mark is a lock: the next updater has all that the one before did.
+#[test]
+fn updaters_exclude_each_other() {
+    check(|| {
+        let memslots = Arc::new(Memslots::new(48));
+        let update = |memslots: &Memslots| {
+            let Ok(update) = memslots.begin_update() else { return };
+            update.publish().wait(|| true).unwrap().finish_added().unwrap();
+        };
+        let other = {
+            let memslots = memslots.clone();
+            thread::spawn(move || {
+                drop(memslots.begin_update());
+                update(&memslots);
+            })
+        };
+        update(&memslots);
+        other.join().unwrap();
+        assert!(!memslots.generation().is_in_progress());
+    });
+}

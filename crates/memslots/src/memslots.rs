@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::ops::Range;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use paging::{FlushReceipt, Stamp};
 
@@ -32,7 +32,7 @@ pub const PHYSICAL_BITS_MAX: u32 = 52;
 ///
 /// | reader that keeps something | updater |
 /// |---|---|
-/// | a: load the generation (Acquire) | A: compare-exchange it to in progress (AcqRel) |
+/// | a: load the generation (Acquire) | A: compare-exchange it to in progress (Acquire) |
 /// | b: pin the slots, look up | B: publish the new slots |
 /// | c: keep the result with a's generation | C: invalidate; receipt |
 /// | d: load the generation, use the result if equal | D: store the next generation (Release) |
@@ -87,9 +87,9 @@ impl Memslots {
     /// [`SlotError::Busy`] if there is one already, or one was published and never finished.
     pub fn begin_update(&self) -> Result<Update<'_>, SlotError> {
         let idle = Generation::from_word(self.generation.load(Acquire)).aborted();
-        // Acquire: pairs with the store that ended the update before.
+        // Acquire: pairs with the store that ended or took back the update before.
         self.generation
-            .compare_exchange(idle.word(), idle.in_progress().word(), AcqRel, Acquire)
+            .compare_exchange(idle.word(), idle.in_progress().word(), Acquire, Relaxed)
             .map_err(|_| SlotError::Busy)?;
         // SAFETY: the mark is the lock. It is released when an update is dropped unpublished, or has
         // drained and is finished, and not otherwise.

@@ -6,7 +6,7 @@
 //! | reader | writer |
 //! |---|---|
 //! | a: `state.fetch_add(1)`: copy i is pinned (Acquire) | A: write the other copy |
-//! | b: read copy i, and act on what it says | B: `state.swap(other copy)`: learns how many pinned i (AcqRel) |
+//! | b: read copy i, and act on what it says | B: `state.swap(other copy)`: learns how many pinned i (Release) |
 //! | c: `left[i].fetch_add(1)` (Release) | C: `left[i]` equals that number (Acquire) |
 //! | | D: change what copy i described; in the next update, write copy i |
 //!
@@ -18,7 +18,7 @@
 //! Counts are never reset. A copy that becomes current goes on counting from `left`, which its readers,
 //! all gone, have made equal. 63 bits do not wrap.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::sync::{AtomicU64, UnsafeCell};
 
@@ -120,8 +120,8 @@ impl<'a, T> Draft<'a, T> {
     pub(crate) fn publish(self) -> Drain<'a, T> {
         let resumed = self.snapshots.left[self.index].load(Relaxed);
         let state = if self.index == 1 { SECOND | resumed } else { resumed };
-        // Pairs with `pin`, in both directions.
-        let old = self.snapshots.state.swap(state, AcqRel);
+        // Pairs with `pin`. Nothing is acquired: a count says who is there, not what they did.
+        let old = self.snapshots.state.swap(state, Release);
         Drain { snapshots: self.snapshots, index: index_of(old), pinned: old & !SECOND }
     }
 }

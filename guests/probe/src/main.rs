@@ -1,2 +1,49 @@
 //! A tiny bare guest: instruction counts of exits, and the wrong things a guest can do.
-fn main() {}
+//!
+//! The kernel command line says which: `bench=exits`, or `test=NAME` with a name from the table in [`tests`] or
+//! `all`. What came of it goes to COM2 in lines of JSON, and in words to COM1; then the machine is
+//! switched off.
+#![no_std]
+#![no_main]
+
+mod apic;
+mod bench;
+mod boot;
+mod clock;
+mod guarded;
+mod hypercall;
+mod interrupts;
+mod paging;
+mod processors;
+mod report;
+mod tables;
+mod tests;
+
+use core::panic::PanicInfo;
+
+use pvh::start_info::reader::StartInfoReader;
+
+/// Where the first processor arrives from the PVH entry.
+extern "C" fn first_main(start_info: u32) -> ! {
+    tables::build_idt();
+    // SAFETY: this is the first processor, which comes here once.
+    unsafe { tables::load(0) };
+    paging::open_window();
+    apic::enable();
+    // SAFETY: the loader passed the address, and memory below 4 GiB is mapped one to one.
+    let info = unsafe { StartInfoReader::from_paddr_identity(start_info) };
+    let cmdline = info.and_then(|info| info.cmdline()).and_then(|line| line.to_str().ok()).unwrap_or("");
+    report::say(format_args!("quell-probe: {cmdline}"));
+    let mut words = cmdline.split_whitespace().filter_map(|word| word.split_once('='));
+    match words.find(|(key, _)| matches!(*key, "bench" | "test")) {
+        Some(("bench", "exits")) => bench::exits(),
+        Some(("test", name)) => tests::run(name),
+        _ => report::end("", &Err(report::failure(format_args!("nothing to do: '{cmdline}'")))),
+    }
+    report::power_off()
+}
+
+#[panic_handler]
+fn on_panic(info: &PanicInfo<'_>) -> ! {
+    report::abort(format_args!("{info}"))
+}

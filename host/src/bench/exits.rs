@@ -10,10 +10,10 @@ use crate::machine::spec::Clock;
 use crate::results::{self, Samples, Subject};
 use crate::run::conclude;
 use crate::size::MIB;
+use crate::table::table;
 use crate::vm::{Guest, Hypervisor};
 use crate::workspace;
 use anyhow::Result;
-use comfy_table::{CellAlignment, Table, presets};
 use hostlink::config::{FlushMode, ResetPolicy};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
@@ -82,9 +82,7 @@ pub(crate) fn exits(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
 
 /// Prints the table; says whether each case is there and within its budget.
 fn print(samples: &Samples) -> bool {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["instructions per operation", "Quell", "at most", "KVM 6.1", ""]);
+    let mut rows = Vec::new();
     let mut within = true;
     for case in &CASES {
         let row = samples.row(case.name, Subject::Quell, METRIC);
@@ -93,16 +91,15 @@ fn print(samples: &Samples) -> bool {
         within &= good;
         let value = row.map_or_else(|| "not reported".to_owned(), |row| format!("{:.0}", row.median));
         let verdict = if good { "" } else { "over" };
-        table.add_row([case.label, &value, &case.budget.to_string(), case.kvm, verdict]);
+        let budget = case.budget.to_string();
+        rows.push([case.label, &value, &budget, case.kvm, verdict].map(str::to_owned));
     }
     // What the guest measured beyond the list.
     for row in samples.rows().iter().filter(|row| CASES.iter().all(|case| case.name != row.case)) {
-        table.add_row([row.case.as_str(), &format!("{:.0}", row.median), "", "", ""]);
+        rows.push([row.case.as_str(), &format!("{:.0}", row.median), "", "", ""].map(str::to_owned));
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    println!("{table}");
+    let header = ["instructions per operation", "Quell", "at most", "KVM 6.1", ""];
+    println!("{}", table(header, rows));
     within
 }
 

@@ -2,7 +2,7 @@
 
 use crate::cli::DemoArgs;
 use crate::results::{Row, Samples, Subject};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 
 /// Rows that are always shown: label and metric.
 const HEAD: [(&str, &str); 5] = [
@@ -29,26 +29,21 @@ const TAIL: [(&str, &str); 9] = [
 /// The table: one column per case, and the ratio of the second to the first. Exit reasons that neither
 /// case met are left out.
 pub(crate) fn table(samples: &Samples, ipi: &str, hypercall: &str) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["", "ipi", "hypercall", "ratio"]);
     let reasons = samples.rows().into_iter().filter(|row| row.case == ipi);
     let reasons = reasons.map(|row| row.metric).filter(|m| m.starts_with("exit.") && m != "exit.all");
     let exits = reasons.map(|metric| (format!("  {}", metric.trim_start_matches("exit.")), metric));
     let owned = |(label, metric): (&str, &str)| (label.to_owned(), metric.to_owned());
     let lines = HEAD.into_iter().map(owned).chain(exits).chain(TAIL.into_iter().map(owned));
+    let mut rows = Vec::new();
     for (label, metric) in lines {
         let row = |case| samples.row(case, Subject::Quell, &metric);
         let (Some(left), Some(right)) = (row(ipi), row(hypercall)) else { continue };
         if label.starts_with(' ') && left.max == 0.0 && right.max == 0.0 {
             continue;
         }
-        table.add_row([label, value(&left), value(&right), ratio(left.median, right.median)]);
+        rows.push([label, value(&left), value(&right), ratio(left.median, right.median)]);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
+    crate::table::table(["", "ipi", "hypercall", "ratio"], rows)
 }
 
 /// One sentence with the result.

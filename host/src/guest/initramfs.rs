@@ -9,6 +9,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const INIT: &[u8] = include_bytes!("init");
+const SESSION: &[u8] = include_bytes!("session");
+/// What busybox' init does: run the session, once, on the console.
+const INITTAB: &[u8] = b"::once:/etc/session\n";
 
 /// The part that every run has: busybox under all its names, `programs` (name and file), and init.
 pub(crate) fn base(files: &GuestFiles, programs: &[(&str, &Path)]) -> Result<Vec<u8>> {
@@ -32,6 +35,8 @@ pub(crate) fn base(files: &GuestFiles, programs: &[(&str, &Path)]) -> Result<Vec
         archive.file(&format!("bin/{name}"), 0o755, &program);
     }
     archive.file("init", 0o755, INIT);
+    archive.file("etc/inittab", 0o644, INITTAB);
+    archive.file("etc/session", 0o755, SESSION);
     Ok(archive.finish())
 }
 

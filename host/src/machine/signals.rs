@@ -1,7 +1,7 @@
-//! SIGINT and SIGTERM: noted, and acted upon where the machine is waited for.
+//! SIGHUP, SIGINT and SIGTERM: noted, and acted upon where the machine is waited for.
 
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,10 +12,10 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From now on SIGINT and SIGTERM are noted instead of ending the process. Call it once.
+    /// From now on SIGHUP, SIGINT and SIGTERM are noted instead of ending the process. Call it once.
     pub(crate) fn install() -> Result<Self> {
         let caught = Arc::new(AtomicUsize::new(0));
-        for signal in [SIGINT, SIGTERM] {
+        for signal in [SIGHUP, SIGINT, SIGTERM] {
             let number = usize::try_from(signal)?;
             signal_hook::flag::register_usize(signal, Arc::clone(&caught), number)
                 .context("cannot install a signal handler")?;

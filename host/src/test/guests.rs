@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::config::{FlushMode, ResetPolicy};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
+use std::cell::LazyCell;
 use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -26,22 +27,23 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const PROMPT: &str = "# ";
 const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the cases share.
+/// What the cases share. Each part is made when the first case needs it; one that cannot be made fails
+/// the cases that need it.
 struct Lab<'a> {
-    stock: StockGuest,
-    hypervisor: Hypervisor,
-    probe: PathBuf,
+    stock: LazyCell<Result<StockGuest>>,
+    hypervisor: LazyCell<Result<Hypervisor>>,
+    probe: LazyCell<Result<PathBuf>>,
     directory: &'a Path,
     signals: &'a Signals,
 }
 
-/// Builds what the cases need and runs them.
+/// Runs the cases.
 pub(super) fn run_all(cases: &[&Case], progress: &mut Progress, signals: &Signals) -> Result<Tally> {
     let directory = tempfile::Builder::new().prefix("quell-test-").tempdir()?;
     let lab = Lab {
-        stock: StockGuest::prepare()?,
-        hypervisor: Hypervisor::build()?,
-        probe: workspace::build(workspace::PROBE)?,
+        stock: LazyCell::new(StockGuest::prepare),
+        hypervisor: LazyCell::new(Hypervisor::build),
+        probe: LazyCell::new(|| workspace::build(workspace::PROBE)),
         directory: directory.path(),
         signals,
     };
@@ -59,6 +61,11 @@ pub(super) fn run_all(cases: &[&Case], progress: &mut Progress, signals: &Signal
     Ok(tally)
 }
 
+/// A part of the lab, or why it could not be made.
+fn made<T>(part: &LazyCell<Result<T>>) -> Result<&T> {
+    LazyCell::force(part).as_ref().map_err(|error| anyhow!("{error:#}"))
+}
+
 impl Lab<'_> {
     fn run(&self, body: &Body) -> Result<()> {
         match body {
@@ -70,7 +77,7 @@ impl Lab<'_> {
     }
 
     fn stock(&self, test: &Stock) -> Result<()> {
-        let mut guest = self.stock_guest(Some(test.command));
+        let mut guest = self.stock_guest(Some(test.command))?;
         guest.vcpus = test.vcpus;
         guest.flush = test.flush;
         let outcome = self.boot(&guest, test.cpus, |_, _| Ok(Flow::Continue))?;
@@ -91,7 +98,7 @@ impl Lab<'_> {
     }
 
     fn typed(&self, texts: &[&str]) -> Result<()> {
-        let mut guest = self.stock_guest(None);
+        let mut guest = self.stock_guest(None)?;
         guest.reset = ResetPolicy::Reboot;
         let mut left = texts.iter();
         let mut read = 0;
@@ -104,14 +111,18 @@ impl Lab<'_> {
             Ok(Flow::Continue)
         })?;
         with_console(&outcome, || {
-            ensure!(left.next().is_none(), "the shell did not come up often enough");
+            ensure!(
+                left.next().is_none(),
+                "ended by {:?} before the shell had come up often enough",
+                outcome.end
+            );
             expect_end(&outcome, ExitCode::GuestPowerOff)
         })
     }
 
     fn probe(&self, name: &str, end: ProbeEnd) -> Result<()> {
         let guest = Guest {
-            kernel: self.probe.clone(),
+            kernel: made(&self.probe)?.clone(),
             initrd: None,
             cmdline: format!("test={name}"),
             vcpus: 1,
@@ -155,16 +166,17 @@ impl Lab<'_> {
         Ok(())
     }
 
-    fn stock_guest(&self, command: Option<&str>) -> Guest {
-        Guest {
-            kernel: self.stock.kernel(),
-            initrd: Some(self.stock.initrd(command)),
+    fn stock_guest(&self, command: Option<&str>) -> Result<Guest> {
+        let stock = made(&self.stock)?;
+        Ok(Guest {
+            kernel: stock.kernel(),
+            initrd: Some(stock.initrd(command)),
             cmdline: format!("{CONSOLE} panic=-1"),
             vcpus: 2,
             memory: 512 * MIB,
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Exit,
-        }
+        })
     }
 
     fn boot(
@@ -173,7 +185,7 @@ impl Lab<'_> {
         cpus: u32,
         observe: impl FnMut(&serde_json::Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
-        let mut spec = guest.on_quell(&self.hypervisor, cpus, self.directory)?;
+        let mut spec = guest.on_quell(made(&self.hypervisor)?, cpus, self.directory)?;
         spec.timeout = Some(BOOT_TIMEOUT);
         Machine::start(&spec, self.signals)?.run(observe)
     }

@@ -33,7 +33,7 @@ const fn step(name: &'static str, about: &'static str, args: &'static [&'static 
 
 /// Everything that cargo checks. The bare-metal images are linted for their own target.
 pub(super) const STEPS: [Step; 7] = [
-    step("format", "the sources are formatted", &["fmt", "--all", "--check"]),
+    step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
     step(
         "unit-tests",
         "unit and property tests of all crates",
@@ -41,8 +41,8 @@ pub(super) const STEPS: [Step; 7] = [
     ),
     Step {
         name: "model-tests",
-        about: "the flush protocol under loom, all interleavings",
-        args: &["test", "--release", "--package", "quell-coherence"],
+        about: "flush protocol and memslot generations under loom, all interleavings",
+        args: &["test", "--release", "--package", "quell-coherence", "--package", "quell-memslots"],
         loom: true,
     },
     step(

@@ -105,6 +105,17 @@ fn p12_a_reader_holds_the_old_slots_until_it_is_done() {
 }
 
 #[test]
+fn readers_that_are_gone_are_not_waited_for_when_their_copy_comes_back() {
+    let memslots = untouched(&[slot(1, 0, 1, 0)]);
+    for reader_count in [3, 0, 1, 0, 0, 2] {
+        for _ in 0..reader_count {
+            assert!(memslots.memory().find(Gpa(0)).is_some());
+        }
+        finish(memslots.begin_update().unwrap());
+    }
+}
+
+#[test]
 fn p2_removed_memory_is_given_back_only_for_a_receipt() {
     let memslots = untouched(&[slot(1, 0, 1, 0), slot(2, 4, 4, 0), slot(3, 9, 1, 0)]);
     let mut update = memslots.begin_update().unwrap();

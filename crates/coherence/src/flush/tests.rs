@@ -1,0 +1,201 @@
+//! The engine on the host: who is kicked, who is waited for, and what is reported.
+
+use super::*;
+use crate::{InGuest, Notify};
+use core::cell::{Cell, RefCell};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::vec::Vec;
+
+/// A machine on which a kick ends guest mode at once, unless it is deaf.
+#[derive(Default)]
+struct Bench<'o> {
+    guests: RefCell<Vec<Option<InGuest<'o>>>>,
+    kicked: RefCell<Vec<CpuId>>,
+    turns: Cell<u64>,
+    is_deaf: bool,
+}
+
+impl Hardware for Bench<'_> {
+    fn kick(&self, cpu: CpuId) {
+        self.kicked.borrow_mut().push(cpu);
+        if !self.is_deaf {
+            self.guests.borrow_mut()[cpu.0 as usize] = None;
+        }
+    }
+
+    fn relax(&self, turns: u64) -> ControlFlow<()> {
+        assert_eq!(turns, self.turns.replace(turns + 1));
+        if turns == 1000 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+fn targets(count: usize) -> Vec<Target> {
+    (0..count).map(|_| Target::new()).collect()
+}
+
+#[test]
+fn g5_target_that_is_not_running_is_neither_kicked_nor_waited_for() {
+    let (targets, bench) = (targets(3), Bench::default());
+    let all = TargetSet::<1>::first(3);
+    let receipt = flush(targets.as_slice(), &all, Scope::All, &mut Ledger::new(), &bench).unwrap();
+    assert_eq!(receipt.outcome(), Outcome { targets: 3, deferred: 3, ..Outcome::default() });
+    assert!(bench.kicked.borrow().is_empty() && bench.turns.get() == 0);
+    for target in &targets {
+        let mut owner = target.owner().unwrap();
+        assert!(owner.try_enter(CpuId(0)).is_err(), "entered without the flush");
+        owner.take_flush().unwrap().complete();
+        assert!(owner.try_enter(CpuId(0)).is_ok());
+    }
+}
+
+#[test]
+fn h10_named_targets_that_do_not_exist_are_skipped() {
+    let (targets, bench) = (targets(2), Bench::default());
+    let named = TargetSet::from_banks([0b1010, u64::MAX]);
+    let receipt = flush(targets.as_slice(), &named, Scope::All, &mut Ledger::new(), &bench).unwrap();
+    assert_eq!(receipt.outcome().targets, 1);
+    assert!(targets[0].owner().unwrap().try_enter(CpuId(0)).is_ok(), "0 was not named");
+}
+
+#[test]
+fn targets_in_guest_mode_beyond_the_first_bank_are_kicked_once_each() {
+    const RUNNING: [usize; 4] = [0, 63, 64, 4095];
+    let targets = targets(4096);
+    let mut owners: Vec<_> = RUNNING.iter().map(|&index| targets[index].owner().unwrap()).collect();
+    let bench = Bench::default();
+    for (cpu, owner) in owners.iter_mut().enumerate() {
+        bench.guests.borrow_mut().push(Some(owner.try_enter(CpuId(cpu as u32)).unwrap()));
+    }
+    let mut ledger = std::boxed::Box::new(Ledger::<64>::new());
+    let all = TargetSet::first(4096);
+    let receipt = flush(targets.as_slice(), &all, Scope::All, &mut ledger, &bench).unwrap();
+    assert_eq!(receipt.outcome(), Outcome { targets: 4096, deferred: 4092, kicks: 4, merged: 0 });
+    assert!(bench.kicked.borrow().iter().copied().eq((0..4).map(CpuId)));
+
+    // The ledger forgets: nobody is in guest mode now.
+    let receipt = flush(targets.as_slice(), &all, Scope::All, &mut ledger, &bench).unwrap();
+    assert_eq!(receipt.outcome().deferred, 4096);
+    assert_eq!(bench.kicked.borrow().len(), 4);
+}
+
+#[test]
+fn kick_that_is_in_flight_serves_another_request() {
+    let target = Target::new();
+    let mut owner = target.owner().unwrap();
+    let guest = owner.try_enter(CpuId(0)).unwrap();
+    assert_eq!(target.post_event(), Notify::Kick(CpuId(0)));
+    let (targets, set) = ([&target], TargetSet::<1>::first(1));
+    let (mut one, mut two) = (Ledger::new(), Ledger::new());
+    let bench = Bench::default();
+    let first = issue(targets.as_slice(), &set, Scope::All, &mut one).dispatch(&bench);
+    let second = issue(targets.as_slice(), &set, Scope::All, &mut two).dispatch(&bench);
+    guest.leave();
+    let merged = Outcome { targets: 1, merged: 1, ..Outcome::default() };
+    assert_eq!(first.wait(&bench).unwrap().outcome(), merged);
+    assert_eq!(second.wait(&bench).unwrap().outcome(), merged);
+    assert!(bench.kicked.borrow().is_empty());
+}
+
+#[test]
+fn target_that_left_before_the_dispatch_is_not_kicked() {
+    let target = Target::new();
+    let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::default());
+    let mut ledger = Ledger::new();
+    let mut owner = target.owner().unwrap();
+    let guest = owner.try_enter(CpuId(0)).unwrap();
+    let issued = issue(targets.as_slice(), &set, Scope::All, &mut ledger);
+    guest.leave();
+    owner.take_flush().unwrap().complete();
+    let guest = owner.try_enter(CpuId(0)).unwrap();
+    let receipt = issued.dispatch(&bench).wait(&bench).unwrap();
+    assert_eq!(receipt.outcome(), Outcome { targets: 1, ..Outcome::default() });
+    assert_eq!(target.post_event(), Notify::Kick(CpuId(0)), "the dispatch claimed what it did not send");
+    guest.leave();
+}
+
+#[test]
+fn stalled_target_is_reported_and_its_request_stays() {
+    let target = Target::new();
+    let mut owner = target.owner().unwrap();
+    let guest = owner.try_enter(CpuId(7)).unwrap();
+    let bench = Bench { is_deaf: true, ..Bench::default() };
+    let set = TargetSet::<1>::from_banks([1 << 1]);
+    let targets = [&Target::new(), &target];
+    let stalled = flush(targets.as_slice(), &set, Scope::All, &mut Ledger::new(), &bench).unwrap_err();
+    assert_eq!((stalled.index, stalled.cpu, stalled.outcome.kicks), (1, CpuId(7), 1));
+    assert_eq!(bench.turns.get(), 1001);
+    guest.leave();
+    assert!(owner.try_enter(CpuId(7)).is_err());
+}
+
+#[test]
+fn g3_no_receipt_before_a_section_has_ended() {
+    let target = Target::new();
+    let mut owner = target.owner().unwrap();
+    let section = owner.begin_translation().unwrap();
+    let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::default());
+    assert!(flush(targets.as_slice(), &set, Scope::All, &mut Ledger::new(), &bench).is_err());
+    assert!(bench.kicked.borrow().is_empty(), "a kick cannot end it");
+    section.end();
+}
+
+/// Kicks of real threads.
+struct Threads<'t> {
+    lines: &'t [AtomicU64],
+}
+
+impl Hardware for Threads<'_> {
+    fn kick(&self, cpu: CpuId) {
+        self.lines[cpu.0 as usize].store(1, Relaxed);
+    }
+
+    fn relax(&self, turns: u64) -> ControlFlow<()> {
+        std::thread::yield_now();
+        if turns == 10_000_000 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+/// O13, O14: every thread runs its vCPU until it is kicked or bored, and then flushes all.
+#[test]
+fn o13_all_to_all_flush_of_real_threads() {
+    const VCPUS: usize = 4;
+    const ROUNDS: u64 = 2000;
+    let targets = targets(VCPUS);
+    let lines = [const { AtomicU64::new(0) }; VCPUS];
+    let run = |id: usize| {
+        let hardware = Threads { lines: &lines };
+        let mut owner = targets[id].owner().unwrap();
+        let mut ledger = Ledger::<1>::new();
+        for round in 0..ROUNDS {
+            while let Some(work) = owner.take_flush() {
+                work.complete();
+            }
+            if let Ok(guest) = owner.try_enter(CpuId(id as u32)) {
+                for _ in 0..round % 64 {
+                    if lines[id].swap(0, Relaxed) != 0 {
+                        break;
+                    }
+                }
+                guest.leave();
+            }
+            let all = TargetSet::first(VCPUS);
+            let outcome =
+                flush(targets.as_slice(), &all, Scope::All, &mut ledger, &hardware).unwrap().outcome();
+            assert!(outcome.targets == VCPUS as u32 && outcome.deferred >= 1);
+            assert!(outcome.deferred + outcome.kicks + outcome.merged <= outcome.targets);
+        }
+    };
+    std::thread::scope(|scope| {
+        for id in 0..VCPUS {
+            let run = &run;
+            scope.spawn(move || run(id));
+        }
+    });
+    for target in &targets {
+        let mut owner = target.owner().unwrap();
+        if let Some(work) = owner.take_flush() {
+            work.complete();
+        }
+        assert_eq!(target.completed.load(Relaxed), VCPUS as u64 * ROUNDS, "a request was lost");
+    }
+}

@@ -1,0 +1,127 @@
+//! `bench=exits`: what operations of the hypervisor take.
+//!
+//! The unit is the TSC's. On a machine whose clock is the number of instructions executed (QEMU's
+//! `-icount shift=0`) that is instructions, those of the guest's own loop not counted.
+
+use core::arch::asm;
+use core::arch::x86_64::__cpuid;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use x86_64::instructions::interrupts;
+use x86_64::instructions::port::Port;
+use x86_64::registers::control::Cr4;
+use x86_64::registers::model_specific::Msr;
+
+use crate::apic::{self, LVT_TSC_DEADLINE};
+use crate::interrupts::{VECTOR_ECHO, VECTOR_TICK, count};
+use crate::processors::SECOND;
+use crate::report::{Verdict, ensure, measured};
+use crate::{clock, hypercall, processors, report};
+
+const TSC_ADJUST: u32 = 0x3b;
+/// The port that firmware writes its progress to; nobody listens.
+const PORT: u16 = 0x80;
+
+/// Repetitions, and those before that are not counted.
+const REPETITIONS: u32 = 2000;
+const WARM_UP: u32 = 200;
+
+/// Runs every case.
+pub(crate) fn exits() {
+    report::begin("exits");
+    match run() {
+        Ok(()) => report::done(),
+        failed => report::end("exits", &failed),
+    }
+}
+
+fn run() -> Verdict {
+    hypercall::enable()?;
+    single_exits();
+    own_interrupts()?;
+    round_trip()
+}
+
+/// Ticks that [`REPETITIONS`] of `operation` take.
+#[inline(always)]
+fn time(mut operation: impl FnMut()) -> u64 {
+    for _ in 0..WARM_UP {
+        operation();
+    }
+    let start = clock::now();
+    for _ in 0..REPETITIONS {
+        operation();
+    }
+    clock::now() - start
+}
+
+/// Measures `operation` and reports it.
+#[inline(always)]
+fn case(name: &str, operation: impl FnMut()) {
+    // SAFETY: no instruction.
+    let empty = time(|| unsafe { asm!("", options(nostack)) });
+    let repetitions = u64::from(REPETITIONS);
+    let ticks = time(operation).saturating_sub(empty);
+    measured(name, (ticks + repetitions / 2) / repetitions);
+}
+
+fn single_exits() {
+    case("cpuid", || {
+        core::hint::black_box(__cpuid(0));
+    });
+    case("hypercall", || {
+        core::hint::black_box(hypercall::call_that_only_returns());
+    });
+    // SAFETY: nothing is behind the port.
+    case("port-out", || unsafe { Port::new(PORT).write(0u8) });
+    let mut adjust = Msr::new(TSC_ADJUST);
+    case("rdmsr-tsc-adjust", || {
+        // SAFETY: reading changes nothing.
+        core::hint::black_box(unsafe { adjust.read() });
+    });
+    // SAFETY: the value is the one that the register has.
+    let value = unsafe { adjust.read() };
+    // SAFETY: as above.
+    case("wrmsr-tsc-adjust", || unsafe { adjust.write(value) });
+    let cr4 = Cr4::read_raw();
+    // SAFETY: the value is the one that the register has.
+    case("cr4-write", || unsafe { Cr4::write_raw(cr4) });
+}
+
+fn own_interrupts() -> Verdict {
+    let expected = count(VECTOR_TICK) + 2 * (WARM_UP + REPETITIONS);
+    interrupts::enable();
+    case("self-ipi", || apic::write(apic::SELF_IPI, u64::from(VECTOR_TICK)));
+    apic::write(apic::LVT_TIMER, LVT_TSC_DEADLINE | u64::from(VECTOR_TICK));
+    // A deadline of 1 has passed.
+    case("tsc-deadline", || apic::write(apic::TSC_DEADLINE, 1));
+    interrupts::disable();
+    apic::write(apic::LVT_TIMER, apic::LVT_MASKED);
+    ensure!(count(VECTOR_TICK) == expected, "{} interrupts instead of {expected}", count(VECTOR_TICK));
+    Ok(())
+}
+
+static ECHO_ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Both processors wait in HLT for the other's interrupt.
+fn round_trip() -> Verdict {
+    processors::start_second()?;
+    processors::give(|| {
+        while !ECHO_ENDS.load(Ordering::Acquire) {
+            interrupts::enable_and_hlt();
+            interrupts::disable();
+        }
+    });
+    case("ipi-round-trip", || {
+        let before = count(VECTOR_TICK);
+        apic::send_fixed(SECOND, VECTOR_ECHO);
+        while count(VECTOR_TICK) == before {
+            interrupts::enable_and_hlt();
+            interrupts::disable();
+        }
+    });
+    ECHO_ENDS.store(true, Ordering::Release);
+    // Its HLT ends with one more interrupt.
+    apic::send_fixed(SECOND, VECTOR_ECHO);
+    processors::join()
+}

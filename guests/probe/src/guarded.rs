@@ -1,0 +1,166 @@
+//! Instructions that may fault, and what became of them.
+//!
+//! Each is an entry of the `.fixups` table: at which RIP a fault is expected, and where to go on. A fault
+//! at any other RIP is a failure of the hypervisor and ends the run. RIP is thereby checked on every
+//! fault; that it advances right after an emulated instruction is for `tests::faults` to see.
+
+use core::arch::asm;
+
+/// An exception that a guarded instruction raised, at its own address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) vector: u8,
+    pub(crate) error: u64,
+}
+
+/// Marks in R11 that a fault happened, above its vector.
+pub(crate) const FAULTED: u64 = 1 << 8;
+
+impl Fault {
+    /// #UD.
+    pub(crate) const UNDEFINED: Self = Self { vector: 6, error: 0 };
+    /// #GP(0).
+    pub(crate) const PROTECTION: Self = Self { vector: 13, error: 0 };
+
+    /// What the handler left in R11 and R10.
+    pub(crate) const fn check(r11: u64, r10: u64) -> Result<(), Self> {
+        if r11 & FAULTED == 0 { Ok(()) } else { Err(Self { vector: r11 as u8, error: r10 }) }
+    }
+}
+
+/// An entry of the table: RIP of the fault, RIP to go on at.
+type Fixup = [u64; 2];
+
+unsafe extern "C" {
+    static __fixups_start: Fixup;
+    static __fixups_end: Fixup;
+}
+
+/// Where to go on after a fault at `rip`, if one is expected there.
+pub(crate) fn fixup(rip: u64) -> Option<u64> {
+    let start = &raw const __fixups_start;
+    let count = ((&raw const __fixups_end).addr() - start.addr()) / size_of::<Fixup>();
+    // SAFETY: the linker puts all entries, which are constant, between the two symbols.
+    let table = unsafe { core::slice::from_raw_parts(start, count) };
+    table.iter().find(|[at, _]| *at == rip).map(|[_, next]| *next)
+}
+
+/// The text of one guarded instruction. R11 must be zero before; it and R10 tell of a fault.
+macro_rules! guarded {
+    ($($instruction:expr),+) => {
+        concat!("2:\n", $($instruction, "\n",)+ "3:\n.pushsection .fixups,\"a\"\n.quad 2b, 3b\n.popsection")
+    };
+}
+pub(crate) use guarded;
+
+/// Executes one instruction that leaves memory and the stack alone, with zeros in EAX, ECX and EDX.
+macro_rules! attempt {
+    ($instruction:expr) => {{
+        let (fault, error): (u64, u64);
+        // SAFETY: a fault goes on behind the instruction; the caller of the macro chose one without
+        // effects on memory and stack.
+        unsafe {
+            core::arch::asm!(
+                "push rbx",
+                $crate::guarded::guarded!($instruction),
+                "pop rbx",
+                inout("rax") 0u64 => _, inout("rcx") 0u64 => _, inout("rdx") 0u64 => _,
+                inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+            );
+        }
+        $crate::guarded::Fault::check(fault, error)
+    }};
+}
+pub(crate) use attempt;
+
+/// Executes one instruction in ring 3, with an MSR's number in ECX and a hypercall's control word of zero.
+/// The instruction behind it, UD2, tells that there was no fault.
+macro_rules! attempt_in_ring3 {
+    ($instruction:expr) => {{
+        let (fault, error): (u64, u64);
+        let user_stack = $crate::tables::user_stack_top();
+        // SAFETY: the instruction faults, or the next one does; either way ring 0 goes on here, with the
+        // stack that R12 kept. Interrupts are off meanwhile.
+        unsafe {
+            core::arch::asm!(
+                "mov r12, rsp",
+                "push {ss}", "push {stack}", "push 2", "push {cs}",
+                "lea r11, [rip + 2f]", "push r11",
+                "xor r11d, r11d",
+                "iretq",
+                "2:", $instruction,
+                "4:", "ud2",
+                "5:", "xor r11d, r11d",
+                "3:", "mov rsp, r12",
+                ".pushsection .fixups,\"a\"", ".quad 2b, 3b", ".quad 4b, 5b", ".popsection",
+                ss = const $crate::tables::USER_DATA,
+                cs = const $crate::tables::USER_CODE,
+                stack = in(reg) user_stack,
+                inout("rax") 0u64 => _, inout("rcx") 0xc000_0080u64 => _, inout("rdx") 0u64 => _,
+                out("r11") fault, inout("r10") 0u64 => error, out("r12") _,
+            );
+        }
+        $crate::guarded::Fault::check(fault, error)
+    }};
+}
+pub(crate) use attempt_in_ring3;
+
+/// RDMSR. A fault must leave EDX and EAX as they were; that is checked here, on every fault.
+pub(crate) fn rdmsr(number: u32) -> Result<u64, Fault> {
+    const BEFORE: (u64, u64) = (0x1111_2222_3333_4444, 0x5555_6666_7777_8888);
+    let (low, high, fault, error): (u64, u64, u64, u64);
+    // SAFETY: reading an MSR changes nothing, and a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("rdmsr"),
+            in("ecx") number, inout("rax") BEFORE.0 => low, inout("rdx") BEFORE.1 => high,
+            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+        );
+    }
+    match Fault::check(fault, error) {
+        Ok(()) => {
+            assert!((low | high) >> 32 == 0, "RDMSR of {number:#x} leaves the upper halves");
+            Ok(high << 32 | low)
+        }
+        Err(fault) => {
+            assert!((low, high) == BEFORE, "RDMSR of {number:#x} faults and changes RAX or RDX");
+            Err(fault)
+        }
+    }
+}
+
+/// WRMSR.
+///
+/// # Safety
+///
+/// The register may be given that value, if it takes it.
+pub(crate) unsafe fn wrmsr(number: u32, value: u64) -> Result<(), Fault> {
+    let (fault, error): (u64, u64);
+    // SAFETY: the caller vouches for the effect; a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("wrmsr"),
+            in("ecx") number, in("eax") value as u32, in("edx") (value >> 32) as u32,
+            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+        );
+    }
+    Fault::check(fault, error)
+}
+
+/// MOV to CR4.
+///
+/// # Safety
+///
+/// This program runs with that value, if the processor takes it.
+pub(crate) unsafe fn write_cr4(value: u64) -> Result<(), Fault> {
+    let (fault, error): (u64, u64);
+    // SAFETY: the caller vouches for the effect; a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("mov cr4, {value}"),
+            value = in(reg) value,
+            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+        );
+    }
+    Fault::check(fault, error)
+}

@@ -1,0 +1,142 @@
+//! What the probe says: text on COM1, JSON lines on COM2.
+
+use core::fmt::{self, Write};
+
+use arrayvec::ArrayString;
+use spin::Mutex;
+use x86_64::instructions::port::Port;
+
+const COM1: u16 = 0x3f8;
+const COM2: u16 = 0x2f8;
+const LINE_STATUS: u16 = 5;
+const TRANSMITTER_EMPTY: u8 = 1 << 5;
+
+/// ACPI's sleep control register, and what switches the machine off: SLP_TYP 5, SLP_EN.
+const SLEEP_CONTROL: u16 = 0x600;
+const POWER_OFF: u8 = 5 << 2 | 1 << 5;
+
+/// Why a test failed.
+pub(crate) type Failure = ArrayString<120>;
+
+/// What a test says.
+pub(crate) type Verdict = Result<(), Failure>;
+
+/// The test that runs, as the command line or the table names it.
+static RUNNING: Mutex<&str> = Mutex::new("");
+
+/// A failure with this text, of which an overlong end is left out.
+pub(crate) fn failure(text: fmt::Arguments<'_>) -> Failure {
+    let mut failure = Failure::new();
+    let _ = Truncated(&mut failure).write_fmt(text);
+    failure
+}
+
+/// Fails with a text unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err($crate::report::failure(format_args!($($text)+)));
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// Writes a line of text.
+pub(crate) fn say(text: fmt::Arguments<'_>) {
+    let _ = writeln!(Serial(COM1), "{text}\r");
+}
+
+/// Writes a line of JSON.
+fn json(text: fmt::Arguments<'_>) {
+    let _ = writeln!(Serial(COM2), "{text}");
+}
+
+/// Reports what one operation takes.
+pub(crate) fn measured(case: &str, instructions: u64) {
+    say(format_args!("{case:20} {instructions:6}"));
+    json(format_args!(r#"{{"case":"{case}","metric":"instructions","value":{instructions}}}"#));
+}
+
+/// Reports that all has been measured.
+pub(crate) fn done() {
+    json(format_args!(r#"{{"event":"done"}}"#));
+}
+
+/// Says which test runs from now on.
+pub(crate) fn begin(name: &'static str) {
+    *RUNNING.lock() = name;
+    say(format_args!("{name}"));
+}
+
+/// Reports a test's verdict.
+pub(crate) fn end(name: &str, verdict: &Verdict) {
+    match verdict {
+        Ok(()) => {
+            say(format_args!("PASS {name}"));
+            json(format_args!(r#"{{"test":"{name}","result":"pass"}}"#));
+        }
+        Err(why) => {
+            say(format_args!("FAIL {name}: {why}"));
+            json(format_args!(r#"{{"test":"{}","result":"fail","why":"{}"}}"#, Quoted(name), Quoted(why)));
+        }
+    }
+}
+
+/// Reports the running test as failed, and ends the machine: the probe itself cannot go on.
+pub(crate) fn abort(why: fmt::Arguments<'_>) -> ! {
+    let name = RUNNING.try_lock().map_or("", |name| *name);
+    end(name, &Err(failure(why)));
+    power_off()
+}
+
+/// Switches the machine off.
+pub(crate) fn power_off() -> ! {
+    // SAFETY: the port is the platform's switch; what follows is for machines without one.
+    unsafe { Port::new(SLEEP_CONTROL).write(POWER_OFF) };
+    loop {
+        x86_64::instructions::interrupts::disable();
+        x86_64::instructions::hlt();
+    }
+}
+
+/// A serial port by the first of its ports.
+struct Serial(u16);
+
+impl Write for Serial {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for byte in text.bytes() {
+            // SAFETY: a serial port is there, or nothing is, which then reads as empty.
+            unsafe {
+                let mut status = Port::<u8>::new(self.0 + LINE_STATUS);
+                while status.read() & TRANSMITTER_EMPTY == 0 {
+                    core::hint::spin_loop();
+                }
+                Port::new(self.0).write(byte);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Text for within a JSON string: what would have to be escaped is replaced.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|char| match char {
+            '"' => f.write_char('\''),
+            '\\' => f.write_char('/'),
+            control if control.is_control() => f.write_char(' '),
+            other => f.write_char(other),
+        })
+    }
+}
+
+/// Takes what fits.
+struct Truncated<'a>(&'a mut Failure);
+
+impl Write for Truncated<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.chars().try_for_each(|char| self.0.try_push(char)).map_err(|_| fmt::Error)
+    }
+}

@@ -1,0 +1,140 @@
+//! Registers that are not there, not writable, or not with that value.
+
+use core::arch::x86_64::__cpuid_count;
+
+use crate::apic;
+use crate::guarded::{Fault, rdmsr, wrmsr};
+use crate::report::{Verdict, ensure};
+
+/// No MSR here, or none that this platform shows: from the gaps of all ranges and from their edges, of
+/// SVM, VMX, machine checks, memory types, the synthetic interrupt controller, and the registers of the xAPIC.
+const UNKNOWN: [u32; 32] = [
+    0x0000_0017,
+    0x0000_001f,
+    0x0000_00fe,
+    0x0000_01a0,
+    0x0000_0250,
+    0x0000_02ff,
+    0x0000_0179,
+    0x0000_0400,
+    0x0000_0480,
+    0x0000_0800,
+    0x0000_0801,
+    0x0000_0804,
+    0x0000_080c,
+    0x0000_080e,
+    0x0000_0831,
+    0x0000_083d,
+    0x0000_0840,
+    0x0000_08ff,
+    0x0000_1fff,
+    0x0000_2000,
+    0x0000_dead,
+    0x3fff_ffff,
+    0x4000_0004,
+    0x4000_0080,
+    0x4000_00c0,
+    0x4000_0200,
+    0xc000_0104,
+    0xc000_2000,
+    0xc001_0114,
+    0xc001_0117,
+    0xc001_2000,
+    0xffff_ffff,
+];
+
+/// Reading and writing an unknown MSR is #GP(0).
+pub(super) fn unknown_msr() -> Verdict {
+    for number in UNKNOWN {
+        let read = rdmsr(number);
+        ensure!(read == Err(Fault::PROTECTION), "RDMSR of {number:#x}: {read:x?}");
+        for value in [0, u64::MAX] {
+            // SAFETY: no register that matters is on the list.
+            let written = unsafe { wrmsr(number, value) };
+            ensure!(written == Err(Fault::PROTECTION), "WRMSR of {value:#x} to {number:#x}: {written:x?}");
+        }
+    }
+    Ok(())
+}
+
+/// Writes that an x2APIC refuses: register, value.
+const REFUSED: [(u32, u64); 34] = [
+    // Read-only registers: id, version, PPR, LDR, ISR, TMR, IRR, current count.
+    (0x802, 1),
+    (0x803, 0),
+    (0x80a, 0),
+    (0x80d, 1),
+    (0x810, 0),
+    (0x817, 0),
+    (0x818, 0),
+    (0x820, 0),
+    (0x827, 0),
+    (0x839, 0),
+    // Reserved bits of TPR, EOI, SVR, ESR.
+    (0x808, 1 << 8),
+    (0x808, 1 << 32),
+    (0x80b, 1),
+    (0x80f, 1 << 10),
+    (0x80f, 1 << 16),
+    (0x80f, 1 << 32),
+    (0x828, 1),
+    // Of the ICR: 13, 16, 20, 31.
+    (0x830, 1 << 13 | 0x40),
+    (0x830, 1 << 16 | 0x40),
+    (0x830, 1 << 20 | 0x40),
+    (0x830, 1 << 31 | 0x40),
+    // Of the timer: reserved mode, bit 8, bit 20, high half; of LINT0 and the error entry.
+    (0x832, 3 << 17),
+    (0x832, 1 << 8),
+    (0x832, 1 << 20),
+    (0x832, 1 << 32),
+    (0x835, 1 << 11),
+    (0x835, 1 << 17),
+    (0x837, 1 << 8),
+    // Initial count, divide configuration, self-IPI.
+    (0x838, 1 << 32),
+    (0x83e, 1 << 2),
+    (0x83e, 1 << 4),
+    (0x83f, 1 << 8),
+    (0x83f, 1 << 32),
+    // The base: leaving x2APIC mode.
+    (apic::APIC_BASE, 0xfee0_0800),
+];
+
+/// A refused write to the x2APIC is #GP(0) and changes nothing; registers without reading cannot be read.
+pub(super) fn x2apic_reserved() -> Verdict {
+    for (number, value) in REFUSED {
+        let before = rdmsr(number);
+        // SAFETY: it is refused, which is what is tested.
+        let written = unsafe { wrmsr(number, value) };
+        ensure!(written == Err(Fault::PROTECTION), "WRMSR of {value:#x} to {number:#x}: {written:x?}");
+        let after = rdmsr(number);
+        ensure!(before == after, "{number:#x} was {before:x?}, is {after:x?} after a refused write");
+    }
+    for number in [apic::EOI, apic::SELF_IPI] {
+        let read = rdmsr(number);
+        ensure!(read == Err(Fault::PROTECTION), "RDMSR of {number:#x}: {read:x?}");
+    }
+    Ok(())
+}
+
+/// Every MSR of the usual ranges has a value or is #GP(0), every CPUID leaf an answer.
+pub(super) fn read_everything() -> Verdict {
+    let ranges = [0..0x2000, 0x4000_0000..0x4000_0200, 0xc000_0000..0xc000_0200, 0xc001_0000..0xc001_0200];
+    let mut known = 0;
+    for number in ranges.into_iter().flatten() {
+        match rdmsr(number) {
+            Ok(_) => known += 1,
+            Err(fault) => ensure!(fault == Fault::PROTECTION, "RDMSR of {number:#x}: {fault:x?}"),
+        }
+    }
+    // EFER, SYSENTER, STAR and their like, the APIC's.
+    ensure!(known > 40, "only {known} MSRs can be read");
+    let leaves = [0..0x20, 0x4000_0000..0x4000_0010, 0x8000_0000..0x8000_0020, 0xffff_fff0..0xffff_ffff];
+    for leaf in leaves.into_iter().flatten() {
+        for subleaf in [0, 1, 2, 3, u32::MAX] {
+            core::hint::black_box(__cpuid_count(leaf, subleaf));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! Hypercalls, right and wrong.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use tlfs::{CallCode, Control, HvResult, Status, msr};
+
+use crate::guarded::{Fault, rdmsr};
+use crate::hypercall::{
+    call, call_that_only_returns, call_with, disable, enable, expect_success, input_address,
+};
+use crate::processors;
+use crate::report::{Verdict, ensure};
+
+/// The flag of a flush: all address spaces.
+const ALL_SPACES: u64 = 2;
+
+/// The control word of a call, with no more than its code.
+fn control(code: CallCode) -> Control {
+    Control::new().with_call_code(code.0)
+}
+
+fn space() -> Control {
+    control(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE)
+}
+
+fn list(reps: u16) -> Control {
+    control(CallCode::FLUSH_VIRTUAL_ADDRESS_LIST).with_rep_count(reps)
+}
+
+fn space_ex(banks: u16) -> Control {
+    control(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX).with_variable_header_words(banks)
+}
+
+fn list_ex(banks: u16, reps: u16) -> Control {
+    control(CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX).with_variable_header_words(banks).with_rep_count(reps)
+}
+
+/// Before the guest says what it is, hypercalls are undefined.
+pub(super) fn before_id() -> Verdict {
+    disable()?;
+    let result = call(space(), input_address(), 0);
+    ensure!(result == Err(Fault::UNDEFINED), "without an identity: {result:?}");
+    enable()?;
+    let result = HvResult::from_bits(call_that_only_returns());
+    ensure!(result == HvResult::of(Status::SUCCESS, 0), "with one, through the page: {result:?}");
+    disable()?;
+    let result = call(space(), input_address(), 0);
+    ensure!(result == Err(Fault::UNDEFINED), "after taking it back: {result:?}");
+    enable()
+}
+
+/// Every rule on the control word, the input's place, and its contents.
+pub(super) fn errors() -> Verdict {
+    const CODE: Status = Status::INVALID_HYPERCALL_CODE;
+    const INPUT: Status = Status::INVALID_HYPERCALL_INPUT;
+    enable()?;
+    let words: [(u64, Status); 22] = [
+        (0x0000_0000_0000_0000, CODE),
+        (0x0000_0000_0000_000b, CODE),
+        (0x0000_0000_0000_00af, CODE),
+        (0x0000_0000_0000_ffff, CODE),
+        (0x0000_0000_0001_ffff, CODE),
+        (0xf000_f000_f800_ffff, CODE),
+        (0x0000_0000_0800_0002, INPUT),
+        (0x0000_0000_4000_0002, INPUT),
+        (0x0000_0000_8000_0002, INPUT),
+        (0x0000_1000_0000_0002, INPUT),
+        (0x1000_0000_0000_0002, INPUT),
+        (0x8000_0000_0000_0008, INPUT),
+        (0x0000_0001_0000_0002, INPUT),
+        (0x0001_0000_0000_0002, INPUT),
+        (0x0000_0000_0002_0002, INPUT),
+        (0x0000_0001_0002_0003, INPUT),
+        (0x0000_0000_0000_0003, INPUT),
+        (0x0001_0001_0000_0003, INPUT),
+        (0x0006_0005_0000_0003, INPUT),
+        (0x0000_0001_0000_0013, INPUT),
+        (0x0000_0000_0082_0013, INPUT),
+        (0x0000_0000_0000_0014, INPUT),
+    ];
+    for (word, status) in words {
+        let result = call_with(Control::from_bits(word), &[0, ALL_SPACES, 1, 0, 0]);
+        ensure!(result == Ok(HvResult::of(status, 0)), "{word:#x}: {result:?}, wanted {status:?}");
+    }
+    places()?;
+    contents()
+}
+
+/// Where the input is.
+fn places() -> Verdict {
+    const MISPLACED: Result<HvResult, Fault> = Ok(HvResult::of(Status::INVALID_ALIGNMENT, 0));
+    let page = input_address();
+    // Odd, at half a word, across the end of the page, and beyond what an address can be.
+    for gpa in [page + 1, page + 4, page + 4096 - 16, 1 << 52, u64::MAX - 7] {
+        let result = call(space(), gpa, 0);
+        ensure!(result == MISPLACED, "input at {gpa:#x}: {result:?}");
+    }
+    let result = call(list(510), page, 0);
+    ensure!(result == MISPLACED, "513 words of input: {result:?}");
+    // Addresses without memory.
+    for gpa in [0xd000_0000, 0xfec0_0000, 1 << 38] {
+        let result = call(space(), gpa, 0);
+        ensure!(result == Err(Fault::PROTECTION), "input at {gpa:#x}: {result:?}");
+    }
+    // All flushes need more than two registers.
+    for code in [2, 3, 0x13, 0x14] {
+        let result = call(Control::new().with_call_code(code).with_fast(true), 0, 0);
+        ensure!(result == Err(Fault::UNDEFINED), "fast call {code:#x}: {result:?}");
+    }
+    Ok(())
+}
+
+/// What the input says.
+fn contents() -> Verdict {
+    const OK: Status = Status::SUCCESS;
+    const PARAMETER: Status = Status::INVALID_PARAMETER;
+    const INPUT: Status = Status::INVALID_HYPERCALL_INPUT;
+    let cases: [(&str, Control, &[u64], Status, u16); 8] = [
+        ("reserved flag", space(), &[0, 1 << 3, 1], PARAMETER, 0),
+        ("flag of another level", space(), &[0, 1 << 63, 1], PARAMETER, 0),
+        ("set of unknown format", space_ex(0), &[0, 0, 2, 0], PARAMETER, 0),
+        ("fewer banks than the mask", space_ex(1), &[0, 0, 0, 3, 1], INPUT, 0),
+        ("more banks than the mask", space_ex(2), &[0, 0, 0, 1, 1, 1], INPUT, 0),
+        ("wrong after 1 element", list(3).with_rep_start(1), &[0, 1 << 3, 1, 0, 0, 0], PARAMETER, 1),
+        ("the last element", list(5).with_rep_start(4), &[0, ALL_SPACES, 1, 0, 0, 0, 0, 0], OK, 5),
+        ("unknown processors", space_ex(1), &[0, ALL_SPACES, 0, 1 << 63, u64::MAX], OK, 0),
+    ];
+    for (name, control, words, status, reps) in cases {
+        let result = call_with(control, words);
+        ensure!(result == Ok(HvResult::of(status, reps)), "{name}: {result:?}");
+    }
+    Ok(())
+}
+
+/// Addresses that no translation can have are ignored.
+pub(super) fn non_canonical_flush() -> Verdict {
+    enable()?;
+    let ranges = [
+        0x0000_8000_0000_0000,
+        0x1234_5678_9abc_d000,
+        0xffff_7fff_ffff_ffff,
+        0x0000_7fff_ffff_ffff,
+        u64::MAX,
+        0,
+    ];
+    let mut input = [0; 9];
+    input[..3].copy_from_slice(&[0, ALL_SPACES, 1]);
+    input[3..].copy_from_slice(&ranges);
+    expect_success("list", call_with(list(6), &input), 6)?;
+    let mut input = [0; 11];
+    input[..5].copy_from_slice(&[0, ALL_SPACES, 0, 1, 1]);
+    input[5..].copy_from_slice(&ranges);
+    expect_success("list, ex", call_with(list_ex(1, 6), &input), 6)
+}
+
+static SECOND_VP: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// The second processor's VP index.
+pub(super) fn second_vp() -> Result<u32, crate::report::Failure> {
+    processors::run(|| {
+        let index = rdmsr(msr::VP_INDEX).ok().and_then(|index| u32::try_from(index).ok());
+        SECOND_VP.store(index.unwrap_or(u32::MAX), Ordering::Release);
+    })?;
+    let index = SECOND_VP.load(Ordering::Acquire);
+    ensure!(index < 64, "the second processor's VP index is {index:#x}");
+    Ok(index)
+}
+
+/// Each of the four flushes, of a processor in HLT.
+pub(super) fn flush_idle() -> Verdict {
+    enable()?;
+    let mask = 1 << second_vp()?;
+    for _ in 0..100 {
+        expect_success("space", call_with(space(), &[0, ALL_SPACES, mask]), 0)?;
+        expect_success("list", call_with(list(2), &[0, ALL_SPACES, mask, 0x1000, 0x20_0fff]), 2)?;
+        expect_success("space, ex", call_with(space_ex(1), &[0, ALL_SPACES, 0, 1, mask]), 0)?;
+        expect_success(
+            "list, ex",
+            call_with(list_ex(1, 2), &[0, ALL_SPACES, 0, 1, mask, 0x1000, 0x20_0fff]),
+            2,
+        )?;
+    }
+    expect_success("set of all", call_with(space_ex(0), &[0, ALL_SPACES, 1, 0]), 0)
+}
+
+/// Calls that [`garbage`] makes.
+const GARBAGE: u32 = 100_000;
+
+/// xorshift64*: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled".
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn one_of<const N: usize>(&mut self, values: [u64; N]) -> u64 {
+        values[(self.next() % N as u64) as usize]
+    }
+}
+
+/// Hypercalls of all kinds of nonsense end in a status or a fault, and the guest goes on.
+pub(super) fn garbage() -> Verdict {
+    enable()?;
+    let mut random = Random(0x5eed);
+    let mut succeeded = 0u32;
+    for number in 0..GARBAGE {
+        let code = random.one_of([2, 3, 8, 0x13, 0x14, 0x14, 0x0b, 0xffff]);
+        let counts = random.one_of([0, 1, 2, 5, 509]) << 32 | random.one_of([0, 0, 0, 1, 4]) << 48;
+        let banks = random.one_of([0, 0, 1, 2, 64, 65]) << 17;
+        let noise = if random.next().is_multiple_of(8) { random.next() & random.next() } else { 0 };
+        let word = (code | counts | banks) ^ noise;
+        let words: [u64; 8] = core::array::from_fn(|_| {
+            let wild = random.next();
+            random.one_of([0, 1, 2, 3, ALL_SPACES, wild, wild & 0xff])
+        });
+        let wild = random.next();
+        let page = input_address();
+        let at = random.one_of([
+            page,
+            page,
+            page,
+            page + 8,
+            page + 4,
+            wild & 0x3ff_fff8,
+            wild & 0xffff_fff8,
+            wild,
+        ]);
+        crate::hypercall::write_input(&words);
+        match call(Control::from_bits(word), at, wild) {
+            Ok(result) => {
+                ensure!(result.status().0 <= 5, "call {number}, {word:#x} at {at:#x}: {result:?}");
+                succeeded += u32::from(result.status() == Status::SUCCESS);
+            }
+            Err(Fault::UNDEFINED | Fault::PROTECTION) => {}
+            Err(fault) => ensure!(false, "call {number}, {word:#x} at {at:#x}: {fault:?}"),
+        }
+    }
+    ensure!(succeeded > GARBAGE / 100, "only {succeeded} calls went through: the garbage is too bad");
+    Ok(())
+}

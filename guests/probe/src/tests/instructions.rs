@@ -1,0 +1,129 @@
+//! Instructions that fault, and such as are encoded unusually.
+
+use core::arch::asm;
+
+use tlfs::{HvResult, Status};
+use x86_64::registers::control::Cr4;
+
+use crate::guarded::{Fault, attempt, attempt_in_ring3, guarded, write_cr4};
+use crate::hypercall;
+use crate::report::{Verdict, ensure};
+
+/// Instructions that CPUID does not show are #UD.
+pub(super) fn not_shown() -> Verdict {
+    let results = [
+        ("INVLPGA", attempt!(".byte 0x0f, 0x01, 0xdf")),
+        ("VMRUN", attempt!(".byte 0x0f, 0x01, 0xd8")),
+        ("VMLOAD", attempt!(".byte 0x0f, 0x01, 0xda")),
+        ("VMSAVE", attempt!(".byte 0x0f, 0x01, 0xdb")),
+        ("STGI", attempt!(".byte 0x0f, 0x01, 0xdc")),
+        ("CLGI", attempt!(".byte 0x0f, 0x01, 0xdd")),
+        ("SKINIT", attempt!(".byte 0x0f, 0x01, 0xde")),
+        ("MONITOR", attempt!(".byte 0x0f, 0x01, 0xc8")),
+        ("MWAIT", attempt!(".byte 0x0f, 0x01, 0xc9")),
+        ("VMCALL", attempt!(".byte 0x0f, 0x01, 0xc1")),
+        ("RSM", attempt!(".byte 0x0f, 0xaa")),
+    ];
+    for (name, result) in results {
+        ensure!(result == Err(Fault::UNDEFINED), "{name}: {result:?}");
+    }
+    let rdpmc = attempt!("rdpmc");
+    ensure!(rdpmc == Err(Fault::PROTECTION), "RDPMC: {rdpmc:?}");
+    Ok(())
+}
+
+/// Reserved bits of CR4 and what must not change in long mode are #GP(0); a bit that is there can be set.
+pub(super) fn cr4_reserved() -> Verdict {
+    const PAE: u64 = 1 << 5;
+    const PGE: u64 = 1 << 7;
+    let before = Cr4::read_raw();
+    // VMXE, SMXE, 15, 19, CET, PKS, and what nobody has.
+    for bit in [13, 14, 15, 19, 23, 24, 25, 31, 32, 63] {
+        // SAFETY: it is refused, which is what is tested.
+        let result = unsafe { write_cr4(before | 1 << bit) };
+        ensure!(result == Err(Fault::PROTECTION), "bit {bit}: {result:?}");
+        ensure!(Cr4::read_raw() == before, "a refused write changed CR4 to {:#x}", Cr4::read_raw());
+    }
+    // SAFETY: as above.
+    let result = unsafe { write_cr4(before & !PAE) };
+    ensure!(result == Err(Fault::PROTECTION), "PAE off in long mode: {result:?}");
+    for value in [before | PGE, before & !PGE, before] {
+        // SAFETY: there are no global pages.
+        let result = unsafe { write_cr4(value) };
+        ensure!(result.is_ok() && Cr4::read_raw() == value, "{value:#x}: {result:?}, {:#x}", Cr4::read_raw());
+    }
+    Ok(())
+}
+
+/// How many of four one-byte instructions behind these bytes are executed: 4 if RIP advanced right.
+macro_rules! advance {
+    ($first:literal $(, $byte:literal)*) => {{
+        const BYTES: &str = concat!(stringify!($first) $(, ", ", stringify!($byte))*);
+        let target = 0u64;
+        let (behind, fault, error): (u64, u64, u64);
+        // SAFETY: the instruction reads an identification; SCASB reads our own memory, by RDI.
+        unsafe {
+            asm!(
+                "push rbx",
+                guarded!(concat!(".byte ", stringify!($first) $(, ", ", stringify!($byte))*)),
+                "scasb", "scasb", "scasb", "scasb",
+                "pop rbx",
+                inout("rdi") &raw const target => behind,
+                inout("rax") 0u64 => _, inout("rcx") 0xc000_0080u64 => _, inout("rdx") 0u64 => _,
+                inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+            );
+        }
+        (BYTES, behind.wrapping_sub((&raw const target).addr() as u64), Fault::check(fault, error))
+    }};
+}
+
+/// RIP advances by the instruction's length, prefixes included.
+pub(super) fn prefixes() -> Verdict {
+    let results = [
+        advance!(0x0f, 0xa2),
+        advance!(0x66, 0x0f, 0xa2),
+        advance!(0x48, 0x0f, 0xa2),
+        advance!(0x4f, 0x0f, 0xa2),
+        advance!(0xf2, 0x0f, 0xa2),
+        advance!(0xf3, 0x0f, 0xa2),
+        advance!(0x2e, 0x66, 0x48, 0x0f, 0xa2),
+        advance!(0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x66, 0x0f, 0xa2),
+        // RDMSR of EFER, IN, OUT.
+        advance!(0x66, 0x0f, 0x32),
+        advance!(0x48, 0x0f, 0x32),
+        advance!(0x48, 0xe4, 0x80),
+        advance!(0x66, 0x48, 0xe5, 0x80),
+        advance!(0x67, 0xe6, 0x80),
+        // MOV to CR8.
+        advance!(0x44, 0x0f, 0x22, 0xc2),
+    ];
+    for (bytes, executed, fault) in results {
+        ensure!(fault.is_ok(), "{bytes}: {fault:?}");
+        ensure!(executed == 4, "{executed} of 4 instructions behind {bytes} were executed");
+    }
+    Ok(())
+}
+
+/// What only ring 0 may do.
+pub(super) fn ring3() -> Verdict {
+    hypercall::enable()?;
+    let call = attempt_in_ring3!("vmmcall");
+    ensure!(call == Err(Fault::UNDEFINED), "VMMCALL in ring 3: {call:?}");
+    let results = [
+        ("RDMSR", attempt_in_ring3!("rdmsr")),
+        ("WRMSR", attempt_in_ring3!("wrmsr")),
+        ("HLT", attempt_in_ring3!("hlt")),
+        ("OUT", attempt_in_ring3!("out 0x80, al")),
+        ("WBINVD", attempt_in_ring3!("wbinvd")),
+        ("MOV to CR4", attempt_in_ring3!("mov cr4, rax")),
+        ("RDPMC", attempt_in_ring3!("rdpmc")),
+    ];
+    for (name, result) in results {
+        ensure!(result == Err(Fault::PROTECTION), "{name} in ring 3: {result:?}");
+    }
+    let cpuid = attempt_in_ring3!("push rbx\ncpuid\npop rbx");
+    ensure!(cpuid.is_ok(), "CPUID in ring 3: {cpuid:?}");
+    let result = HvResult::from_bits(hypercall::call_that_only_returns());
+    ensure!(result == HvResult::of(Status::SUCCESS, 0), "a hypercall from ring 0 after that: {result:?}");
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! Ports and addresses, with something behind them or nothing.
+
+use core::arch::asm;
+
+use x86_64::instructions::port::Port;
+
+use crate::guarded::{Fault, guarded};
+use crate::paging::{self, PAGE, Page, WINDOW};
+use crate::report::{Verdict, ensure};
+
+/// No device: DMA, interrupt controllers, timer, keyboard, CMOS, progress, PCI, the second half of a
+/// word port, and the last.
+const UNKNOWN_PORTS: [u16; 14] =
+    [0x00, 0x20, 0x21, 0x40, 0x43, 0x60, 0x64, 0x70, 0x71, 0x80, 0xcf8, 0xcfc, 0x3f6, 0xffff];
+
+/// The first serial port's scratch register.
+const SCRATCH: u16 = 0x3ff;
+
+/// RAX after `IN` of so many bytes, having been all but ones before.
+fn input(port: u16, size: u32) -> u64 {
+    let mut rax = 0x0123_4567_89ab_cdef_u64;
+    // SAFETY: nothing is behind the ports, so reading has no effect.
+    unsafe {
+        match size {
+            1 => asm!("in al, dx", inout("rax") rax, in("dx") port),
+            2 => asm!("in ax, dx", inout("rax") rax, in("dx") port),
+            _ => asm!("in eax, dx", inout("rax") rax, in("dx") port),
+        }
+    }
+    rax
+}
+
+/// A port without a device reads as all ones, in as many bits as are read, and takes writes.
+pub(super) fn unknown_port() -> Verdict {
+    let wanted = [(1, 0x0123_4567_89ab_cdff), (2, 0x0123_4567_89ab_ffff), (4, 0xffff_ffff)];
+    for port in UNKNOWN_PORTS {
+        for (size, wanted) in wanted {
+            let rax = input(port, size);
+            ensure!(rax == wanted, "{size} bytes of port {port:#x}: RAX is {rax:#x}");
+        }
+        // SAFETY: nothing is behind the port.
+        unsafe {
+            Port::new(port).write(0x5au8);
+            Port::new(port).write(0x5a5au16);
+            Port::new(port).write(0x5a5a_5a5au32);
+        }
+    }
+    Ok(())
+}
+
+/// What a string instruction leaves behind.
+struct Strung {
+    index: u64,
+    left: u64,
+    fault: Result<(), Fault>,
+}
+
+/// One string instruction with its prefixes on a port, RSI and RDI being `index` and RCX `count`.
+macro_rules! string {
+    ($instruction:expr, $port:expr, $index:expr, $count:expr) => {{
+        let (source, destination, left, fault, error): (u64, u64, u64, u64, u64);
+        // SAFETY: the tests pass buffers that are theirs, or no memory at all; a fault is guarded.
+        unsafe {
+            asm!(
+                guarded!($instruction), "cld",
+                in("dx") $port, inout("rsi") $index => source, inout("rdi") $index => destination,
+                inout("rcx") $count => left,
+                inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+            );
+        }
+        let index = if source == $index { destination } else { source };
+        Strung { index, left, fault: Fault::check(fault, error) }
+    }};
+}
+
+static BUFFER: Page = Page::new();
+
+fn byte(index: u64) -> u8 {
+    let word = &BUFFER.words()[(index / 8) as usize];
+    word.load(core::sync::atomic::Ordering::Relaxed).to_le_bytes()[(index % 8) as usize]
+}
+
+fn fill(value: u8) {
+    BUFFER.write(&[u64::from_le_bytes([value; 8]); 512]);
+}
+
+/// INS and OUTS, single and repeated: data, index, count, direction, and faults.
+pub(super) fn string_io() -> Verdict {
+    let buffer = BUFFER.address();
+    fill(0xa5);
+    let out = string!("outsb", SCRATCH, buffer, 7u64);
+    ensure!(out.fault.is_ok() && (out.index, out.left) == (buffer + 1, 7), "OUTSB: index or count is wrong");
+    let read = input(SCRATCH, 1) as u8;
+    ensure!(read == 0xa5, "OUTSB wrote {read:#x}");
+
+    // More than a hypervisor likes to do at once.
+    fill(0x11);
+    let repeated = string!("rep insb", SCRATCH, buffer + 8, 1000u64);
+    ensure!(repeated.fault.is_ok(), "REP INSB: {:?}", repeated.fault);
+    ensure!((repeated.index, repeated.left) == (buffer + 1008, 0), "REP INSB: index or count is wrong");
+    let (first, last) = (byte(8), byte(1007));
+    ensure!((first, last) == (0xa5, 0xa5), "REP INSB stored {first:#x} to {last:#x}");
+    ensure!((byte(7), byte(1008)) == (0x11, 0x11), "REP INSB stored out of bounds");
+
+    let none = string!("rep outsb", SCRATCH, buffer, 0u64);
+    ensure!(none.fault.is_ok() && none.index == buffer, "REP OUTSB of nothing moved its index");
+
+    fill(0x3c);
+    let down = string!(concat!("std\n", "rep outsb\n", "cld"), SCRATCH, buffer + 99, 100u64);
+    ensure!((down.index, down.left) == (buffer.wrapping_sub(1), 0), "REP OUTSB downwards is wrong");
+    ensure!(input(SCRATCH, 1) as u8 == 0x3c, "REP OUTSB downwards wrote something else");
+
+    fill(0);
+    let words = string!("rep insd", 0xcf8u16, buffer, 3u64);
+    ensure!((words.index, words.left) == (buffer + 12, 0), "REP INSD: index or count is wrong");
+    ensure!((byte(0), byte(11), byte(12)) == (0xff, 0xff, 0), "REP INSD of no device is not all ones");
+
+    string_faults()?;
+
+    // ESI and ECX: what is above them does not count, and is gone after that.
+    let narrow = string!(".byte 0x67, 0xf3, 0x6e", SCRATCH, buffer | 5 << 32, 0x5_0000_0002u64);
+    ensure!(narrow.fault.is_ok(), "REP OUTSB with 32-bit addresses: {:x?}", narrow.fault);
+    ensure!((narrow.index, narrow.left) == (buffer + 2, 0), "REP OUTSB with 32-bit addresses is wrong");
+    Ok(())
+}
+
+/// A string instruction that runs into an absent page stops there with #PF.
+fn string_faults() -> Verdict {
+    const ABSENT_WRITE: Fault = Fault { vector: 14, error: 2 };
+    paging::map(0, Some(&BUFFER));
+    paging::map(1, None);
+    let edge = WINDOW + PAGE;
+    fill(0);
+    let across = string!("rep insb", SCRATCH, edge - 2, 5u64);
+    ensure!(across.fault == Err(ABSENT_WRITE), "REP INSB across the edge: {:?}", across.fault);
+    ensure!((across.index, across.left) == (edge, 3), "REP INSB across the edge: index or count is wrong");
+    let cr2 = x86_64::registers::control::Cr2::read_raw();
+    ensure!(cr2 == edge, "CR2 is {cr2:#x} instead of {edge:#x}");
+    let split = string!("insd", 0xcf8u16, edge - 2, 0u64);
+    ensure!(split.fault == Err(ABSENT_WRITE), "INSD across the edge: {:?}", split.fault);
+    let written = byte(PAGE - 2);
+    ensure!(written == 0x3c, "INSD that faults stored a part: {written:#x}");
+    paging::map(0, None);
+    Ok(())
+}
+
+/// No memory and no device: above the RAM of every machine that the probe runs on, and below the devices.
+const HOLE: u64 = 0xd000_0000;
+const IOAPIC: u64 = 0xfec0_0000;
+/// The version register of an I/O APIC with 24 pins.
+const IOAPIC_VERSION: u32 = 0x0017_0020;
+
+/// One load into a RAX that was 0x0123456789abcdef.
+macro_rules! load {
+    ($instruction:expr, $address:expr) => {{
+        let mut rax = 0x0123_4567_89ab_cdef_u64;
+        // SAFETY: there is no memory at the address.
+        unsafe { asm!($instruction, inout("rax") rax, in("rdi") $address) };
+        rax
+    }};
+}
+
+/// Where there is nothing loads give all ones and stores are lost; the I/O APIC is where it should be.
+pub(super) fn mmio_hole() -> Verdict {
+    let loads: [(&str, u64, u64); 8] = [
+        ("mov al", load!("mov al, [rdi]", HOLE), 0x0123_4567_89ab_cdff),
+        ("mov ah", load!("mov ah, [rdi]", HOLE), 0x0123_4567_89ab_ffef),
+        ("mov ax", load!("mov ax, [rdi]", HOLE + 1), 0x0123_4567_89ab_ffff),
+        ("mov eax", load!("mov eax, [rdi]", HOLE), 0xffff_ffff),
+        ("mov rax", load!("mov rax, [rdi + 8]", HOLE), u64::MAX),
+        ("movzx eax", load!("movzx eax, byte ptr [rdi]", HOLE), 0xff),
+        ("movsx rax", load!("movsx rax, word ptr [rdi]", HOLE), u64::MAX),
+        ("movsxd rax", load!("movsxd rax, dword ptr [rdi]", HOLE), u64::MAX),
+    ];
+    for (name, value, wanted) in loads {
+        ensure!(value == wanted, "{name} from nothing: RAX is {value:#x}");
+    }
+    let nothing = HOLE as *mut u32;
+    // SAFETY: there is no memory at the address, so nothing changes.
+    let after = unsafe {
+        asm!("mov byte ptr [{0}], 0x12", "mov qword ptr [{0}], 0x12345678", in(reg) nothing);
+        nothing.write_volatile(0x1234_5678);
+        nothing.read_volatile()
+    };
+    ensure!(after == u32::MAX, "a store to nothing is read back as {after:#x}");
+    let register = |index: u32| {
+        // SAFETY: the I/O APIC's two windows; reading these registers changes nothing.
+        unsafe {
+            (IOAPIC as *mut u32).write_volatile(index);
+            ((IOAPIC + 0x10) as *const u32).read_volatile()
+        }
+    };
+    let (id, version) = (register(0), register(1));
+    ensure!(id & 0xf0ff_ffff == 0, "the I/O APIC's id register is {id:#x}");
+    ensure!(version == IOAPIC_VERSION, "the I/O APIC's version register is {version:#x}");
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! `test=NAME`: wrong and rare things that a guest does, and what has to come of them.
+
+mod cpuid_and_msrs;
+mod events;
+mod hypercalls;
+mod instructions;
+mod io;
+mod stale;
+
+use crate::report::{self, Verdict, failure};
+use crate::tables;
+
+/// One test. A name is written with dashes here; on the command line underscores do as well.
+struct Test {
+    name: &'static str,
+    run: fn() -> Verdict,
+}
+
+const fn test(name: &'static str, run: fn() -> Verdict) -> Test {
+    Test { name, run }
+}
+
+/// The test that does not come back.
+const TRIPLE_FAULT: &str = "triple-fault";
+
+/// The others.
+const TESTS: [Test; 18] = [
+    test("unknown-msr", cpuid_and_msrs::unknown_msr),
+    test("x2apic-reserved", cpuid_and_msrs::x2apic_reserved),
+    test("read-everything", cpuid_and_msrs::read_everything),
+    test("unknown-port", io::unknown_port),
+    test("string-io", io::string_io),
+    test("mmio-hole", io::mmio_hole),
+    test("invlpga", instructions::not_shown),
+    test("cr4-reserved", instructions::cr4_reserved),
+    test("prefixed-cpuid", instructions::prefixes),
+    test("ring3-hypercall", instructions::ring3),
+    test("hypercall-before-id", hypercalls::before_id),
+    test("hypercall-errors", hypercalls::errors),
+    test("non-canonical-flush", hypercalls::non_canonical_flush),
+    test("flush-idle", hypercalls::flush_idle),
+    test("garbage-hypercalls", hypercalls::garbage),
+    test("nmi", events::nmi),
+    test("timer", events::timer),
+    test("stale", stale::stale),
+];
+
+/// Whether the command line's name is this one.
+fn is_name(asked: &str, name: &str) -> bool {
+    asked.bytes().map(|byte| if byte == b'_' { b'-' } else { byte }).eq(name.bytes())
+}
+
+/// Runs the test of that name, or all of them.
+pub(crate) fn run(asked: &'static str) {
+    if asked == "all" {
+        for test in &TESTS {
+            report::begin(test.name);
+            report::end(test.name, &(test.run)());
+        }
+        return;
+    }
+    report::begin(asked);
+    if is_name(asked, TRIPLE_FAULT) {
+        tables::triple_fault();
+    }
+    let verdict = match TESTS.iter().find(|test| is_name(asked, test.name)) {
+        Some(test) => (test.run)(),
+        None => Err(failure(format_args!("there is no such test"))),
+    };
+    report::end(asked, &verdict);
+}
