@@ -3,7 +3,7 @@
 use crate::cli::{Reset, RunArgs};
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
-use crate::machine::spec::Console;
+use crate::machine::spec::{Clock, Console};
 use crate::results::{self, Samples, Subject};
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use anyhow::{Context, Result, ensure};
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     let mut spec = if args.bare {
         guest.on_bare_machine(args.size.cpus, directory.path())?
     } else {
-        guest.on_quell(&Hypervisor::build()?, args.size.cpus, directory.path())?
+        guest.on_quell(&Hypervisor::build()?, args.size.cpus, Clock::Wall, directory.path())?
     };
     spec.console = if args.exec.is_some() { Console::Echo } else { Console::Terminal };
     spec.timeout = args.timeout.map(Duration::from_secs);

@@ -8,7 +8,7 @@ use crate::machine::symbols::{self, Symbols};
 use crate::size;
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
-use hostlink::config::{Config, FlushMode, MEMORY_UNIT, ResetPolicy};
+use hostlink::config::{BootCpu, Config, FlushMode, MEMORY_UNIT, ResetPolicy};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -60,13 +60,28 @@ impl Guest {
         Ok(())
     }
 
-    /// A machine with `cpus` CPUs that runs this guest on Quell. The bundle is written to `directory`.
-    pub(crate) fn on_quell(&self, hypervisor: &Hypervisor, cpus: u32, directory: &Path) -> Result<Spec> {
+    /// A machine that runs this guest on Quell, with `cpus` CPUs for its vCPUs. The bundle is written to
+    /// `directory`.
+    ///
+    /// Where several CPUs are emulated in threads of their own, the machine has one more, its first, which
+    /// runs no vCPUs: QEMU damages the first CPU's SVM state from the others' threads (`docs/qemu.md`).
+    pub(crate) fn on_quell(
+        &self,
+        hypervisor: &Hypervisor,
+        cpus: u32,
+        clock: Clock,
+        directory: &Path,
+    ) -> Result<Spec> {
+        let (boot_cpu, machine_cpus) = match clock {
+            Clock::Wall if cpus > 1 => (BootCpu::Serve, cpus + 1),
+            _ => (BootCpu::Run, cpus),
+        };
         let config = Config {
             vcpus: self.vcpus,
             memory: self.memory,
             flush: self.flush,
             reset: self.reset,
+            boot_cpu,
             cmdline: &self.cmdline,
             ..Config::default()
         };
@@ -86,7 +101,8 @@ impl Guest {
             bundle,
             beacon: hypervisor.symbols.beacon,
         };
-        Ok(spec(payload, cpus, memory_around(self.memory, bundle_bytes)))
+        let memory = memory_around(self.memory, bundle_bytes);
+        Ok(Spec { clock, ..spec(payload, machine_cpus, memory) })
     }
 
     /// A machine with `cpus` CPUs that runs this guest directly, its initrd written to `directory`.

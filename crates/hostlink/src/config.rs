@@ -7,6 +7,7 @@
 //! | `flush` | `hypercall`: recommend the remote flush hypercalls to the guest; `ipi`: do not | `hypercall` |
 //! | `slice_us` | longest time slice of a vCPU in microseconds while others wait, 100 to 1,000,000 | 5000 |
 //! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run | `reboot` |
+//! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 
 use core::fmt;
@@ -36,6 +37,16 @@ pub enum ResetPolicy {
     Exit,
 }
 
+/// What the boot CPU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BootCpu {
+    /// It runs vCPUs.
+    Run,
+    /// It leaves them to the others. For QEMU's multi-threaded emulation, in which other CPUs' FPU
+    /// instructions damage the SVM state of the first one: see `docs/qemu.md`.
+    Serve,
+}
+
 /// A checked configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config<'a> {
@@ -49,6 +60,8 @@ pub struct Config<'a> {
     pub slice_us: u32,
     /// What a guest's reset does.
     pub reset: ResetPolicy,
+    /// What the boot CPU does.
+    pub boot_cpu: BootCpu,
     /// The guest's kernel command line.
     pub cmdline: &'a str,
 }
@@ -61,6 +74,7 @@ impl Default for Config<'_> {
             flush: FlushMode::Hypercall,
             slice_us: 5000,
             reset: ResetPolicy::Reboot,
+            boot_cpu: BootCpu::Run,
             cmdline: "",
         }
     }
@@ -153,6 +167,13 @@ impl<'a> Config<'a> {
                     _ => return Err(bad("reboot or exit")),
                 };
             }
+            "boot_cpu" => {
+                self.boot_cpu = match value {
+                    "run" => BootCpu::Run,
+                    "serve" => BootCpu::Serve,
+                    _ => return Err(bad("run or serve")),
+                };
+            }
             "cmdline" => self.cmdline = value,
             _ => return Err(ConfigError::UnknownKey { line, key }),
         }
@@ -171,8 +192,13 @@ impl fmt::Display for Config<'_> {
             ResetPolicy::Reboot => "reboot",
             ResetPolicy::Exit => "exit",
         };
+        let boot_cpu = match self.boot_cpu {
+            BootCpu::Run => "run",
+            BootCpu::Serve => "serve",
+        };
         writeln!(f, "vcpus={}\nmemory={}\nflush={flush}", self.vcpus, self.memory)?;
-        writeln!(f, "slice_us={}\nreset={reset}\ncmdline={}", self.slice_us, self.cmdline)
+        writeln!(f, "slice_us={}\nreset={reset}\nboot_cpu={boot_cpu}", self.slice_us)?;
+        writeln!(f, "cmdline={}", self.cmdline)
     }
 }
 
@@ -189,6 +215,7 @@ mod tests {
             flush: FlushMode::Ipi,
             slice_us: 2500,
             reset: ResetPolicy::Exit,
+            boot_cpu: BootCpu::Serve,
             cmdline: "console=ttyS0 quiet a=b # not a comment",
         };
         assert_eq!(Config::parse(&config.to_string()), Ok(config));
@@ -204,6 +231,7 @@ mod tests {
             ("flush=maybe", 1),
             ("# fine\n\nslice_us=1", 3),
             ("reset=never", 1),
+            ("boot_cpu=rest", 1),
             ("nonsense", 1),
             ("colour=blue", 1),
         ] {

@@ -3,7 +3,7 @@
 use crate::cli::BootArgs;
 use crate::machine::process::{End, Flow, Machine, Outcome};
 use crate::machine::signals::Signals;
-use crate::machine::spec::Spec;
+use crate::machine::spec::{Clock, Spec};
 use crate::results::{self, Samples, Subject};
 use crate::run::{CONSOLE, conclude, tail};
 use crate::vm::{Guest, Hypervisor, StockGuest};
@@ -30,7 +30,7 @@ pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     // The same machine for both, and as many CPUs for the bare kernel as it has.
-    let quell = guest.on_quell(&hypervisor, args.size.cpus, directory.path())?;
+    let quell = guest.on_quell(&hypervisor, args.size.cpus, Clock::Wall, directory.path())?;
     let bare = guest.on_bare_machine(args.size.cpus, directory.path())?;
     let case = format!("boot-{}:{}", args.size.vcpus, args.size.cpus);
 

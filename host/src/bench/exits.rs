@@ -59,8 +59,7 @@ pub(crate) fn exits(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-    let mut spec = guest.on_quell(&Hypervisor::build()?, 1, directory.path())?;
-    spec.clock = Clock::Instructions;
+    let mut spec = guest.on_quell(&Hypervisor::build()?, 1, Clock::Instructions, directory.path())?;
     spec.timeout = Some(Duration::from_secs(args.timeout));
     let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
 

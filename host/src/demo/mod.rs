@@ -3,6 +3,7 @@
 mod measure;
 mod table;
 
+use crate::machine::spec::Clock;
 use crate::cli::DemoArgs;
 use crate::machine::process::{End, Machine};
 use crate::machine::signals::Signals;
@@ -79,7 +80,7 @@ fn one_run(
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;
-    let mut spec = guest.on_quell(hypervisor, args.size.cpus, directory.path())?;
+    let mut spec = guest.on_quell(hypervisor, args.size.cpus, Clock::Wall, directory.path())?;
     spec.timeout = Some(Duration::from_secs(args.timeout));
 
     let bar = bar(title);

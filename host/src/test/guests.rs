@@ -3,6 +3,7 @@
 use super::Tally;
 use super::cases::{Body, Case, Expect, ProbeEnd, Stock, TestFile};
 use super::progress::Progress;
+use crate::machine::spec::Clock;
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::run::{CONSOLE, tail};
@@ -185,7 +186,7 @@ impl Lab<'_> {
         cpus: u32,
         observe: impl FnMut(&serde_json::Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
-        let mut spec = guest.on_quell(made(&self.hypervisor)?, cpus, self.directory)?;
+        let mut spec = guest.on_quell(made(&self.hypervisor)?, cpus, Clock::Wall, self.directory)?;
         spec.timeout = Some(BOOT_TIMEOUT);
         Machine::start(&spec, self.signals)?.run(observe)
     }

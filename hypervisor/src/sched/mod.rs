@@ -16,6 +16,7 @@
 pub mod queue;
 
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use spin::Mutex;
@@ -61,24 +62,43 @@ pub struct Outlook {
 /// All queues.
 #[derive(Debug)]
 pub struct Scheduler {
+    /// The CPUs that run vCPUs, one queue each.
+    cpus: Range<CpuIndex>,
     queues: Vec<Mutex<RunQueue>>,
     homes: Vec<Home>,
     policy: Policy,
 }
 
 impl Scheduler {
-    /// Queues for `cpus` CPUs and `vcpus` vCPUs, spread over the CPUs in turn; none is runnable yet.
-    pub fn new(cpus: u32, vcpus: u32, policy: Policy) -> Self {
-        let homes = (0..vcpus).map(|vcpu| Home { cpu: AtomicU32::new(vcpu % cpus), ..Home::default() });
+    /// Queues for these CPUs, at least one, and `vcpus` vCPUs, spread over the CPUs in turn; none is runnable
+    /// yet.
+    pub fn new(cpus: Range<CpuIndex>, vcpus: u32, policy: Policy) -> Self {
+        let home = |vcpu| cpus.start + vcpu % (cpus.end - cpus.start);
+        let homes = (0..vcpus).map(|vcpu| Home { cpu: AtomicU32::new(home(vcpu)), ..Home::default() });
         Self {
-            queues: (0..cpus).map(|_| Mutex::new(RunQueue::with_capacity(vcpus as usize))).collect(),
+            queues: cpus.clone().map(|_| Mutex::new(RunQueue::with_capacity(vcpus as usize))).collect(),
             homes: homes.collect(),
             policy,
+            cpus,
         }
     }
 
     fn queue(&self, cpu: CpuIndex) -> &Mutex<RunQueue> {
-        &self.queues[cpu as usize]
+        &self.queues[(cpu - self.cpus.start) as usize]
+    }
+
+    /// Whether `cpu` runs vCPUs.
+    pub fn has_cpu(&self, cpu: CpuIndex) -> bool {
+        self.cpus.contains(&cpu)
+    }
+
+    /// How many CPUs run vCPUs.
+    pub fn cpu_count(&self) -> u32 {
+        self.cpus.end - self.cpus.start
+    }
+
+    fn others(&self, cpu: CpuIndex) -> impl Iterator<Item = CpuIndex> {
+        self.cpus.clone().filter(move |&other| other != cpu)
     }
 
     /// Lets `cpu` run the vCPU that has most right to: its own, or one of the longest queue. `None`: it may idle;
@@ -105,8 +125,7 @@ impl Scheduler {
     }
 
     fn steal_for(&self, thief: CpuIndex) -> Option<(VcpuIndex, u64)> {
-        let others = (0..self.queues.len() as u32).filter(|&cpu| cpu != thief);
-        let loaded = others.map(|cpu| (self.queue(cpu).lock().load(), cpu));
+        let loaded = self.others(thief).map(|cpu| (self.queue(cpu).lock().load(), cpu));
         let (load, victim) = loaded.max()?;
         if load < 2 {
             return None;
@@ -127,8 +146,7 @@ impl Scheduler {
 
     /// A CPU that has at least two vCPUs fewer than `load`.
     fn emptier_than(&self, cpu: CpuIndex, load: usize) -> Option<CpuIndex> {
-        let others = (0..self.queues.len() as u32).filter(|&other| other != cpu);
-        let (least, other) = others.map(|other| (self.queue(other).lock().load(), other)).min()?;
+        let (least, other) = self.others(cpu).map(|other| (self.queue(other).lock().load(), other)).min()?;
         (least + 2 <= load).then_some(other)
     }
 
@@ -206,7 +224,7 @@ mod tests {
     use super::*;
 
     fn scheduler(cpus: u32, vcpus: u32) -> Scheduler {
-        Scheduler::new(cpus, vcpus, Policy::new(1000))
+        Scheduler::new(0..cpus, vcpus, Policy::new(1000))
     }
 
     #[test]
@@ -250,6 +268,16 @@ mod tests {
         sched.block(0, 5, 100, || true);
         sched.wake(0);
         assert_eq!(sched.pop_expired(0, 1000), None);
+    }
+
+    #[test]
+    fn a_cpu_that_is_left_out_gets_no_vcpu() {
+        let sched = Scheduler::new(1..3, 4, Policy::new(1000));
+        assert!(!sched.has_cpu(0) && sched.has_cpu(2));
+        for vcpu in 0..4 {
+            assert!(matches!(sched.wake(vcpu), Nudge::Idle(cpu) if cpu != 0));
+        }
+        assert!(sched.next(1, 0).is_some() && sched.next(2, 0).is_some());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use coherence::{Notify, Target};
-use hostlink::config::{Config, ConfigError, ResetPolicy};
+use hostlink::config::{BootCpu, Config, ConfigError, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 use hostlink::{bundle, config};
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
@@ -115,6 +115,8 @@ pub(super) enum CreateError {
     Load(LoadError),
     /// There is not this much memory in one piece.
     NoMemory(u64),
+    /// The boot CPU is to run no vCPUs, and it is the only one.
+    NoCpu,
     /// A processor too slow for a reference clock.
     Clock,
 }
@@ -132,6 +134,7 @@ impl fmt::Display for CreateError {
                 "no {} MiB of free memory in one piece for the guest: give the machine more, or the guest less",
                 size >> 20
             ),
+            Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),
             Self::Clock => f.write_str("the TSC is too slow for the guest's reference clock"),
         }
     }
@@ -199,6 +202,14 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
             &permissions,
         )),
     };
+    let first_cpu = match config.boot_cpu {
+        BootCpu::Run => 0,
+        BootCpu::Serve => 1,
+    };
+    let cpus = first_cpu..PerCpu::all().count() as u32;
+    if cpus.is_empty() {
+        return Err(CreateError::NoCpu);
+    }
     let policy = Policy::new(clock::ticks_of_us(config.slice_us.into()));
     let counters = (0..config.vcpus as usize * Counter::COUNT).map(|_| AtomicU64::new(0)).collect();
     let machine = Machine {
@@ -207,7 +218,7 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         nested,
         largest_page: if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M },
         cr4_mask: cpuid::guest_cr4_mask(),
-        sched: Scheduler::new(PerCpu::all().count() as u32, config.vcpus, policy),
+        sched: Scheduler::new(cpus, config.vcpus, policy),
         partition: Partition::new(platform, clock::now()).ok_or(CreateError::Clock)?,
         platform: Mutex::new(Platform::new()),
         overlays: Mutex::new(Overlays::default()),
@@ -310,7 +321,7 @@ impl Machine {
         QUELL_BEACON.tsc_hz.store(clock::tsc_hz(), Ordering::Relaxed);
         QUELL_BEACON.vcpu_count.store(self.vcpu_count(), Ordering::Relaxed);
         QUELL_BEACON.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
-        QUELL_BEACON.cpu_count.store(PerCpu::all().count() as u32, Ordering::Relaxed);
+        QUELL_BEACON.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
         QUELL_BEACON.magic.store(BEACON_MAGIC, Ordering::Release);
     }
 

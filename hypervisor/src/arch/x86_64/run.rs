@@ -79,6 +79,11 @@ pub(super) fn on_serial_interrupt() {
 pub(super) fn cpu_loop() -> ! {
     let vm = machine::machine();
     let cpu = PerCpu::current();
+    while !vm.sched.has_cpu(cpu.index) {
+        // This CPU only takes interrupts.
+        interrupts::enable_and_hlt();
+        interrupts::disable();
+    }
     let mut workspace = Box::new(Workspace { scratch: FlushScratch::new(), page: InputPage::new() });
     loop {
         wake_expired(vm, cpu);
