@@ -29,6 +29,7 @@ use crate::devices::inbox::Inbox;
 use crate::devices::lapic::TimerClock;
 use crate::devices::message::{Message, MessageKind};
 use crate::devices::platform::{Platform, PortSize, SerialPort};
+use crate::devices::power;
 use crate::hyperv::{self, CrashReport, Partition};
 use crate::loader::{self, LoadError, MemoryLayout, layout};
 use crate::sched::{Nudge, Policy, Scheduler, VcpuIndex};
@@ -294,7 +295,8 @@ impl Machine {
         let guest = self.memslots.memory();
         let acpi = (tables.base, &tables.bytes[..]);
         let files = plan.placements.iter().map(|place| (place.gpa, &place.bytes[..]));
-        for (gpa, bytes) in files.chain([acpi]) {
+        let reset = (power::RESET_VECTOR, &power::RESET_CODE[..]);
+        for (gpa, bytes) in files.chain([acpi, reset]) {
             guest.write(Gpa(gpa), bytes).expect("the plan stays within memory");
         }
         let boot = &self.vcpus[0];
