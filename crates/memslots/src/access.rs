@@ -6,7 +6,7 @@ use paging::{Gpa, Level, PhysAddr};
 
 use crate::generation::Generation;
 use crate::raw::{Rmw, Window, Word};
-use crate::slot::{Slot, SlotList};
+use crate::slot::{ListStamp, Slot, SlotList};
 use crate::snapshots::Pin;
 
 /// Why an access to guest memory was refused. Nothing was copied then.
@@ -145,7 +145,11 @@ impl<'a> GuestMemory<'a> {
     /// # Errors
     ///
     /// As [`read`](Self::read).
+    #[inline]
     pub fn read_u32(&self, gpa: Gpa) -> Result<u32, AccessError> {
+        if let Some(value) = self.load::<u32>(gpa) {
+            return Ok(u32::from_le(value));
+        }
         let mut bytes = [0; 4];
         self.read(gpa, &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
@@ -156,10 +160,95 @@ impl<'a> GuestMemory<'a> {
     /// # Errors
     ///
     /// As [`read`](Self::read).
+    #[inline]
     pub fn read_u64(&self, gpa: Gpa) -> Result<u64, AccessError> {
+        if let Some(value) = self.load::<u64>(gpa) {
+            return Ok(u64::from_le(value));
+        }
         let mut bytes = [0; 8];
         self.read(gpa, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// The short way for what is aligned and in one slot.
+    #[inline]
+    fn load<T: Word>(&self, gpa: Gpa) -> Option<T> {
+        self.slots.read(|slots| {
+            let located = Located::find(slots, gpa, size_of::<T>()).ok()?;
+            // SAFETY: found in the list that is pinned, and gone with this call.
+            unsafe { located.window() }.load()
+        })
+    }
+
+    /// Finds where `len` bytes from `gpa` on are, for [`has_at`](Self::has_at).
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError::Unmapped`], also if the bytes are not all in one slot.
+    pub fn locate(&self, gpa: Gpa, len: usize) -> Result<Located, AccessError> {
+        self.slots.read(|slots| Located::find(slots, gpa, len))
+    }
+
+    /// Opens what was located, if that was by the same slots.
+    #[inline]
+    fn open(&self, located: &Located) -> Option<Window<'_>> {
+        let is_same = self.slots.read(SlotList::stamp) == located.stamp;
+        // SAFETY: lists with one stamp hold the same slots, so the place is in a slot of the list that is pinned, and
+        // the window does not outlive the pin.
+        is_same.then(|| unsafe { located.window() })
+    }
+
+    /// A record without words, which is [unchanged](Self::is_unchanged) as long as the slots are.
+    pub fn record<const N: usize>(&self) -> Record<N> {
+        Record { stamp: self.slots.read(SlotList::stamp), words: [(PhysAddr(0), 0); N], count: 0 }
+    }
+
+    /// Reads the 8 bytes at an aligned address and adds them to `record`, which begins anew if it was made with
+    /// other slots.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError::Unmapped`], [`AccessError::Unaligned`]; also the latter if the record is full.
+    pub fn read_recorded<const N: usize>(
+        &self,
+        gpa: Gpa,
+        record: &mut Record<N>,
+    ) -> Result<u64, AccessError> {
+        let unaligned = AccessError::Unaligned { gpa };
+        let located = self.locate(gpa, size_of::<u64>())?;
+        let value: u64 = self.open(&located).and_then(|window| window.load()).ok_or(unaligned)?;
+        if record.stamp != located.stamp {
+            *record = self.record();
+        }
+        record
+            .words
+            .get_mut(record.count..)
+            .filter(|rest| !rest.is_empty())
+            .ok_or(unaligned)?
+            .fill((located.host, value));
+        record.count += 1;
+        Ok(u64::from_le(value))
+    }
+
+    /// Whether all words of `record` have their values still, and the slots are the same.
+    #[inline]
+    pub fn is_unchanged<const N: usize>(&self, record: &Record<N>) -> bool {
+        if self.slots.read(SlotList::stamp) != record.stamp {
+            return false;
+        }
+        // All of them without a branch, which is less work than to stop at the first that differs.
+        record.count == 0
+            || record.words.iter().fold(0, |difference, &(host, value)| {
+                // SAFETY: as in `open`. Every element is a word that was read, at an aligned address.
+                difference | (unsafe { Window::new(host, size_of::<u64>()).load_aligned() } ^ value)
+            }) == 0
+    }
+
+    /// Whether `bytes` are at `offset` in what was [located](Self::locate); false if they do not all lie in it, or
+    /// the slots have changed since.
+    #[inline]
+    pub fn has_at(&self, located: &Located, offset: usize, bytes: &[u8]) -> bool {
+        self.open(located).is_some_and(|window| window.has_at(offset, bytes))
     }
 
     /// Writes 4 bytes.
@@ -233,6 +322,48 @@ impl<'a> GuestMemory<'a> {
             windows(slots, gpa, len, access, &mut act)
         })
     }
+}
+
+/// Where a piece of guest memory is, by the slots at one time. It gives access only through a [`GuestMemory`] with
+/// the same slots.
+#[derive(Clone, Copy, Debug)]
+pub struct Located {
+    host: PhysAddr,
+    len: usize,
+    stamp: ListStamp,
+}
+
+impl Located {
+    #[inline]
+    fn find(slots: &SlotList, gpa: Gpa, len: usize) -> Result<Self, AccessError> {
+        let unmapped = AccessError::Unmapped { gpa };
+        let slot = slots.find(gpa).ok_or(unmapped)?;
+        let offset = slot.offset(gpa).ok_or(unmapped)?;
+        if slot.size - offset < len as u64 {
+            return Err(AccessError::Unmapped { gpa: Gpa(slot.last().0.wrapping_add(1)) });
+        }
+        let host = slot.host.checked_add(offset).ok_or(unmapped)?;
+        Ok(Self { host, len, stamp: slots.stamp() })
+    }
+
+    /// # Safety
+    ///
+    /// For the lifetime `'a`, a list with this stamp is pinned.
+    #[inline]
+    unsafe fn window<'a>(&self) -> Window<'a> {
+        // SAFETY: the bytes are in a slot of the list; whoever added the slot promised that the memory behind it can
+        // be accessed until the slot is handed back, which is not before the list's pins are gone.
+        unsafe { Window::new(self.host, self.len) }
+    }
+}
+
+/// Words of guest memory and the values that were read there, at most `N`.
+#[derive(Clone, Debug)]
+pub struct Record<const N: usize> {
+    stamp: ListStamp,
+    /// Where each is in the slots with the stamp, aligned; and what it was. Behind the last it is repeated.
+    words: [(PhysAddr, u64); N],
+    count: usize,
 }
 
 /// One step per slot: each goes to the slot's end at least.

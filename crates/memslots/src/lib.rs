@@ -18,7 +18,7 @@ mod sync;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use access::{AccessError, GuestMemory, Resolution};
+pub use access::{AccessError, GuestMemory, Located, Record, Resolution};
 pub use generation::Generation;
 pub use memslots::{Memslots, PHYSICAL_BITS_MAX, Published, Quiesced, Update};
 pub use paging::{Gpa, PhysAddr};

@@ -98,6 +98,7 @@ impl Memslots {
     }
 
     /// The current generation.
+    #[inline]
     pub fn generation(&self) -> Generation {
         Generation::from_word(self.generation.load(Acquire))
     }
@@ -106,6 +107,7 @@ impl Memslots {
     ///
     /// Keep it from a lookup to the end of what depends on it, such as installing the translation; and
     /// no longer, since an update waits for it. Whoever waits for an update must not hold one.
+    #[inline]
     pub fn memory(&self) -> GuestMemory<'_> {
         // Before the pin, see the table above.
         let generation = self.generation();

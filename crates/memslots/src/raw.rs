@@ -40,6 +40,7 @@ impl<'a> Window<'a> {
     ///
     /// For the lifetime `'a`, the bytes are mapped one to one, readable and writable, with exposed
     /// provenance, and accessed by nothing but atomics as long as Rust code is concerned.
+    #[inline]
     pub(crate) unsafe fn new(host: PhysAddr, len: usize) -> Self {
         let start = core::ptr::with_exposed_provenance_mut(host.0 as usize);
         Self { start, len, memory: PhantomData }
@@ -47,6 +48,36 @@ impl<'a> Window<'a> {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Reads the value at the start in one access; `None` if it is not aligned or the window is too short.
+    #[inline]
+    pub(crate) fn load<T: Word>(&self) -> Option<T> {
+        T::load(self)
+    }
+
+    /// Reads the 8 bytes at the start in one access.
+    ///
+    /// # Safety
+    ///
+    /// The window is aligned to 8 bytes and has as many.
+    #[inline]
+    pub(crate) unsafe fn load_aligned(&self) -> u64 {
+        // SAFETY: the caller vouches for the alignment and the length; the window is mapped and only accessed by
+        // atomics.
+        unsafe { AtomicU64::from_ptr(self.start.cast()) }.load(Relaxed)
+    }
+
+    /// Whether `bytes` are at `offset`. Each byte is read at most once, in one access.
+    #[inline]
+    pub(crate) fn has_at(&self, offset: usize, bytes: &[u8]) -> bool {
+        if self.len.checked_sub(offset).is_none_or(|left| left < bytes.len()) {
+            return false;
+        }
+        bytes.iter().enumerate().all(|(index, &byte)| {
+            // SAFETY: `offset + index` is below the window's length, which is mapped and only accessed by atomics.
+            unsafe { AtomicU8::from_ptr(self.start.add(offset + index)) }.load(Relaxed) == byte
+        })
     }
 
     /// Copies the first `bytes.len()` bytes out, or as many as there are. Aligned pieces of up to 8
@@ -113,17 +144,32 @@ pub trait Word: Copy {
     /// Does it at the window's start, and returns what was there before; or `None`, if that is not
     /// aligned or the window is too short.
     fn rmw(window: &Window<'_>, op: Rmw<Self>) -> Option<Self>;
+
+    /// Reads the window's start; `None` as for [`rmw`](Self::rmw).
+    fn load(window: &Window<'_>) -> Option<Self>;
 }
 
-macro_rules! read_modify_write {
+impl Window<'_> {
+    /// The value at the start, if it is aligned and the window is long enough.
+    #[inline]
+    fn first<T>(&self) -> Option<*mut T> {
+        let at = self.start.cast::<T>();
+        (self.len >= size_of::<T>() && at.is_aligned()).then_some(at)
+    }
+}
+
+macro_rules! word {
     ($atomic:ident, $int:ident) => {
         impl Word for $int {
-            fn rmw(window: &Window<'_>, op: Rmw<Self>) -> Option<Self> {
-                let at = window.start.cast::<$int>();
-                if window.len < size_of::<$int>() || !at.is_aligned() {
-                    return None;
-                }
+            #[inline]
+            fn load(window: &Window<'_>) -> Option<Self> {
                 // SAFETY: aligned, and in the window, which is mapped and only accessed by atomics.
+                window.first::<$int>().map(|at| unsafe { $atomic::from_ptr(at) }.load(Relaxed))
+            }
+
+            fn rmw(window: &Window<'_>, op: Rmw<Self>) -> Option<Self> {
+                let at = window.first::<$int>()?;
+                // SAFETY: as in `load`.
                 let atomic = unsafe { $atomic::from_ptr(at) };
                 Some(match op {
                     Rmw::And(mask) => atomic.fetch_and(mask, AcqRel),
@@ -137,5 +183,5 @@ macro_rules! read_modify_write {
     };
 }
 
-read_modify_write!(AtomicU32, u32);
-read_modify_write!(AtomicU64, u64);
+word!(AtomicU32, u32);
+word!(AtomicU64, u64);

@@ -1,6 +1,8 @@
 //! One slot, and the sorted list of them.
 
 use core::fmt;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
 
 use arrayvec::ArrayVec;
 use paging::{Gpa, Level, PhysAddr};
@@ -49,11 +51,13 @@ impl Slot {
     }
 
     /// Whether `gpa` lies in the slot.
+    #[inline]
     pub fn contains(&self, gpa: Gpa) -> bool {
         self.offset(gpa).is_some()
     }
 
     /// Offset of `gpa` in the slot, below its size.
+    #[inline]
     pub(crate) fn offset(&self, gpa: Gpa) -> Option<u64> {
         gpa.0.checked_sub(self.gpa.0).filter(|&offset| offset < self.size)
     }
@@ -108,39 +112,72 @@ impl fmt::Display for SlotError {
 
 impl core::error::Error for SlotError {}
 
+/// Names the contents of a list: lists with one stamp hold the same slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ListStamp(u64);
+
+impl ListStamp {
+    /// One that no list has had, in any address space. 64 bits do not wrap.
+    fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Relaxed) + 1)
+    }
+}
+
 /// Slots in ascending order, without overlap.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SlotList(ArrayVec<Slot, SLOTS_MAX>);
+pub(crate) struct SlotList {
+    slots: ArrayVec<Slot, SLOTS_MAX>,
+    /// Changes with the slots; that of the empty list is 0.
+    stamp: ListStamp,
+}
 
 impl SlotList {
+    /// The slot that has `gpa`. The first one, where a guest's kernel and its tables usually are, is found at once.
+    #[inline]
     pub(crate) fn find(&self, gpa: Gpa) -> Option<&Slot> {
-        let above = self.0.partition_point(|slot| slot.gpa <= gpa);
-        self.0.get(above.checked_sub(1)?).filter(|slot| slot.contains(gpa))
+        match self.slots.first() {
+            Some(first) if first.contains(gpa) => Some(first),
+            _ => self.find_by_search(gpa),
+        }
+    }
+
+    fn find_by_search(&self, gpa: Gpa) -> Option<&Slot> {
+        let above = self.slots.partition_point(|slot| slot.gpa <= gpa);
+        self.slots.get(above.checked_sub(1)?).filter(|slot| slot.contains(gpa))
     }
 
     pub(crate) fn as_slice(&self) -> &[Slot] {
-        &self.0
+        &self.slots
+    }
+
+    pub(crate) const fn stamp(&self) -> ListStamp {
+        self.stamp
     }
 
     pub(crate) fn add(&mut self, slot: Slot, physical_bits: u32) -> Result<(), SlotError> {
         check(&slot, physical_bits)?;
-        if self.0.iter().any(|other| other.id == slot.id) {
+        if self.slots.iter().any(|other| other.id == slot.id) {
             return Err(SlotError::DuplicateId);
         }
-        let index = self.0.partition_point(|other| other.gpa <= slot.gpa);
-        let before = index.checked_sub(1).and_then(|before| self.0.get(before));
+        let index = self.slots.partition_point(|other| other.gpa <= slot.gpa);
+        let before = index.checked_sub(1).and_then(|before| self.slots.get(before));
         if let Some(before) = before.filter(|before| before.last() >= slot.gpa) {
             return Err(SlotError::Overlap(before.id));
         }
-        if let Some(after) = self.0.get(index).filter(|after| slot.last() >= after.gpa) {
+        if let Some(after) = self.slots.get(index).filter(|after| slot.last() >= after.gpa) {
             return Err(SlotError::Overlap(after.id));
         }
-        self.0.try_insert(index, slot).map_err(|_| SlotError::Full)
+        self.slots.try_insert(index, slot).map_err(|_| SlotError::Full)?;
+        self.stamp = ListStamp::next();
+        Ok(())
     }
 
     pub(crate) fn remove(&mut self, id: SlotId) -> Result<Slot, SlotError> {
-        let index = self.0.iter().position(|slot| slot.id == id).ok_or(SlotError::UnknownId)?;
-        self.0.pop_at(index).ok_or(SlotError::UnknownId)
+        let index = self.slots.iter().position(|slot| slot.id == id).ok_or(SlotError::UnknownId)?;
+        let removed = self.slots.pop_at(index).ok_or(SlotError::UnknownId)?;
+        self.stamp = ListStamp::next();
+        Ok(removed)
     }
 }
 

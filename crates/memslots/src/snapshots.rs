@@ -51,6 +51,7 @@ impl<T: Clone> Snapshots<T> {
     }
 
     /// Pins the current copy. Wait-free.
+    #[inline]
     pub(crate) fn pin(&self) -> Pin<'_, T> {
         // Pairs with the swap in `publish`.
         let state = self.state.fetch_add(1, Acquire);
@@ -85,6 +86,7 @@ pub(crate) struct Pin<'a, T> {
 }
 
 impl<T> Pin<'_, T> {
+    #[inline]
     pub(crate) fn read<R>(&self, read: impl FnOnce(&T) -> R) -> R {
         self.snapshots.copies[self.index].with(|copy| {
             // SAFETY: a pinned copy is not written until its readers have left (b is before D).
@@ -94,6 +96,7 @@ impl<T> Pin<'_, T> {
 }
 
 impl<T> Drop for Pin<'_, T> {
+    #[inline]
     fn drop(&mut self) {
         // Pairs with the load in `is_drained`.
         self.snapshots.left[self.index].fetch_add(1, Release);

@@ -1,9 +1,9 @@
 //! What happens on each vector.
 
-use core::arch::global_asm;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::arch::{asm, global_asm};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::guarded::{self, FAULTED};
+use crate::guarded::{self, FAULTED, guarded};
 use crate::{apic, report, tables};
 
 /// Wakes the second processor for its job.
@@ -143,6 +143,8 @@ static COUNTS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
 static NMI_DEPTH: AtomicU32 = AtomicU32::new(0);
 static NMI_DEPTH_MAX: AtomicU32 = AtomicU32::new(0);
 static NMI_RESEND: AtomicU32 = AtomicU32::new(0);
+/// Whether the next NMI's handler is to run into an IRET that faults.
+static NMI_FAULT: AtomicBool = AtomicBool::new(false);
 
 /// How often `vector` has been taken.
 pub(crate) fn count(vector: u8) -> u32 {
@@ -162,6 +164,11 @@ pub(crate) fn nmi_depth_max() -> u32 {
 /// Has the NMI handler send so many more to its own processor, one per NMI.
 pub(crate) fn resend_nmis(count: u32) {
     NMI_RESEND.store(count, Ordering::Release);
+}
+
+/// Has the next NMI's handler send another one to its own processor, then execute an IRET that faults.
+pub(crate) fn fault_in_nmi() {
+    NMI_FAULT.store(true, Ordering::Release);
 }
 
 /// Address of the code for a vector.
@@ -214,4 +221,26 @@ fn on_nmi() {
         }
     }
     NMI_DEPTH.fetch_sub(1, Ordering::AcqRel);
+    if NMI_FAULT.swap(false, Ordering::AcqRel) {
+        apic::send_nmi(apic::id());
+        faulting_iret();
+    }
+}
+
+/// An IRET to a null code segment: #GP. A trap flag that the fault's handler were to restore would raise #DB
+/// afterwards, where none is expected.
+fn faulting_iret() {
+    // SAFETY: it faults, and goes on with the stack that R9 kept.
+    unsafe {
+        asm!(
+            "mov r9, rsp",
+            "push {ss}", "push r9", "push 2", "push 0",
+            "lea r11, [rip + 3f]", "push r11",
+            "xor r11d, r11d",
+            guarded!("iretq"),
+            "mov rsp, r9",
+            ss = const tables::KERNEL_DATA,
+            out("r9") _, out("r10") _, out("r11") _,
+        );
+    }
 }

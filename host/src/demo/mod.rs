@@ -3,10 +3,10 @@
 mod measure;
 mod table;
 
-use crate::machine::spec::Clock;
 use crate::cli::DemoArgs;
 use crate::machine::process::{End, Machine};
 use crate::machine::signals::Signals;
+use crate::machine::spec::Clock;
 use crate::results::{self, Samples, Subject};
 use crate::run::{CONSOLE, conclude};
 use crate::vm::{Guest, Hypervisor, StockGuest};

@@ -46,6 +46,8 @@ pub(super) enum Expect {
 pub(super) enum ProbeEnd {
     /// It reports that the test passed and switches itself off.
     Passed,
+    /// The same of all its tests, some of which need a second processor.
+    AllPassed,
     /// It shuts down by triple fault, and the log has its registers.
     TripleFault,
 }
@@ -83,7 +85,7 @@ const fn tool(
 
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
 
-pub(super) const CASES: [Case; 18] = [
+pub(super) const CASES: [Case; 20] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -129,6 +131,11 @@ pub(super) const CASES: [Case; 18] = [
         about: "a hypercall from ring 3 is #UD for the guest",
         body: Body::Probe("ring3_hypercall", ProbeEnd::Passed),
     },
+    Case {
+        name: "probe_all",
+        about: "what else a guest can do wrong comes to what the manuals say",
+        body: Body::Probe("all", ProbeEnd::AllPassed),
+    },
     stock(
         "flush_hypercall_line_in_the_log",
         "Linux finds and uses the flush hypercalls",
@@ -151,6 +158,14 @@ pub(super) const CASES: [Case; 18] = [
         (8, 2),
         FlushMode::Hypercall,
         "test \"$(nproc)\" = 8",
+        Expect::Success,
+    ),
+    stock(
+        "nproc_is_32",
+        "sixteen vCPUs to a CPU come up as well",
+        (32, 2),
+        FlushMode::Hypercall,
+        "test \"$(nproc)\" = 32",
         Expect::Success,
     ),
     stock(

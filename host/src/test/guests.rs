@@ -3,9 +3,9 @@
 use super::Tally;
 use super::cases::{Body, Case, Expect, ProbeEnd, Stock, TestFile};
 use super::progress::Progress;
-use crate::machine::spec::Clock;
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
+use crate::machine::spec::Clock;
 use crate::run::{CONSOLE, tail};
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
@@ -122,17 +122,18 @@ impl Lab<'_> {
     }
 
     fn probe(&self, name: &str, end: ProbeEnd) -> Result<()> {
+        let processors = if matches!(end, ProbeEnd::AllPassed) { 2 } else { 1 };
         let guest = Guest {
             kernel: made(&self.probe)?.clone(),
             initrd: None,
             cmdline: format!("test={name}"),
-            vcpus: 1,
+            vcpus: processors,
             memory: 64 * MIB,
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Exit,
         };
         guest.check()?;
-        let outcome = self.boot(&guest, 1, |_, _| Ok(Flow::Continue))?;
+        let outcome = self.boot(&guest, processors, |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || match end {
             ProbeEnd::TripleFault => {
                 expect_end(&outcome, ExitCode::GuestTripleFault)?;
@@ -144,6 +145,17 @@ impl Lab<'_> {
                 let report = outcome.reports.iter().find(|report| report["test"] == name);
                 let report = report.with_context(|| format!("no report of {name}"))?;
                 ensure!(report["result"] == "pass", "the guest says: {}", report["why"]);
+                Ok(())
+            }
+            ProbeEnd::AllPassed => {
+                let reports = || outcome.reports.iter().filter(|report| report["test"].is_string());
+                let failures: Vec<_> = reports()
+                    .filter(|report| report["result"] != "pass")
+                    .map(|report| format!("fail {}: {}", report["test"], report["why"]))
+                    .collect();
+                ensure!(failures.is_empty(), "the guest says:\n{}", failures.join("\n"));
+                expect_end(&outcome, ExitCode::GuestPowerOff)?;
+                ensure!(reports().next().is_some(), "the guest ran no test");
                 Ok(())
             }
         })

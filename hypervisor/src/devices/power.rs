@@ -15,17 +15,8 @@ pub const SLEEP_TYPE_S5: u8 = 5;
 /// reset; on a hardware-reduced platform without EFI it tries nothing else.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// What lies there: `mov dx, RESET; mov al, RESET_VALUE; out dx, al; hlt; jmp` back to the `hlt`.
-pub const RESET_CODE: [u8; 9] = [
-    0xba,
-    RESET.to_le_bytes()[0],
-    RESET.to_le_bytes()[1],
-    0xb0,
-    RESET_VALUE,
-    0xee,
-    0xf4,
-    0xeb,
-    0xfd,
-];
+pub const RESET_CODE: [u8; 9] =
+    [0xba, RESET.to_le_bytes()[0], RESET.to_le_bytes()[1], 0xb0, RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd];
 
 const SLP_EN: u8 = 1 << 5;
 const SLP_TYP_SHIFT: u8 = 2;

@@ -18,6 +18,8 @@ pub struct Vp {
     assist_page: PageMsr,
     eoi_assist: EoiAssist,
     timers: [Stimer; STIMERS],
+    /// The earliest expiration of a timer; `u64::MAX` if none will come.
+    due_tsc: u64,
 }
 
 impl Vp {
@@ -29,6 +31,7 @@ impl Vp {
             assist_page: PageMsr::new(),
             eoi_assist: EoiAssist::default(),
             timers: [Stimer::default(); STIMERS],
+            due_tsc: u64::MAX,
         }
     }
 
@@ -89,6 +92,7 @@ impl Vp {
                 } else {
                     timer.set_config(value, partition.clock(), now)?;
                 }
+                self.find_due();
                 Ok(MsrEffect::Timers)
             }
             msr::EOI | msr::VP_INDEX => Err(GpFault),
@@ -99,14 +103,29 @@ impl Vp {
     /// The partition's TSC at the earliest expiration of a synthetic timer. It may be past: then
     /// [`Vp::expire`] has something to return.
     pub fn next_deadline_tsc(&self) -> Option<u64> {
-        self.timers.iter().filter_map(Stimer::deadline_tsc).min()
+        (self.due_tsc != u64::MAX).then_some(self.due_tsc)
+    }
+
+    fn find_due(&mut self) {
+        self.due_tsc = self.timers.iter().filter_map(Stimer::deadline_tsc).min().unwrap_or(u64::MAX);
     }
 
     /// The vectors to request at the own local APIC, fixed and edge-triggered, for the timers that have
     /// expired by the partition's TSC `now`; each once.
+    #[inline]
     pub fn expire(&mut self, partition: &Partition, now: u64) -> ArrayVec<u8, STIMERS> {
+        if now < self.due_tsc {
+            return ArrayVec::new();
+        }
         let clock = partition.clock();
-        self.timers.iter_mut().filter_map(|timer| timer.expire(clock, now)).collect()
+        let vectors = self.timers.iter_mut().filter_map(|timer| timer.expire(clock, now)).collect();
+        self.find_due();
+        vectors
+    }
+
+    /// Whether the guest has an assist page; without one there is nothing to arm.
+    pub fn has_assist_page(&self) -> bool {
+        self.assist_page.gpa().is_some()
     }
 
     /// Before an entry, after all that requests interrupts: if it returns an address, the EOI assist

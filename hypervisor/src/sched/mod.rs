@@ -146,6 +146,9 @@ impl Scheduler {
 
     /// A CPU that has at least two vCPUs fewer than `load`.
     fn emptier_than(&self, cpu: CpuIndex, load: usize) -> Option<CpuIndex> {
+        if self.cpus.len() == 1 {
+            return None;
+        }
         let (least, other) = self.others(cpu).map(|other| (self.queue(other).lock().load(), other)).min()?;
         (least + 2 <= load).then_some(other)
     }

@@ -124,3 +124,65 @@ fn h7_aligned_words_are_never_torn_by_a_guest_that_changes_them() {
         }
     });
 }
+
+#[test]
+fn a_record_sees_every_word_that_changes() {
+    let backing = Backing::new(2);
+    let memslots = memslots(&[backing.slot(1, 0)]);
+    let memory = memslots.memory();
+    let addresses = [Gpa(8), Gpa(2 * PAGE - 8), Gpa(0x800)];
+    for count in 0..=addresses.len() {
+        let mut record = memory.record::<3>();
+        for (value, gpa) in (1..).zip(addresses.into_iter().take(count)) {
+            memory.write_u64(gpa, value).unwrap();
+            assert_eq!(memory.read_recorded(gpa, &mut record), Ok(value));
+        }
+        assert!(memory.is_unchanged(&record));
+        for &gpa in &addresses[..count] {
+            let before = memory.read_u64(gpa).unwrap();
+            memory.write_u64(gpa, before | 1 << 63).unwrap();
+            assert!(!memory.is_unchanged(&record), "{gpa}");
+            memory.write_u64(gpa, before).unwrap();
+            assert!(memory.is_unchanged(&record));
+        }
+    }
+}
+
+#[test]
+fn a_record_takes_no_word_that_is_unaligned_unmapped_or_one_too_many() {
+    let backing = Backing::new(1);
+    let memslots = memslots(&[backing.slot(1, 0)]);
+    let memory = memslots.memory();
+    let mut record = memory.record::<1>();
+    let unaligned = |gpa| Err(AccessError::Unaligned { gpa: Gpa(gpa) });
+    assert_eq!(memory.read_recorded(Gpa(4), &mut record), unaligned(4));
+    assert_eq!(memory.read_recorded(Gpa(PAGE), &mut record), Err(AccessError::Unmapped { gpa: Gpa(PAGE) }));
+    assert_eq!(memory.read_recorded(Gpa(0), &mut record), Ok(0));
+    assert_eq!(memory.read_recorded(Gpa(8), &mut record), unaligned(8));
+    assert!(memory.is_unchanged(&record));
+}
+
+#[test]
+fn p10_what_was_located_is_void_after_the_slots_change_even_back() {
+    let (one, two) = (Backing::new(1), Backing::new(1));
+    let mut memslots = memslots(&[one.slot(1, 0)]);
+    let before = memslots.memory();
+    let mut record = before.record::<2>();
+    assert_eq!(before.read_recorded(Gpa(0), &mut record), Ok(0));
+    let place = before.locate(Gpa(0), 16).unwrap();
+    assert!(before.has_at(&place, 8, &[0; 8]) && !before.has_at(&place, 9, &[0; 8]));
+    assert!(!before.has_at(&place, usize::MAX, &[0; 2]) && !before.has_at(&place, 0, &[0, 1]));
+    drop(before);
+    // SAFETY: the backing lives as long as the slots and is accessed through them only.
+    unsafe { memslots.add(two.slot(2, 9)) }.unwrap();
+    let after = memslots.memory();
+    assert!(!after.is_unchanged(&record) && !after.has_at(&place, 0, &[0]));
+    // It begins anew with the slots of now.
+    assert_eq!(after.read_recorded(Gpa(9 * PAGE), &mut record), Ok(0));
+    assert!(after.is_unchanged(&record));
+    drop(after);
+    let mut other = Memslots::new(52);
+    // SAFETY: as above.
+    unsafe { other.add(one.slot(1, 0)) }.unwrap();
+    assert!(!other.memory().has_at(&place, 0, &[0]), "another address space");
+}

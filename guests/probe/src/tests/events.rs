@@ -5,10 +5,12 @@ use x86_64::instructions::interrupts;
 
 use crate::apic::{self, LVT_MASKED, LVT_PERIODIC, LVT_TSC_DEADLINE};
 use crate::guarded::{rdmsr, wrmsr};
-use crate::interrupts::{VECTOR_TEST, count, nmi_count, nmi_depth_max, resend_nmis};
+use crate::interrupts::{VECTOR_TEST, count, fault_in_nmi, nmi_count, nmi_depth_max, resend_nmis};
 use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure, failure};
 use crate::{clock, hypercall};
+
+const VECTOR_GP: u8 = 13;
 
 /// Within this time all that is to come has come.
 const PATIENCE_MS: u64 = 2000;
@@ -33,6 +35,12 @@ pub(super) fn nmi() -> Verdict {
     apic::send_nmi(apic::id());
     expect("within the handler", before + 14)?;
     ensure!(nmi_depth_max() == 1, "{} NMI handlers at once", nmi_depth_max());
+    // After an IRET that faults the handler's unblocks them.
+    let faults = count(VECTOR_GP);
+    fault_in_nmi();
+    apic::send_nmi(apic::id());
+    expect("behind an IRET that faults", before + 16)?;
+    ensure!(count(VECTOR_GP) == faults + 1, "{} faults instead of one", count(VECTOR_GP) - faults);
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use core::arch::asm;
 
 use x86_64::instructions::port::Port;
 
-use crate::guarded::{Fault, guarded};
+use crate::guarded::{Fault, guarded, wrmsr};
 use crate::paging::{self, PAGE, Page, WINDOW};
 use crate::report::{Verdict, ensure};
 
@@ -121,6 +121,33 @@ pub(super) fn string_io() -> Verdict {
     let narrow = string!(".byte 0x67, 0xf3, 0x6e", SCRATCH, buffer | 5 << 32, 0x5_0000_0002u64);
     ensure!(narrow.fault.is_ok(), "REP OUTSB with 32-bit addresses: {:x?}", narrow.fault);
     ensure!((narrow.index, narrow.left) == (buffer + 2, 0), "REP OUTSB with 32-bit addresses is wrong");
+    string_segments()
+}
+
+/// OUTS from other segments: in 64-bit code FS has a base, ES, CS, SS and DS have none. INS stores to ES in any case.
+fn string_segments() -> Verdict {
+    const FS_BASE: u32 = 0xc000_0100;
+    const BASE: u64 = 64;
+    let buffer = BUFFER.address();
+    let words: [u64; 512] = core::array::from_fn(|word| u64::from_le_bytes([word as u8; 8]));
+    BUFFER.write(&words);
+    // SAFETY: nothing here uses FS but the instructions below.
+    let set_base = |base| unsafe { wrmsr(FS_BASE, base) };
+    ensure!(set_base(BASE).is_ok(), "FS has no base");
+    let outs = [
+        ("FS", string!(".byte 0x64, 0x6e", SCRATCH, buffer, 0u64), input(SCRATCH, 1) as u8, (BASE / 8) as u8),
+        ("ES", string!(".byte 0x26, 0x6e", SCRATCH, buffer + 8, 0u64), input(SCRATCH, 1) as u8, 1),
+        ("SS", string!(".byte 0x36, 0x6e", SCRATCH, buffer + 16, 0u64), input(SCRATCH, 1) as u8, 2),
+    ];
+    let into = string!(".byte 0x64, 0x6c", SCRATCH, buffer + 24, 0u64);
+    ensure!(set_base(0).is_ok(), "FS keeps its base");
+    for (segment, out, read, wanted) in outs {
+        ensure!(out.fault.is_ok(), "OUTSB from {segment}: {:x?}", out.fault);
+        ensure!(read == wanted, "OUTSB from {segment} wrote {read:#x} instead of {wanted:#x}");
+    }
+    ensure!(into.fault.is_ok(), "INSB with an FS prefix: {:x?}", into.fault);
+    let (there, elsewhere) = (byte(24), byte(24 + BASE));
+    ensure!((there, elsewhere) == (2, 11), "INSB with an FS prefix stored {there:#x} and {elsewhere:#x}");
     Ok(())
 }
 

@@ -55,12 +55,8 @@ pub(super) unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
     let madt = tables.find_table::<Madt>().map_err(|_| "ACPI has no MADT, the list of CPUs")?;
     let fadt = tables.find_table::<Fadt>().map_err(|_| "ACPI has no FADT")?;
     let timer = fadt.pm_timer_block().ok().flatten().ok_or("ACPI has no power management timer")?;
-    let mut machine = Machine {
-        apic_ids: ArrayVec::new(),
-        io_apic: None,
-        serial_pin: 4,
-        pm_timer: timer.address as u16,
-    };
+    let mut machine =
+        Machine { apic_ids: ArrayVec::new(), io_apic: None, serial_pin: 4, pm_timer: timer.address as u16 };
     for entry in madt.get().entries() {
         match entry {
             MadtEntry::LocalApic(cpu) if cpu.flags & CPU_ENABLED != 0 => {

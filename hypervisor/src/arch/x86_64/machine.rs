@@ -15,8 +15,8 @@ use paging::{Amd64Nested, Level, PageTable};
 use spin::{Mutex, Once};
 use tar_no_std::TarArchiveRef;
 
-use super::flush::{FlushTargets, MemorySource};
 pub(super) use super::flush::FlushScratch;
+use super::flush::{FlushTargets, MemorySource};
 use super::interrupts::VECTOR_KICK;
 use super::memory::{self, FreeMemory, HeapTables};
 use super::overlay::Overlays;
@@ -180,7 +180,7 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     let nested = PageTable::new(HeapTables).expect("the heap has room for a table");
     let platform = hyperv::Platform {
         flush_hypercall: config.flush == config::FlushMode::Hypercall,
-        invariant_tsc: cpuid::answer(0x8000_0007, 0, NOBODY).edx & 1 << 8 != 0,
+        invariant_tsc: cpuid::host_has_invariant_tsc(),
         nested_paging: true,
         tsc_hz: clock::tsc_hz(),
         apic_hz: APIC_HZ,
@@ -198,7 +198,7 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         inbox: Inbox::new(),
         state: UnsafeCell::new(VcpuState::new(
             index,
-            cpuid::View { apic_id: index, vcpus: config.vcpus, osxsave: false },
+            cpuid::View { apic_id: index, vcpus: config.vcpus, osxsave: false, invariant_tsc: false },
             timer_clock,
             &permissions,
         )),
@@ -234,9 +234,6 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     MACHINE.call_once(|| machine);
     Ok(())
 }
-
-/// A view of CPUID that belongs to no vCPU.
-const NOBODY: cpuid::View = cpuid::View { apic_id: 0, vcpus: 1, osxsave: false };
 
 /// Takes memory for the guest and makes slots of it.
 fn back_memory(layout: &MemoryLayout, free: &mut FreeMemory) -> Result<Memslots, CreateError> {
@@ -441,7 +438,9 @@ impl Machine {
         let mut text = vec![0; CRASH_TEXT_MAX];
         let length = (message.len as usize).min(CRASH_TEXT_MAX);
         if self.memslots.memory().read(Gpa(message.gpa), &mut text[..length]).is_ok() {
-            for line in text[..length].split(|&byte| byte == b'\n' || byte == 0).filter(|line| !line.is_empty()) {
+            for line in
+                text[..length].split(|&byte| byte == b'\n' || byte == 0).filter(|line| !line.is_empty())
+            {
                 log::error!("  {}", line.escape_ascii());
             }
         }

@@ -41,9 +41,7 @@ unsafe extern "C" {
 
 /// Range between two symbols of the linker script.
 macro_rules! section {
-    ($start:ident, $end:ident) => {{
-        (&raw const $start).addr() as u64..(&raw const $end).addr() as u64
-    }};
+    ($start:ident, $end:ident) => {{ (&raw const $start).addr() as u64..(&raw const $end).addr() as u64 }};
 }
 
 /// RAM that is not used for anything yet.
@@ -136,7 +134,9 @@ pub(super) fn set_stacks(range: Range<u64>) {
 pub(super) fn is_stack(address: u64) -> bool {
     let Some(end) = address.checked_add(16) else { return false };
     let blocks = STACKS.0.load(Ordering::Relaxed)..STACKS.1.load(Ordering::Relaxed);
-    [blocks, section!(__data_start, __data_end)].iter().any(|stack| address >= stack.start && end <= stack.end)
+    [blocks, section!(__data_start, __data_end)]
+        .iter()
+        .any(|stack| address >= stack.start && end <= stack.end)
 }
 
 /// Page tables from the heap, mapped one to one.
@@ -169,11 +169,7 @@ static ROOT: AtomicU64 = AtomicU64::new(0);
 /// Builds the hypervisor's own tables.
 ///
 /// `ram` is all RAM, `devices` pages of registers, `blocks` the CPUs' blocks, whose guard pages stay unmapped.
-pub(super) fn build_tables(
-    ram: &[Range<u64>],
-    devices: &[u64],
-    blocks: Range<u64>,
-) -> Result<(), MapError> {
+pub(super) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u64>) -> Result<(), MapError> {
     let mut tables = PageTable::<Amd64Host, _>::new(HeapTables)?;
     let largest = if super::svm::cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M };
     for range in ram {
@@ -182,13 +178,17 @@ pub(super) fn build_tables(
         tables.map(start..end, PhysAddr(start), Permissions::RW, largest)?;
     }
     for &page in devices {
-        tables.map(page..page + PAGE, PhysAddr(page), Permissions::RW | Permissions::DEVICE, Level::Page4K)?;
+        tables.map(
+            page..page + PAGE,
+            PhysAddr(page),
+            Permissions::RW | Permissions::DEVICE,
+            Level::Page4K,
+        )?;
     }
     // SAFETY: these tables are not in any CR3 yet, so nothing of them is cached anywhere.
     let never_walked = unsafe { NeverWalked::new() };
-    let settle = |gather: Gather<HeapTables>| {
-        gather.release(&never_walked).map(drop).map_err(|_| MapError::Raced)
-    };
+    let settle =
+        |gather: Gather<HeapTables>| gather.release(&never_walked).map(drop).map_err(|_| MapError::Raced);
     settle(tables.protect(section!(__text_start, __text_end), Permissions::RX)?)?;
     settle(tables.protect(section!(__rodata_start, __rodata_end), Permissions::R)?)?;
     settle(tables.unmap(0..PAGE)?)?;

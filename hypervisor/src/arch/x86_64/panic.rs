@@ -166,4 +166,3 @@ fn lookup(address: u64) -> Option<(&'static str, u64)> {
     }
     best
 }
-

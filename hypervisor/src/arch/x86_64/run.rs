@@ -183,7 +183,6 @@ impl Context<'_, '_> {
                 continue;
             }
             let next = self.handle_exit();
-            self.state.check_iret();
             if let Some(leave) = self.go_on(next) {
                 return leave;
             }
@@ -246,7 +245,9 @@ impl Context<'_, '_> {
         match next {
             Next::Resume => None,
             Next::Timers | Next::Halt => self.attend(),
-            Next::Yield if self.vm.sched.has_waiting(self.cpu.index) => Some(Leave::PutBack(PutBack::Yielded)),
+            Next::Yield if self.vm.sched.has_waiting(self.cpu.index) => {
+                Some(Leave::PutBack(PutBack::Yielded))
+            }
             Next::Yield => None,
             Next::Reset => match self.vm.reset_policy() {
                 ResetPolicy::Exit => panic::exit(ExitCode::GuestReset),

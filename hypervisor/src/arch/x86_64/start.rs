@@ -8,8 +8,8 @@ use arrayvec::ArrayVec;
 use coherence::CpuId;
 use coherence::asid::AsidAllocator;
 use hostlink::exit::ExitCode;
-use pvh::start_info::reader::StartInfoReader;
 use pvh::start_info::MemmapType;
+use pvh::start_info::reader::StartInfoReader;
 
 use super::memory::{self, FreeMemory};
 use super::percpu::{self, BLOCK_SIZE, PerCpu};

@@ -212,9 +212,9 @@ impl Lapic {
     /// it, call [`Self::eoi`] before anything else is asked of this local APIC.
     #[must_use]
     pub fn can_lazy_eoi(&self, vector: u8) -> bool {
-        let mut only = VectorSet::EMPTY;
-        only.insert(vector);
-        self.isr == only && self.irr.is_empty() && !self.tmr.contains(vector)
+        let mut others = self.isr;
+        let is_in_service = others.remove(vector);
+        is_in_service && others.is_empty() && self.irr.is_empty() && !self.tmr.contains(vector)
     }
 
     /// The TSC value at which the timer wants [`Self::expire`]. It may have passed already.

@@ -2,16 +2,26 @@
 
 /// A set of the 256 interrupt vectors: the shape of IRR, ISR and TMR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VectorSet([u64; 4]);
+pub struct VectorSet {
+    words: [u64; 4],
+    /// Bit n is set if word n is not zero: the sets are asked for their highest vector at every entry.
+    used: u8,
+}
 
 impl VectorSet {
     /// The empty set.
-    pub const EMPTY: Self = Self([0; 4]);
+    pub const EMPTY: Self = Self { words: [0; 4], used: 0 };
 
     /// A set from its words, vector 0 in bit 0 of the first.
     #[must_use]
     pub const fn from_words(words: [u64; 4]) -> Self {
-        Self(words)
+        let mut used = 0;
+        let mut word = 0;
+        while word < words.len() {
+            used |= ((words[word] != 0) as u8) << word;
+            word += 1;
+        }
+        Self { words, used }
     }
 
     const fn place(vector: u8) -> (usize, u64) {
@@ -21,14 +31,18 @@ impl VectorSet {
     /// Adds `vector`.
     pub const fn insert(&mut self, vector: u8) {
         let (word, bit) = Self::place(vector);
-        self.0[word] |= bit;
+        self.words[word] |= bit;
+        self.used |= 1 << word;
     }
 
     /// Takes `vector` out; whether it was there.
     pub const fn remove(&mut self, vector: u8) -> bool {
         let (word, bit) = Self::place(vector);
-        let present = self.0[word] & bit != 0;
-        self.0[word] &= !bit;
+        let present = self.words[word] & bit != 0;
+        self.words[word] &= !bit;
+        if self.words[word] == 0 {
+            self.used &= !(1 << word);
+        }
         present
     }
 
@@ -36,20 +50,23 @@ impl VectorSet {
     #[must_use]
     pub const fn contains(&self, vector: u8) -> bool {
         let (word, bit) = Self::place(vector);
-        self.0[word] & bit != 0
+        self.words[word] & bit != 0
     }
 
     /// Whether there is none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.0[0] | self.0[1] | self.0[2] | self.0[3] == 0
+        self.used == 0
     }
 
     /// The highest vector, which is the one of highest priority.
     #[must_use]
+    #[inline]
     pub fn highest(&self) -> Option<u8> {
-        let word = self.0.iter().rposition(|&word| word != 0)?;
-        Some((word as u32 * 64 + self.0[word].ilog2()) as u8)
+        let word = self.used.checked_ilog2()?;
+        // At most three, which the compiler cannot know.
+        let bit = self.words[word as usize & 3].checked_ilog2()?;
+        Some((word << 6 | bit) as u8)
     }
 
     /// The vectors in ascending order.
@@ -60,27 +77,23 @@ impl VectorSet {
     /// Register `index` (0 to 7) of the eight 32-bit registers that show the set to the guest.
     #[must_use]
     pub fn register(&self, index: usize) -> u32 {
-        self.0.get(index / 2).map_or(0, |word| (word >> (index % 2 * 32)) as u32)
+        self.words.get(index / 2).map_or(0, |word| (word >> (index % 2 * 32)) as u32)
     }
 
     /// Adds all of `other`.
     pub fn union(&mut self, other: Self) {
-        for (word, more) in self.0.iter_mut().zip(other.0) {
-            *word |= more;
-        }
+        *self = Self::from_words(core::array::from_fn(|word| self.words[word] | other.words[word]));
     }
 
     /// Takes all of `other` out.
     pub fn subtract(&mut self, other: Self) {
-        for (word, less) in self.0.iter_mut().zip(other.0) {
-            *word &= !less;
-        }
+        *self = Self::from_words(core::array::from_fn(|word| self.words[word] & !other.words[word]));
     }
 
     /// What both hold.
     #[must_use]
     pub fn intersection(self, other: Self) -> Self {
-        Self(core::array::from_fn(|word| self.0[word] & other.0[word]))
+        Self::from_words(core::array::from_fn(|word| self.words[word] & other.words[word]))
     }
 }
 

@@ -3,7 +3,7 @@
 //! A guest sees the processor that it runs on, less what the hypervisor does not provide, plus what it
 //! provides by itself (x2APIC, TSC deadline, the Hyper-V leaves). Every bit that is shown works.
 
-use core::arch::x86_64::{CpuidResult, __cpuid, __cpuid_count};
+use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 
 const EMPTY: CpuidResult = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
 
@@ -13,7 +13,8 @@ const MAX_EXTENDED: u32 = 0x8000_001e;
 
 mod leaf1 {
     // ECX: MONITOR, VMX, SMX, EIST, TM2, SDBG, PDCM, DCA, OSXSAVE (follows CR4).
-    pub(super) const ECX_HIDDEN: u32 = 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 15 | 1 << 18 | 1 << 27;
+    pub(super) const ECX_HIDDEN: u32 =
+        1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 15 | 1 << 18 | 1 << 27;
     pub(super) const ECX_OSXSAVE: u32 = 1 << 27;
     // x2APIC, TSC deadline, hypervisor present: ours.
     pub(super) const ECX_SHOWN: u32 = 1 << 21 | 1 << 24 | 1 << 31;
@@ -25,8 +26,25 @@ mod leaf1 {
 mod leaf7 {
     // EBX: FSGSBASE, TSC_ADJUST (ours), BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, AVX-512 F/DQ/IFMA, RDSEED, ADX,
     // SMAP, CLFLUSHOPT, CLWB, AVX-512 CD, SHA, AVX-512 BW/VL.
-    pub(super) const EBX_KEPT: u32 = 1 | 1 << 3 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 16 | 1 << 17
-        | 1 << 18 | 1 << 19 | 1 << 20 | 1 << 21 | 1 << 23 | 1 << 24 | 1 << 28 | 1 << 29 | 1 << 30 | 1 << 31;
+    pub(super) const EBX_KEPT: u32 = 1
+        | 1 << 3
+        | 1 << 5
+        | 1 << 7
+        | 1 << 8
+        | 1 << 9
+        | 1 << 10
+        | 1 << 16
+        | 1 << 17
+        | 1 << 18
+        | 1 << 19
+        | 1 << 20
+        | 1 << 21
+        | 1 << 23
+        | 1 << 24
+        | 1 << 28
+        | 1 << 29
+        | 1 << 30
+        | 1 << 31;
     pub(super) const EBX_TSC_ADJUST: u32 = 1 << 1;
     // ECX: AVX-512 VBMI, UMIP, AVX-512 VBMI2, GFNI, VAES, VPCLMULQDQ, VNNI, BITALG, VPOPCNTDQ, RDPID.
     pub(super) const ECX_KEPT: u32 =
@@ -38,8 +56,21 @@ mod leaf7 {
 mod extended1 {
     // ECX: SVM, extended APIC space, OSVW, IBS, SKINIT, WDT, LWP, NodeId, topology extensions, performance counters,
     // DBX, PTSC, MWAITX.
-    pub(super) const ECX_HIDDEN: u32 = 1 << 2 | 1 << 3 | 1 << 9 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 19
-        | 1 << 22 | 1 << 23 | 1 << 24 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 29;
+    pub(super) const ECX_HIDDEN: u32 = 1 << 2
+        | 1 << 3
+        | 1 << 9
+        | 1 << 10
+        | 1 << 12
+        | 1 << 13
+        | 1 << 15
+        | 1 << 19
+        | 1 << 22
+        | 1 << 23
+        | 1 << 24
+        | 1 << 26
+        | 1 << 27
+        | 1 << 28
+        | 1 << 29;
     pub(super) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14;
 }
 
@@ -52,6 +83,8 @@ pub(crate) struct View {
     pub(crate) vcpus: u32,
     /// CR4.OSXSAVE.
     pub(crate) osxsave: bool,
+    /// The guest has asked to be shown that its TSC is invariant, and it is.
+    pub(crate) invariant_tsc: bool,
 }
 
 impl View {
@@ -88,8 +121,8 @@ pub(crate) fn answer(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
         }
         // Brand string, caches, TLBs.
         0x8000_0002..=0x8000_0006 | 0x8000_0019 | 0x8000_001a => __cpuid(leaf),
-        // Invariant TSC.
-        0x8000_0007 => CpuidResult { edx: __cpuid(leaf).edx & 1 << 8, ..EMPTY },
+        // The invariant TSC, which a Hyper-V guest has to ask for.
+        0x8000_0007 => CpuidResult { edx: u32::from(view.invariant_tsc) << 8, ..EMPTY },
         0x8000_0008 => capacities(view),
         _ => EMPTY,
     }
@@ -160,7 +193,8 @@ pub(crate) fn guest_cr4_mask() -> u64 {
     let seven = features();
     let bit = |condition: bool, bit: u32| if condition { 1u64 << bit } else { 0 };
     // VME to PCE, FXSAVE and SIMD exceptions: every processor with long mode has them.
-    0x7ff | bit(seven.ecx & 1 << 2 != 0, 11)
+    0x7ff
+        | bit(seven.ecx & 1 << 2 != 0, 11)
         | bit(seven.ebx & 1 != 0, 16)
         | bit(one.ecx & 1 << 17 != 0, 17)
         | bit(one.ecx & 1 << 26 != 0, 18)
@@ -171,6 +205,24 @@ pub(crate) fn guest_cr4_mask() -> u64 {
 /// Width of physical addresses in bits.
 pub(crate) fn physical_address_bits() -> u32 {
     __cpuid(0x8000_0008).eax & 0xff
+}
+
+/// Whether the TSC counts at one rate whatever the processor does. QEMU's emulation does not say so in its
+/// CPUID, but it takes the TSC from the host's clock, or counts instructions: the rate is constant.
+pub(crate) fn host_has_invariant_tsc() -> bool {
+    const INVARIANT: u32 = 1 << 8;
+    __cpuid(0x8000_0007).edx & INVARIANT != 0 || host_is_tcg()
+}
+
+/// Whether this machine is QEMU's emulation: the signature in the hypervisor leaves.
+fn host_is_tcg() -> bool {
+    let is_virtual = __cpuid(1).ecx & 1 << 31 != 0;
+    let leaf = __cpuid(0x4000_0000);
+    let part = u32::from_le_bytes(*b"TCGT");
+    is_virtual
+        && leaf.ebx == part
+        && leaf.ecx == u32::from_le_bytes(*b"CGTC")
+        && leaf.edx == u32::from_le_bytes(*b"GTCG")
 }
 
 /// Whether the machine has an x2APIC.

@@ -17,7 +17,6 @@ impl Context<'_, '_> {
     /// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked
     /// at first, and returns false.
     pub(crate) fn enter(&mut self) -> bool {
-        self.take_flush();
         if self.state.prepare_events().is_some() {
             self.count(Counter::IrqInjected);
         }
@@ -40,6 +39,8 @@ impl Context<'_, '_> {
         let Ok(in_guest) = self.owner.try_enter(CpuId(self.cpu.index)) else {
             open_interrupt_window();
             self.settle_lazy_eoi();
+            // Not before: the entry that no request stops need not look for one twice.
+            self.take_flush();
             return false;
         };
         // SAFETY: both VMCBs are complete, the registers are this vCPU's; the nested tables map its memory only.
@@ -74,6 +75,9 @@ impl Context<'_, '_> {
 
     /// Tells the guest that it need not write the end-of-interrupt register, where nothing would follow from it.
     fn offer_lazy_eoi(&mut self) {
+        if !self.state.hyperv.has_assist_page() {
+            return;
+        }
         let lapic = &self.state.lapic;
         let Some(vector) = lapic.highest_isr() else { return };
         let nothing_follows = lapic.can_lazy_eoi(vector);

@@ -12,10 +12,10 @@ use super::super::overlay::Overlays;
 use super::super::percpu::PerCpu;
 use super::entry::{R8, RAX, RBX, RCX, RDI, RDX, RSI};
 use super::fpu;
-use super::instruction::{decode_control_write, length};
+use super::instruction::{FetchError, decode_control_write, length};
 use super::msr::Written;
 use super::state::{Activity, VcpuState};
-use super::vmcb::{Vmcb, clean, event, exit, vintr};
+use super::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
 use super::{cpuid, instruction};
 use crate::devices::lapic::Effect;
 use crate::devices::platform::{Output, PortSize, SerialPort};
@@ -65,15 +65,15 @@ impl Context<'_, '_> {
         look: impl FnOnce(&mut VcpuState, &GuestMemory<'_>) -> R,
     ) -> R {
         let section = loop {
-            // A flush that pends is only noted here: the walk below starts from memory, not from any cache.
+            // The borrow of the owner ends with the section; `look` gets everything but the owner.
+            if let Ok(section) = self.owner.begin_translation() {
+                break section;
+            }
+            // A flush pends. It is only noted here: the walk below starts from memory, not from any cache.
             if let Some(work) = self.owner.take_flush() {
                 self.state.asid.owe_flush();
                 self.vm.count(self.vcpu.index, Counter::FlushWhole, 1);
                 work.complete();
-            }
-            // The borrow of the owner ends with the section; `look` gets everything but the owner.
-            if let Ok(section) = self.owner.begin_translation() {
-                break section;
             }
         };
         let result = look(self.state, &self.vm.memslots.memory());
@@ -88,16 +88,20 @@ impl Context<'_, '_> {
         vmcb.rip = if vmcb.is_64bit() { next } else { next & 0xffff_ffff };
         vmcb.interrupt_shadow &= !1;
         if vmcb.rflags & RFLAGS_TF != 0 {
-            vmcb.dr6 |= DR6_SINGLE_STEP;
-            vmcb.mark_dirty(clean::ALL);
-            self.state.exception = Some(event::VALID | event::TYPE_EXCEPTION | VECTOR_DB);
+            self.state.raise_debug(DR6_SINGLE_STEP);
         }
+    }
+
+    /// Length of the instruction at RIP, which is usually encoded as `usual`.
+    #[inline(never)] // Nearly every exit comes here: one small frame instead of one section per handler.
+    fn length_at_rip(&mut self, usual: &[u8]) -> Result<u64, FetchError> {
+        self.with_translation(|state, memory| length(&state.vmcb, memory, &mut state.code, usual))
     }
 
     /// Goes on behind the instruction that is usually encoded as `usual`, after `act` has done its work. If the
     /// instruction cannot be read any more, the guest gets the fault and nothing is done.
     fn complete(&mut self, usual: &[u8], act: impl FnOnce(&mut Self) -> Next) -> Next {
-        match self.with_translation(|state, memory| length(&state.vmcb, memory, usual)) {
+        match self.length_at_rip(usual) {
             Ok(length) => {
                 let next = act(self);
                 if self.state.exception.is_none() {
@@ -113,9 +117,11 @@ impl Context<'_, '_> {
     }
 
     /// Handles the exit that the VMCB describes.
+    #[inline(always)] // It has one caller, and saves that one's registers for nothing otherwise.
     pub(crate) fn handle_exit(&mut self) -> Next {
         let code = self.state.vmcb.exit_code;
         self.count(counter_of(&self.state.vmcb));
+        self.state.end_step();
         match code {
             exit::INTR | exit::NMI | exit::SMI | exit::INIT => Next::Resume,
             exit::VINTR => {
@@ -129,7 +135,7 @@ impl Context<'_, '_> {
                 Next::Resume
             }
             exit::MSR => self.on_msr(),
-            exit::VMMCALL => self.on_hypercall(),
+            exit::VMMCALL => self.complete(&[0x0f, 0x01, 0xd9], Self::on_hypercall),
             exit::IOIO => self.on_port(),
             exit::CPUID => self.complete(&[0x0f, 0xa2], Self::on_cpuid),
             exit::HLT => self.complete(&[0xf4], |context| {
@@ -138,7 +144,8 @@ impl Context<'_, '_> {
             }),
             exit::PAUSE => self.complete(&[0xf3, 0x90], |_| Next::Yield),
             exit::IRET => {
-                self.state.on_iret();
+                // The next entry steps over it.
+                self.state.nmi.at_iret = true;
                 Next::Resume
             }
             exit::WBINVD => self.complete(&[0x0f, 0x09], |_| Next::Resume),
@@ -149,6 +156,12 @@ impl Context<'_, '_> {
             exit::RDPMC => self.protection_fault(),
             exit::INVALID => panic!("VMRUN refuses the VMCB of vCPU {}", self.vcpu.index),
             exit::EXCEPTION_MC => panic!("machine check while vCPU {} ran", self.vcpu.index),
+            // The end of a step; what the guest is to see of it has been raised.
+            exit::EXCEPTION_DB => Next::Resume,
+            exit::EXCEPTION_0..=exit::EXCEPTION_31 => {
+                self.state.reflect_exception();
+                Next::Resume
+            }
             exit::TASK_SWITCH | exit::FERR_FREEZE => {
                 log::warn!("vCPU {}: exit {code:#x} is not emulated", self.vcpu.index);
                 self.protection_fault()
@@ -183,7 +196,12 @@ impl Context<'_, '_> {
         let (eax, ebx, ecx, edx) = match hyperv::cpuid::leaf(leaf, self.vm.partition.platform()) {
             Some(leaf) => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx),
             None => {
-                let view = cpuid::View { osxsave: self.state.vmcb.cr4 & CR4_OSXSAVE != 0, ..self.state.view };
+                let view = cpuid::View {
+                    osxsave: self.state.vmcb.cr4 & CR4_OSXSAVE != 0,
+                    // Asked only where it is shown: it takes a lock.
+                    invariant_tsc: leaf == 0x8000_0007 && self.vm.partition.shows_invariant_tsc(),
+                    ..self.state.view
+                };
                 let answer = cpuid::answer(leaf, subleaf, view);
                 (answer.eax, answer.ebx, answer.ecx, answer.edx)
             }
@@ -420,9 +438,8 @@ impl Context<'_, '_> {
             long_mode_64: vmcb.is_64bit(),
         };
         let r = &self.state.registers.0;
-        let mut gprs = Gprs {
-            rax: r[RAX], rbx: r[RBX], rcx: r[RCX], rdx: r[RDX], rsi: r[RSI], rdi: r[RDI], r8: r[R8],
-        };
+        let mut gprs =
+            Gprs { rax: r[RAX], rbx: r[RBX], rcx: r[RCX], rdx: r[RDX], rsi: r[RSI], rdi: r[RDI], r8: r[R8] };
         let outcome = hyperv::hypercall::handle(
             &caller,
             &gprs,
@@ -440,20 +457,15 @@ impl Context<'_, '_> {
             }
             Outcome::GeneralProtection => return self.protection_fault(),
         };
-        self.complete(&[0x0f, 0x01, 0xd9], |context| {
-            gprs.set_result(&caller, result);
-            let registers = &mut context.state.registers.0;
-            registers[RAX] = gprs.rax;
-            registers[RDX] = gprs.rdx;
-            next
-        })
+        gprs.set_result(&caller, result);
+        let registers = &mut self.state.registers.0;
+        registers[RAX] = gprs.rax;
+        registers[RDX] = gprs.rdx;
+        next
     }
 }
 
 const CR4_OSXSAVE: u64 = 1 << 18;
-const RFLAGS_TF: u64 = 1 << 8;
-const DR6_SINGLE_STEP: u64 = 1 << 14;
-const VECTOR_DB: u64 = 1;
 
 fn counter_of(vmcb: &Vmcb) -> Counter {
     match vmcb.exit_code {

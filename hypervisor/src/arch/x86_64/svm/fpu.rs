@@ -93,7 +93,8 @@ impl FpuState {
         let layout = Layout::from_size_align(SIZE.load(Ordering::Relaxed) as usize, 64)
             .expect("the processor's area is a valid layout");
         // SAFETY: the size is not zero.
-        let area = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        let area =
+            NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         let mut state = Self { area, xcr0: XCR0_RESET };
         state.reset();
         state

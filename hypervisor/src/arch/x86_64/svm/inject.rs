@@ -1,12 +1,14 @@
 //! Getting events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20 and 15.21.
 
+use super::super::machine;
+use super::super::percpu::PerCpu;
 use super::state::{Activity, VcpuState};
-use super::vmcb::{CR0_PE, RFLAGS_IF, clean, event, vintr};
+use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, RFLAGS_IF, clean, event, vintr};
 
-/// Write intercept of CR8, and the intercept of IRET.
+/// Write intercept of CR8.
 const CR_WRITE_8: u32 = 1 << (16 + 8);
-const INTERCEPT_IRET: u32 = 1 << 20;
 
+const VECTOR_DB: u64 = 1;
 const VECTOR_UD: u64 = 6;
 const VECTOR_GP: u64 = 13;
 const VECTOR_PF: u64 = 14;
@@ -32,6 +34,13 @@ impl VcpuState {
         self.exception = Some(code | u64::from(error) << 32);
     }
 
+    /// Raises #DB behind the instruction that has been completed, with these bits in DR6.
+    pub(crate) fn raise_debug(&mut self, bits: u64) {
+        self.vmcb.dr6 = self.vmcb.dr6 & !DR6_BREAKPOINTS | bits;
+        self.vmcb.mark_dirty(clean::ALL);
+        self.exception = Some(event::VALID | event::TYPE_EXCEPTION | VECTOR_DB);
+    }
+
     /// An exit cut the delivery of an event short: it is delivered again. Software interrupts and
     /// breakpoints are not, because their instruction is executed again.
     pub(crate) fn recover_event(&mut self) {
@@ -48,6 +57,8 @@ impl VcpuState {
     /// Fills in the event for the next entry, or arranges for an exit as soon as the guest can take one.
     /// Returns the vector of an interrupt that goes in.
     pub(crate) fn prepare_events(&mut self) -> Option<u8> {
+        // There may be one from an entry that did not come about.
+        self.end_step();
         let mut injected = None;
         if let Some(exception) = self.exception.take() {
             // An exception while an event was being delivered: what was cut short is an interrupt, which comes
@@ -56,6 +67,13 @@ impl VcpuState {
             self.vmcb.event_injection = exception;
         } else if self.vmcb.event_injection & event::VALID == 0 {
             injected = self.inject_next();
+        }
+        if self.nmi.at_iret {
+            self.prepare_iret();
+        }
+        if self.nmi.is_deliverable() && self.vmcb.event_injection & event::VALID != 0 {
+            // It comes next: the kick is taken once the event is delivered.
+            machine::kick(PerCpu::current().index);
         }
         self.request_window();
         injected
@@ -78,11 +96,9 @@ impl VcpuState {
 
     fn inject_next(&mut self) -> Option<u8> {
         let shadow = self.vmcb.interrupt_shadow & 1 != 0;
-        if self.nmi.pending && !self.nmi.blocked && !shadow {
+        if self.nmi.is_deliverable() && !shadow {
             self.nmi.pending = false;
-            self.nmi.blocked = true;
-            self.vmcb.intercept_misc1 |= INTERCEPT_IRET;
-            self.vmcb.mark_dirty(clean::INTERCEPTS);
+            self.block_nmis();
             self.vmcb.event_injection = event::VALID | event::TYPE_NMI | 2;
             return None;
         }
@@ -96,22 +112,21 @@ impl VcpuState {
     }
 
     /// Arranges for an exit when a waiting interrupt can be taken: by a virtual interrupt that is intercepted, or
-    /// by intercepting CR8 when only the task priority stands in the way.
+    /// by intercepting CR8 when only the task priority stands in the way. The former ends STI's interrupt shadow for
+    /// NMIs, too; an NMI in the shadow of a load of SS with interrupts off comes at the next exit.
     fn request_window(&mut self) {
         let waiting = self.lapic.pending();
         let masked = waiting.is_none() && self.lapic.highest_irr().is_some();
         let tpr = u64::from(self.lapic.tpr() >> 4);
-        let request = match waiting {
-            Some(_) => vintr::IRQ | vintr::IGNORE_TPR | 0xf << vintr::PRIORITY_SHIFT,
-            None => 0,
-        };
+        let wanted = waiting.is_some() || self.nmi.is_deliverable();
+        let request = if wanted { vintr::IRQ | vintr::IGNORE_TPR | 0xf << vintr::PRIORITY_SHIFT } else { 0 };
         let control = vintr::MASKING | tpr | request;
         if self.vmcb.interrupt_control != control {
             self.vmcb.interrupt_control = control;
             self.vmcb.mark_dirty(clean::TPR);
         }
         let vintr_bit = super::vmcb::misc1::VINTR;
-        let misc1 = self.vmcb.intercept_misc1 & !vintr_bit | if waiting.is_some() { vintr_bit } else { 0 };
+        let misc1 = self.vmcb.intercept_misc1 & !vintr_bit | if wanted { vintr_bit } else { 0 };
         let cr = self.vmcb.intercept_cr & !CR_WRITE_8 | if masked { CR_WRITE_8 } else { 0 };
         if (misc1, cr) != (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) {
             (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) = (misc1, cr);
@@ -127,25 +142,10 @@ impl VcpuState {
         }
     }
 
-    /// The guest is about to execute IRET at the end of an NMI.
-    pub(crate) fn on_iret(&mut self) {
-        self.vmcb.intercept_misc1 &= !INTERCEPT_IRET;
-        self.vmcb.mark_dirty(clean::INTERCEPTS);
-        self.nmi.iret_at = Some(self.vmcb.rip);
-    }
-
-    /// Unblocks NMIs once the IRET is behind.
-    pub(crate) fn check_iret(&mut self) {
-        if self.nmi.iret_at.is_some_and(|rip| rip != self.vmcb.rip) {
-            self.nmi.iret_at = None;
-            self.nmi.blocked = false;
-        }
-    }
-
     /// Whether a vCPU in HLT has a reason to go on.
     pub(crate) fn wakes_from_halt(&self) -> bool {
         let interrupt = self.lapic.pending().is_some() && self.vmcb.rflags & RFLAGS_IF != 0;
-        interrupt || self.nmi.pending && !self.nmi.blocked
+        interrupt || self.nmi.is_deliverable()
     }
 
     /// Leaves HLT if there is a reason.

@@ -6,6 +6,7 @@ use memslots::{AccessError, GuestMemory};
 use paging::Gpa;
 use paging::guest::{Access, ControlRegisters, GuestPaging, WalkError};
 
+use super::code_path::CodePaths;
 use super::cpuid;
 use super::entry::Registers;
 use super::features::Features;
@@ -46,6 +47,26 @@ fn guest_paging(vmcb: &Vmcb) -> GuestPaging {
     GuestPaging::new(&registers, cpuid::physical_address_bits(), cpuid::host_has_1g_pages())
 }
 
+/// Where a linear address leads for an access by the guest, when `read` reads the entries.
+fn walk<E>(
+    vmcb: &Vmcb,
+    linear: u64,
+    access: Access,
+    read: impl FnMut(Gpa) -> Result<u64, E>,
+) -> Result<Gpa, WalkError<E>> {
+    let user = if vmcb.cpl == 3 { Access::USER } else { Access::empty() };
+    guest_paging(vmcb).translate(linear, access | user, read).map(|translation| translation.gpa)
+}
+
+/// Where code at a linear address is, when `read` reads the entries.
+pub(super) fn walk_to_code<E>(
+    vmcb: &Vmcb,
+    linear: u64,
+    read: impl FnMut(Gpa) -> Result<u64, E>,
+) -> Result<Gpa, WalkError<E>> {
+    walk(vmcb, linear, Access::FETCH, read)
+}
+
 /// Where a linear address leads for an access by the guest.
 pub(crate) fn translate(
     vmcb: &Vmcb,
@@ -53,15 +74,15 @@ pub(crate) fn translate(
     linear: u64,
     access: Access,
 ) -> Result<Gpa, FetchError> {
-    let user = if vmcb.cpl == 3 { Access::USER } else { Access::empty() };
-    match guest_paging(vmcb).translate(linear, access | user, |gpa| memory.read_u64(gpa)) {
-        Ok(translation) => Ok(translation.gpa),
+    match walk(vmcb, linear, access, |gpa| memory.read_u64(gpa)) {
+        Ok(gpa) => Ok(gpa),
         Err(WalkError::PageFault(code)) => Err(FetchError::PageFault(linear, code.bits())),
         Err(WalkError::NonCanonical | WalkError::Read { .. }) => Err(FetchError::Protection),
     }
 }
 
-fn linear_rip(vmcb: &Vmcb, offset: u64) -> u64 {
+/// Linear address of the byte at `offset` behind RIP.
+pub(super) fn linear_rip(vmcb: &Vmcb, offset: u64) -> u64 {
     let rip = vmcb.rip.wrapping_add(offset);
     if vmcb.is_64bit() { rip } else { vmcb.cs.base.wrapping_add(rip) & 0xffff_ffff }
 }
@@ -116,13 +137,24 @@ pub(crate) fn build_decoder() {
 }
 
 /// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer.
-pub(crate) fn length(vmcb: &Vmcb, memory: &GuestMemory<'_>, usual: &[u8]) -> Result<u64, FetchError> {
+#[inline]
+pub(crate) fn length(
+    vmcb: &Vmcb,
+    memory: &GuestMemory<'_>,
+    paths: &mut CodePaths,
+    usual: &[u8],
+) -> Result<u64, FetchError> {
     if Features::get().next_rip() && vmcb.next_rip != 0 {
         return Ok(vmcb.next_rip.wrapping_sub(vmcb.rip));
     }
-    if fetch(vmcb, memory, usual.len())?.as_slice() == usual {
+    if paths.is_at_rip(vmcb, memory, usual) {
         return Ok(usual.len() as u64);
     }
+    decoded_length(vmcb, memory)
+}
+
+#[cold]
+fn decoded_length(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<u64, FetchError> {
     let bytes = fetch(vmcb, memory, INSTRUCTION_MAX)?;
     Ok(decode(vmcb, &bytes)?.len() as u64)
 }
@@ -201,13 +233,18 @@ pub(crate) fn decode_move(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<(Move
     Ok((kind, length))
 }
 
+/// The instruction at RIP.
+pub(super) fn fetch_and_decode(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<Instruction, FetchError> {
+    let bytes = fetch(vmcb, memory, INSTRUCTION_MAX)?;
+    decode(vmcb, &bytes)
+}
+
 /// A move to a control register at RIP: which one, from which general register, and its length.
 pub(crate) fn decode_control_write(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
 ) -> Result<(u32, Operand, u64), FetchError> {
-    let bytes = fetch(vmcb, memory, INSTRUCTION_MAX)?;
-    let instruction = decode(vmcb, &bytes)?;
+    let instruction = fetch_and_decode(vmcb, memory)?;
     let control = instruction.op0_register();
     if instruction.mnemonic() != Mnemonic::Mov || !control.is_cr() {
         return Err(FetchError::Undefined);

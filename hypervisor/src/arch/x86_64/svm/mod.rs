@@ -2,6 +2,7 @@
 //!
 //! Source for all of it: AMD64 APM volume 2 (24593, rev. 3.42), chapter 15 and appendices B and C.
 
+mod code_path;
 pub(super) mod cpuid;
 mod enter;
 pub(super) mod entry;
@@ -13,5 +14,6 @@ pub(super) mod instruction;
 pub(super) mod msr;
 pub(super) mod nested;
 pub(super) mod state;
+pub(super) mod step;
 pub(super) mod string_port;
 pub(super) mod vmcb;

@@ -5,9 +5,7 @@ use core::arch::x86_64::__cpuid;
 use x86_64::registers::model_specific::Msr;
 
 use super::state::VcpuState;
-use super::vmcb::{
-    CR0_PG, EFER_FFXSR, EFER_LMA, EFER_LME, EFER_NXE, EFER_SCE, EFER_SVME, Vmcb, clean,
-};
+use super::vmcb::{CR0_PG, EFER_FFXSR, EFER_LMA, EFER_LME, EFER_NXE, EFER_SCE, EFER_SVME, Vmcb, clean};
 use crate::devices::lapic;
 
 const TSC: u32 = 0x10;
@@ -40,9 +38,8 @@ const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
 const DE_CFG_LFENCE: u64 = 1 << 1;
 
 /// MSRs that are the guest's own in the processor while it runs; everything else causes an exit.
-const PASS_THROUGH: [u32; 10] = [
-    SYSENTER_CS, SYSENTER_ESP, SYSENTER_EIP, STAR, LSTAR, CSTAR, SFMASK, FS_BASE, GS_BASE, KERNEL_GS_BASE,
-];
+const PASS_THROUGH: [u32; 10] =
+    [SYSENTER_CS, SYSENTER_ESP, SYSENTER_EIP, STAR, LSTAR, CSTAR, SFMASK, FS_BASE, GS_BASE, KERNEL_GS_BASE];
 
 /// Size of the permission map: two bits each for three ranges of 8192 MSRs (APM volume 2, section 15.11).
 pub(crate) const PERMISSION_MAP_PAGES: usize = 2;

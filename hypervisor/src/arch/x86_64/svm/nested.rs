@@ -53,7 +53,11 @@ impl Context<'_, '_> {
         let (access, length) = match decoded {
             Ok(decoded) => decoded,
             Err(error) => {
-                log::warn!("vCPU {}: access to {gpa} at {:#x} is not emulated", self.vcpu.index, self.state.vmcb.rip);
+                log::warn!(
+                    "vCPU {}: access to {gpa} at {:#x} is not emulated",
+                    self.vcpu.index,
+                    self.state.vmcb.rip
+                );
                 return self.state.raise_fetch_error(error);
             }
         };

@@ -4,12 +4,14 @@ use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
 
 use coherence::asid::AsidSlot;
-use x86_64::registers::debug::{Dr0, Dr1, Dr2, Dr3, DebugAddressRegister};
+use x86_64::registers::debug::{DebugAddressRegister, Dr0, Dr1, Dr2, Dr3};
 use x86_64::registers::model_specific::Msr;
 
+use super::code_path::CodePaths;
 use super::entry::{RAX, RBX, RDX, RSI, RSP, Registers};
 use super::features::Features;
 use super::fpu::FpuState;
+use super::step::Nmi;
 use super::vmcb::{self, CR0_PE, EFER_SVME, Segment, Vmcb, clean, misc1, misc2, misc3, vintr};
 use super::{cpuid, msr};
 use crate::devices::lapic::{Lapic, TimerClock};
@@ -66,25 +68,21 @@ pub(crate) struct VcpuState {
     pub(crate) tsc_adjust: u64,
     /// CPUID as this vCPU sees it.
     pub(crate) view: cpuid::View,
+    /// The way to its code.
+    pub(crate) code: CodePaths,
     fpu: FpuState,
     debug: [u64; 4],
     tsc_aux: u64,
 }
 
-/// State of non-maskable interrupts.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Nmi {
-    /// One waits.
-    pub(crate) pending: bool,
-    /// One is being handled: the next waits for IRET.
-    pub(crate) blocked: bool,
-    /// The IRET at this address has been seen; NMIs are unblocked when it is done.
-    pub(crate) iret_at: Option<u64>,
-}
-
 impl VcpuState {
     /// A vCPU after power-on, waiting for start-up.
-    pub(crate) fn new(vp_index: u32, view: cpuid::View, clock: TimerClock, permissions: &Permissions) -> Self {
+    pub(crate) fn new(
+        vp_index: u32,
+        view: cpuid::View,
+        clock: TimerClock,
+        permissions: &Permissions,
+    ) -> Self {
         let mut state = Self {
             vmcb: Vmcb::boxed(),
             registers: Registers::default(),
@@ -96,6 +94,7 @@ impl VcpuState {
             nmi: Nmi::default(),
             tsc_adjust: 0,
             view,
+            code: CodePaths::default(),
             fpu: FpuState::new(),
             debug: [0; 4],
             tsc_aux: 0,
@@ -150,6 +149,7 @@ impl VcpuState {
 
     /// The processor's state after INIT: APM volume 2, table 14-1. The FPU keeps its state.
     pub(crate) fn set_init_state(&mut self) {
+        self.end_step();
         let data = Segment { selector: 0, attributes: 0x093, limit: 0xffff, base: 0 };
         let vmcb = &mut *self.vmcb;
         vmcb.cs = Segment { selector: 0xf000, attributes: 0x09b, limit: 0xffff, base: 0xffff_0000 };
@@ -287,7 +287,13 @@ impl VcpuState {
         log::error!("  r12 {:#018x} r13 {:#018x} r14 {:#018x} r15 {:#018x}", r[12], r[13], r[14], r[15]);
         log::error!("  cr0 {:#018x} cr2 {:#018x} cr3 {:#018x} cr4 {:#018x}", v.cr0, v.cr2, v.cr3, v.cr4);
         log::error!("  efer {:#x} rflags {:#x} cpl {}", v.efer & !EFER_SVME, v.rflags, v.cpl);
-        log::error!("  idt {:#x} limit {:#x}, gdt {:#x} limit {:#x}", v.idtr.base, v.idtr.limit, v.gdtr.base, v.gdtr.limit);
+        log::error!(
+            "  idt {:#x} limit {:#x}, gdt {:#x} limit {:#x}",
+            v.idtr.base,
+            v.idtr.limit,
+            v.gdtr.base,
+            v.gdtr.limit
+        );
     }
 }
 

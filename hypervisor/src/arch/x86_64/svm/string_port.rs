@@ -1,16 +1,21 @@
 //! INS and OUTS: port I/O from and to memory.
 
+use iced_x86::{Instruction, OpKind, Register};
 use memslots::GuestMemory;
+use paging::Gpa;
 use paging::guest::Access;
 
 use super::entry::{RCX, RDI, RSI};
 use super::exits::{Context, Next};
-use super::instruction::{FetchError, mask, translate};
+use super::instruction::{FetchError, fetch_and_decode, mask, translate};
 use super::state::VcpuState;
+use super::vmcb::{Segment, Vmcb};
 use crate::devices::platform::PortSize;
 
 /// Elements that one exit moves; what is left makes the instruction exit again, with interrupts in between.
 const ELEMENTS_PER_EXIT: u64 = 64;
+/// Bytes of the widest element.
+const ELEMENT_MAX: usize = 4;
 const RFLAGS_DF: u64 = 1 << 10;
 
 /// The I/O exit information of a string instruction (APM volume 2, section 15.10.2).
@@ -26,16 +31,30 @@ impl Info {
         self.0 & 1 << 3 != 0
     }
 
+    /// Bytes of an element.
     fn size(self) -> usize {
         (self.0 >> 4 & 7) as usize
     }
 
-    /// Bytes of an address.
-    fn address_size(self) -> u32 {
+    /// Bytes of an address, if the processor says so.
+    fn address_size(self) -> Option<u32> {
         match self.0 >> 7 & 7 {
-            1 => 2,
-            2 => 4,
-            _ => 8,
+            1 => Some(2),
+            2 => Some(4),
+            4 => Some(8),
+            _ => None,
+        }
+    }
+
+    /// The segment of the source, if the processor says so; ES, which is 0, looks as if it did not.
+    fn segment(self) -> Option<Register> {
+        match self.0 >> 10 & 7 {
+            1 => Some(Register::CS),
+            2 => Some(Register::SS),
+            3 => Some(Register::DS),
+            4 => Some(Register::FS),
+            5 => Some(Register::GS),
+            _ => None,
         }
     }
 
@@ -44,44 +63,159 @@ impl Info {
     }
 }
 
+/// What is moved, and where its memory is.
+#[derive(Clone, Copy)]
+struct Operation {
+    port: u16,
+    width: PortSize,
+    /// Bytes of an element.
+    size: usize,
+    is_input: bool,
+    /// All ones in the bits of RSI, RDI and RCX that the instruction uses.
+    address_mask: u64,
+    /// Added to the offset for a linear address.
+    base: u64,
+    /// All ones in the bits that a linear address has.
+    linear_mask: u64,
+}
+
+impl Operation {
+    /// The operation that `info` describes. What the processor leaves open, as those without decode assists and
+    /// emulators do, is taken from the instruction itself.
+    fn new(vmcb: &Vmcb, memory: &GuestMemory<'_>, info: Info) -> Result<Self, FetchError> {
+        let size = info.size();
+        let width = PortSize::from_bytes(size).ok_or(FetchError::Protection)?;
+        let is_input = info.is_input();
+        // INS stores to ES whatever its prefixes say.
+        let segment = if is_input { Some(Register::ES) } else { info.segment() };
+        let (address_size, segment) = match (info.address_size(), segment) {
+            (Some(size), Some(segment)) => (size, segment),
+            (address_size, segment) => {
+                let instruction = fetch_and_decode(vmcb, memory)?;
+                let decoded = decoded_address_size(&instruction).ok_or(FetchError::Undefined)?;
+                (address_size.unwrap_or(decoded), segment.unwrap_or(instruction.memory_segment()))
+            }
+        };
+        let is_64bit = vmcb.is_64bit();
+        Ok(Self {
+            port: info.port(),
+            width,
+            size,
+            is_input,
+            address_mask: mask(address_size),
+            base: segment_base(vmcb, segment, is_64bit),
+            linear_mask: if is_64bit { u64::MAX } else { 0xffff_ffff },
+        })
+    }
+
+    fn index(&self) -> usize {
+        if self.is_input { RDI } else { RSI }
+    }
+
+    /// Linear address of byte `offset` of the element.
+    fn linear(&self, state: &VcpuState, offset: usize) -> u64 {
+        let address = (state.registers.0[self.index()] & self.address_mask).wrapping_add(offset as u64);
+        self.base.wrapping_add(address) & self.linear_mask
+    }
+
+    /// Where the element's bytes are. As all are translated before one is touched, a fault leaves no half of it.
+    fn locate(&self, state: &VcpuState, memory: &GuestMemory<'_>) -> Result<[Gpa; ELEMENT_MAX], FetchError> {
+        let access = if self.is_input { Access::WRITE } else { Access::empty() };
+        let mut places = [Gpa(0); ELEMENT_MAX];
+        for (offset, place) in places.iter_mut().enumerate().take(self.size) {
+            *place = translate(&state.vmcb, memory, self.linear(state, offset), access)?;
+        }
+        Ok(places)
+    }
+
+    fn load(&self, state: &VcpuState, memory: &GuestMemory<'_>) -> Result<u32, FetchError> {
+        let mut bytes = [0; ELEMENT_MAX];
+        let places = self.locate(state, memory)?;
+        for (byte, &place) in bytes.iter_mut().zip(&places).take(self.size) {
+            memory.read(place, core::slice::from_mut(byte)).map_err(|_| FetchError::Protection)?;
+        }
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    fn store(&self, state: &VcpuState, memory: &GuestMemory<'_>, value: u32) -> Result<(), FetchError> {
+        let places = self.locate(state, memory)?;
+        for (byte, &place) in value.to_le_bytes().iter().zip(&places).take(self.size) {
+            memory.write(place, core::slice::from_ref(byte)).map_err(|_| FetchError::Protection)?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of an address of a string instruction; nothing for other instructions.
+fn decoded_address_size(instruction: &Instruction) -> Option<u32> {
+    let kinds = [instruction.op0_kind(), instruction.op1_kind()];
+    kinds.into_iter().find_map(|kind| match kind {
+        OpKind::MemorySegSI | OpKind::MemoryESDI => Some(2),
+        OpKind::MemorySegESI | OpKind::MemoryESEDI => Some(4),
+        OpKind::MemorySegRSI | OpKind::MemoryESRDI => Some(8),
+        _ => None,
+    })
+}
+
+/// Base of a segment; in 64-bit code only FS and GS have one.
+fn segment_base(vmcb: &Vmcb, segment: Register, is_64bit: bool) -> u64 {
+    let Segment { base, .. } = match segment {
+        Register::FS => vmcb.fs,
+        Register::GS => vmcb.gs,
+        _ if is_64bit => return 0,
+        Register::ES => vmcb.es,
+        Register::CS => vmcb.cs,
+        Register::SS => vmcb.ss,
+        _ => vmcb.ds,
+    };
+    base
+}
+
 impl Context<'_, '_> {
     /// INS or OUTS, `info` being the exit's.
     pub(crate) fn on_string_port(&mut self, info: u64) -> Next {
         let info = Info(info);
-        let address_mask = mask(info.address_size());
-        let Some(width) = PortSize::from_bytes(info.size()) else {
-            self.state.raise_protection();
-            return Next::Resume;
-        };
-        let left = if info.is_repeated() { self.state.registers.0[RCX] & address_mask } else { 1 };
-        for _ in 0..left.min(ELEMENTS_PER_EXIT) {
-            if let Err(error) = self.move_element(info, width) {
-                self.state.raise_fetch_error(error);
-                return Next::Resume;
-            }
-            let step = if self.state.vmcb.rflags & RFLAGS_DF == 0 { info.size() as u64 } else { 0u64.wrapping_sub(info.size() as u64) };
-            let index = if info.is_input() { RDI } else { RSI };
-            add_masked(&mut self.state.registers.0[index], step, address_mask);
-            if info.is_repeated() {
-                add_masked(&mut self.state.registers.0[RCX], u64::MAX, address_mask);
+        let operation = self.with_translation(|state, memory| Operation::new(&state.vmcb, memory, info));
+        let moved = operation.and_then(|operation| self.move_elements(&operation, info.is_repeated()));
+        moved.unwrap_or_else(|error| {
+            self.state.raise_fetch_error(error);
+            Next::Resume
+        })
+    }
+
+    /// Moves as many elements as one exit may; a write that ends or resets the machine is the last.
+    fn move_elements(&mut self, operation: &Operation, is_repeated: bool) -> Result<Next, FetchError> {
+        let mask = operation.address_mask;
+        let size = operation.size as u64;
+        let step = if self.state.vmcb.rflags & RFLAGS_DF == 0 { size } else { size.wrapping_neg() };
+        let count = if is_repeated { self.state.registers.0[RCX] & mask } else { 1 };
+        let mut left = count;
+        let mut next = Next::Resume;
+        while left > 0 && count - left < ELEMENTS_PER_EXIT && next == Next::Resume {
+            next = self.move_element(operation)?;
+            left -= 1;
+            add_masked(&mut self.state.registers.0[operation.index()], step, mask);
+            if is_repeated {
+                add_masked(&mut self.state.registers.0[RCX], u64::MAX, mask);
             }
         }
-        if left <= ELEMENTS_PER_EXIT {
+        if left == 0 {
             let length = self.state.vmcb.exit_info_2.wrapping_sub(self.state.vmcb.rip);
             self.skip(length);
         }
-        Next::Resume
+        Ok(next)
     }
 
-    fn move_element(&mut self, info: Info, width: PortSize) -> Result<(), FetchError> {
-        if info.is_input() {
-            let value = self.vm.port_read(info.port(), width);
-            return self.with_translation(|state, memory| store(state, memory, info, value));
+    fn move_element(&mut self, operation: &Operation) -> Result<Next, FetchError> {
+        if operation.is_input {
+            // Reading the port may change the device, so a fault has to come before.
+            self.with_translation(|state, memory| operation.locate(state, memory))?;
+            let value = self.vm.port_read(operation.port, operation.width);
+            self.with_translation(|state, memory| operation.store(state, memory, value))?;
+            return Ok(Next::Resume);
         }
-        let value = self.with_translation(|state, memory| load(state, memory, info))?;
-        // A power event of a string instruction is taken up by the next plain one.
-        let _next = self.write_port(info.port(), width, value);
-        Ok(())
+        let value = self.with_translation(|state, memory| operation.load(state, memory))?;
+        Ok(self.write_port(operation.port, operation.width, value))
     }
 }
 
@@ -89,33 +223,4 @@ impl Context<'_, '_> {
 fn add_masked(register: &mut u64, step: u64, mask: u64) {
     let sum = register.wrapping_add(step) & mask;
     *register = if mask == 0xffff { *register & !mask | sum } else { sum };
-}
-
-/// Linear address of byte `offset` of the element.
-fn linear(state: &VcpuState, info: Info, offset: usize) -> u64 {
-    let (segment, index) = if info.is_input() { (state.vmcb.es, RDI) } else { (state.vmcb.ds, RSI) };
-    let address = (state.registers.0[index] & mask(info.address_size())).wrapping_add(offset as u64);
-    if state.vmcb.is_64bit() { address } else { segment.base.wrapping_add(address) & 0xffff_ffff }
-}
-
-fn load(state: &VcpuState, memory: &GuestMemory<'_>, info: Info) -> Result<u32, FetchError> {
-    let mut bytes = [0; 4];
-    for offset in 0..info.size().min(4) {
-        let gpa = translate(&state.vmcb, memory, linear(state, info, offset), Access::empty())?;
-        memory.read(gpa, &mut bytes[offset..=offset]).map_err(|_| FetchError::Protection)?;
-    }
-    Ok(u32::from_le_bytes(bytes))
-}
-
-fn store(state: &VcpuState, memory: &GuestMemory<'_>, info: Info, value: u32) -> Result<(), FetchError> {
-    let bytes = value.to_le_bytes();
-    // All bytes are translated before the first is written, so that a fault leaves no half of the element behind.
-    let mut places = [paging::Gpa(0); 4];
-    for offset in 0..info.size().min(4) {
-        places[offset] = translate(&state.vmcb, memory, linear(state, info, offset), Access::WRITE)?;
-    }
-    for offset in 0..info.size().min(4) {
-        memory.write(places[offset], &bytes[offset..=offset]).map_err(|_| FetchError::Protection)?;
-    }
-    Ok(())
 }

@@ -146,7 +146,12 @@ pub(crate) const EFER_SVME: u64 = 1 << 12;
 pub(crate) const EFER_FFXSR: u64 = 1 << 14;
 pub(crate) const CR0_PE: u64 = 1;
 pub(crate) const CR0_PG: u64 = 1 << 31;
+pub(crate) const RFLAGS_TF: u64 = 1 << 8;
 pub(crate) const RFLAGS_IF: u64 = 1 << 9;
+
+/// DR6: a breakpoint of DR0 to DR3 was hit; and single step.
+pub(crate) const DR6_BREAKPOINTS: u64 = 0xf;
+pub(crate) const DR6_SINGLE_STEP: u64 = 1 << 14;
 
 /// Intercepts of control register writes: bit 16 + number.
 pub(crate) const CR_WRITE_4: u32 = 1 << (16 + 4);
@@ -227,6 +232,9 @@ pub(crate) mod event {
 
 /// Exit codes.
 pub(crate) mod exit {
+    pub(crate) const EXCEPTION_0: u64 = 0x40;
+    pub(crate) const EXCEPTION_DB: u64 = 0x41;
+    pub(crate) const EXCEPTION_31: u64 = 0x5f;
     pub(crate) const EXCEPTION_MC: u64 = 0x52;
     pub(crate) const INTR: u64 = 0x60;
     pub(crate) const NMI: u64 = 0x61;
