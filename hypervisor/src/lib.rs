@@ -1,6 +1,6 @@
 //! Quell, a small type-1 hypervisor built around TLB coherence.
 //!
-//! The library holds two kinds of code. Everything outside [`arch`] is plain state with effects returned
+//! The library holds two kinds of code. Everything outside `arch` is plain state with effects returned
 //! as values: it compiles for the host and is tested there. `arch` is the bare-metal program.
 #![cfg_attr(not(test), no_std)]
 

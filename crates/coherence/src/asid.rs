@@ -101,6 +101,7 @@ impl AsidAllocator {
     }
 
     /// The ASID and the flush for the next VMRUN of the slot's vCPU on this CPU.
+    #[inline]
     pub fn assign(&mut self, slot: &mut AsidSlot) -> Assignment {
         let is_foreign = slot.home != Some(self.cpu) || slot.generation != self.generation;
         if is_foreign || (slot.owed != slot.settled && !self.has_flush_by_asid) {
@@ -123,6 +124,7 @@ impl AsidAllocator {
     }
 
     /// VMRUN has been executed with `done`, the slot's last assignment.
+    #[inline]
     pub fn executed(&mut self, slot: &mut AsidSlot, done: Assignment) {
         if done.control == TlbControl::FlushAll {
             self.flushed = self.flushed.max(done.generation);

@@ -47,6 +47,9 @@ static QUELL_BEACON: Beacon = Beacon::new();
 
 static MACHINE: Once<Machine> = Once::new();
 
+/// The counters of one vCPU, as `hostlink::counters` lays them out.
+type CounterRow = [AtomicU64; Counter::COUNT];
+
 /// One virtual CPU.
 pub(super) struct Vcpu {
     /// Index in the machine; also its APIC id and VP index.
@@ -87,7 +90,7 @@ pub(super) struct Machine {
     pub(super) partition: Partition,
     pub(super) platform: Mutex<Platform>,
     pub(super) overlays: Mutex<Overlays>,
-    counters: Vec<AtomicU64>,
+    counters: Vec<CounterRow>,
     layout: MemoryLayout,
     files: Files,
     /// Whether a reset is under way, and how many vCPUs have stopped for it.
@@ -212,7 +215,7 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         return Err(CreateError::NoCpu);
     }
     let policy = Policy::new(clock::ticks_of_us(config.slice_us.into()));
-    let counters = (0..config.vcpus as usize * Counter::COUNT).map(|_| AtomicU64::new(0)).collect();
+    let counters = (0..config.vcpus).map(|_| [const { AtomicU64::new(0) }; Counter::COUNT]).collect();
     let machine = Machine {
         vcpus: (0..config.vcpus).map(vcpu).collect(),
         memslots,
@@ -325,10 +328,11 @@ impl Machine {
     }
 
     fn counter(&self, vcpu: VcpuIndex, counter: Counter) -> Option<&AtomicU64> {
-        self.counters.get(vcpu as usize * Counter::COUNT + counter as usize)
+        self.counters.get(vcpu as usize)?.get(counter as usize)
     }
 
     /// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked instruction.
+    #[inline]
     pub(super) fn count(&self, vcpu: VcpuIndex, counter: Counter, amount: u64) {
         if let Some(cell) = self.counter(vcpu, counter) {
             cell.store(cell.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);

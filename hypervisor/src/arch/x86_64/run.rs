@@ -86,7 +86,6 @@ pub(super) fn cpu_loop() -> ! {
     }
     let mut workspace = Box::new(Workspace { scratch: FlushScratch::new(), page: InputPage::new() });
     loop {
-        wake_expired(vm, cpu);
         match vm.sched.next(cpu.index, clock::now()) {
             Some((index, migrated)) => {
                 let vcpu = &vm.vcpus[index as usize];
@@ -96,6 +95,7 @@ pub(super) fn cpu_loop() -> ! {
                 run_vcpu(vm, cpu, vcpu, &mut workspace);
                 note_current(cpu, None);
             }
+            None if wake_expired(vm, cpu) => {}
             None => {
                 clock::set_timer(cpu, vm.sched.next_event(cpu.index), clock::now());
                 // STI takes effect after HLT has begun, so an interrupt that pends wakes it.
@@ -106,12 +106,15 @@ pub(super) fn cpu_loop() -> ! {
     }
 }
 
-/// Wakes the vCPUs that block on this CPU and whose timers have expired.
-fn wake_expired(vm: &Machine, cpu: &PerCpu) {
+/// Wakes the vCPUs that block on this CPU and whose timers have expired; whether there were any.
+fn wake_expired(vm: &Machine, cpu: &PerCpu) -> bool {
     let now = clock::now();
+    let mut any = false;
     while let Some(vcpu) = vm.sched.pop_expired(cpu.index, now) {
         vm.notify(&vm.vcpus[vcpu as usize]);
+        any = true;
     }
+    any
 }
 
 /// Runs `vcpu` until it gives up the CPU, and puts it where it belongs then.
@@ -197,14 +200,13 @@ impl Context<'_, '_> {
         self.take_signals();
         let now = clock::now();
         self.expire_timers(now);
-        let mut outlook = self.vm.sched.outlook(self.cpu.index, now);
-        if outlook.timer_expired {
-            wake_expired(self.vm, self.cpu);
-            outlook = self.vm.sched.outlook(self.cpu.index, now);
-        }
         self.state.update_activity();
         if self.state.activity != Activity::Running {
             return Some(Leave::Blocked(self.state.next_deadline()));
+        }
+        let mut outlook = self.vm.sched.outlook(self.cpu.index, now);
+        if outlook.timer_expired && wake_expired(self.vm, self.cpu) {
+            outlook = self.vm.sched.outlook(self.cpu.index, now);
         }
         if outlook.should_switch {
             return Some(Leave::PutBack(PutBack::Preempted));
@@ -232,9 +234,11 @@ impl Context<'_, '_> {
     fn expire_timers(&mut self, now: u64) {
         let guest_now = now.wrapping_add(self.state.vmcb.tsc_offset);
         let mut expired = u64::from(self.state.lapic.expire(guest_now).is_some());
-        for vector in self.state.hyperv.expire(&self.vm.partition, now) {
-            self.state.lapic.accept_fixed(vector, Trigger::Edge);
-            expired += 1;
+        if self.state.hyperv.next_deadline_tsc().is_some_and(|deadline| deadline <= now) {
+            for vector in self.state.hyperv.expire(&self.vm.partition, now) {
+                self.state.lapic.accept_fixed(vector, Trigger::Edge);
+                expired += 1;
+            }
         }
         if expired != 0 {
             self.vm.count(self.vcpu.index, Counter::IrqTimer, expired);

@@ -94,13 +94,13 @@ impl Context<'_, '_> {
 
     /// Length of the instruction at RIP, which is usually encoded as `usual`.
     #[inline(never)] // Nearly every exit comes here: one small frame instead of one section per handler.
-    fn length_at_rip(&mut self, usual: &[u8]) -> Result<u64, FetchError> {
+    fn length_at_rip<const N: usize>(&mut self, usual: &[u8; N]) -> Result<u64, FetchError> {
         self.with_translation(|state, memory| length(&state.vmcb, memory, &mut state.code, usual))
     }
 
     /// Goes on behind the instruction that is usually encoded as `usual`, after `act` has done its work. If the
     /// instruction cannot be read any more, the guest gets the fault and nothing is done.
-    fn complete(&mut self, usual: &[u8], act: impl FnOnce(&mut Self) -> Next) -> Next {
+    fn complete<const N: usize>(&mut self, usual: &[u8; N], act: impl FnOnce(&mut Self) -> Next) -> Next {
         match self.length_at_rip(usual) {
             Ok(length) => {
                 let next = act(self);
@@ -163,7 +163,7 @@ impl Context<'_, '_> {
                 Next::Resume
             }
             exit::TASK_SWITCH | exit::FERR_FREEZE => {
-                log::warn!("vCPU {}: exit {code:#x} is not emulated", self.vcpu.index);
+                log::debug!("vCPU {}: exit {code:#x} is not emulated", self.vcpu.index);
                 self.protection_fault()
             }
             // Instructions that CPUID does not show: SVM's own, MONITOR and MWAIT, RDPRU, INVLPGB and TLBSYNC (A10).
@@ -178,7 +178,7 @@ impl Context<'_, '_> {
                 Next::Resume
             }
             _ => {
-                log::warn!("vCPU {}: unexpected exit {code:#x}", self.vcpu.index);
+                log::debug!("vCPU {}: unexpected exit {code:#x}", self.vcpu.index);
                 self.state.raise_undefined();
                 Next::Resume
             }

@@ -3,7 +3,7 @@
 use super::super::machine;
 use super::super::percpu::PerCpu;
 use super::state::{Activity, VcpuState};
-use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, RFLAGS_IF, clean, event, vintr};
+use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, RFLAGS_IF, clean, event, misc1, vintr};
 
 /// Write intercept of CR8.
 const CR_WRITE_8: u32 = 1 << (16 + 8);
@@ -57,6 +57,9 @@ impl VcpuState {
     /// Fills in the event for the next entry, or arranges for an exit as soon as the guest can take one.
     /// Returns the vector of an interrupt that goes in.
     pub(crate) fn prepare_events(&mut self) -> Option<u8> {
+        if self.has_no_events() {
+            return None;
+        }
         // There may be one from an entry that did not come about.
         self.end_step();
         let mut injected = None;
@@ -77,6 +80,21 @@ impl VcpuState {
         }
         self.request_window();
         injected
+    }
+
+    /// Whether nothing waits to be delivered and nothing is arranged in the VMCB for something that waited: the case
+    /// of most entries.
+    #[inline]
+    fn has_no_events(&self) -> bool {
+        let quiet = vintr::MASKING | u64::from(self.lapic.tpr() >> 4);
+        let nothing_arranged = self.vmcb.interrupt_control == quiet
+            && self.vmcb.intercept_misc1 & misc1::VINTR == 0
+            && self.vmcb.intercept_cr & CR_WRITE_8 == 0
+            && self.vmcb.event_injection & event::VALID == 0;
+        nothing_arranged
+            && self.exception.is_none()
+            && self.nmi.is_idle()
+            && self.lapic.highest_irr().is_none()
     }
 
     fn requeue_cut_short(&mut self) {
@@ -125,11 +143,10 @@ impl VcpuState {
             self.vmcb.interrupt_control = control;
             self.vmcb.mark_dirty(clean::TPR);
         }
-        let vintr_bit = super::vmcb::misc1::VINTR;
-        let misc1 = self.vmcb.intercept_misc1 & !vintr_bit | if wanted { vintr_bit } else { 0 };
+        let window = self.vmcb.intercept_misc1 & !misc1::VINTR | if wanted { misc1::VINTR } else { 0 };
         let cr = self.vmcb.intercept_cr & !CR_WRITE_8 | if masked { CR_WRITE_8 } else { 0 };
-        if (misc1, cr) != (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) {
-            (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) = (misc1, cr);
+        if (window, cr) != (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) {
+            (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) = (window, cr);
             self.vmcb.mark_dirty(clean::INTERCEPTS);
         }
     }

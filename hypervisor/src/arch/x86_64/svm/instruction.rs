@@ -138,17 +138,17 @@ pub(crate) fn build_decoder() {
 
 /// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer.
 #[inline]
-pub(crate) fn length(
+pub(crate) fn length<const N: usize>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
-    usual: &[u8],
+    usual: &[u8; N],
 ) -> Result<u64, FetchError> {
     if Features::get().next_rip() && vmcb.next_rip != 0 {
         return Ok(vmcb.next_rip.wrapping_sub(vmcb.rip));
     }
     if paths.is_at_rip(vmcb, memory, usual) {
-        return Ok(usual.len() as u64);
+        return Ok(N as u64);
     }
     decoded_length(vmcb, memory)
 }
@@ -204,8 +204,41 @@ pub(crate) enum Move {
     Store { size: u32, from: Operand },
 }
 
-/// Decodes the move at RIP, and its length.
-pub(crate) fn decode_move(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<(Move, u64), FetchError> {
+/// A decoded move.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DecodedMove {
+    /// What it does.
+    pub(crate) access: Move,
+    /// Linear address of its memory operand.
+    pub(crate) linear: u64,
+    /// Length in bytes.
+    pub(crate) length: u64,
+}
+
+/// Linear address of an instruction's memory operand `index`.
+fn operand_address(vmcb: &Vmcb, registers: &Registers, instruction: &Instruction, index: u32) -> Option<u64> {
+    let linear = instruction.virtual_address(index, 0, |register, _, _| match register {
+        Register::FS => Some(vmcb.fs.base),
+        Register::GS => Some(vmcb.gs.base),
+        _ if register.is_segment_register() && vmcb.is_64bit() => Some(0),
+        Register::ES => Some(vmcb.es.base),
+        Register::CS => Some(vmcb.cs.base),
+        Register::SS => Some(vmcb.ss.base),
+        Register::DS => Some(vmcb.ds.base),
+        _ if register.is_gpr() => {
+            Some(registers.0[register.full_register().number()] & mask(register.size() as u32))
+        }
+        _ => None,
+    })?;
+    Some(if vmcb.is_64bit() { linear } else { linear & 0xffff_ffff })
+}
+
+/// Decodes the move at RIP.
+pub(crate) fn decode_move(
+    vmcb: &Vmcb,
+    registers: &Registers,
+    memory: &GuestMemory<'_>,
+) -> Result<DecodedMove, FetchError> {
     let fetched = vmcb.fetched_count.min(INSTRUCTION_MAX as u8) as usize;
     let bytes = if Features::get().decode_assists() && fetched > 0 {
         vmcb.fetched_bytes[..fetched].iter().copied().collect()
@@ -220,7 +253,7 @@ pub(crate) fn decode_move(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<(Move
     if !is_move || !matches!(size, 1 | 2 | 4 | 8) {
         return Err(FetchError::Undefined);
     }
-    let kind = match (instruction.op0_kind(), instruction.op1_kind()) {
+    let access = match (instruction.op0_kind(), instruction.op1_kind()) {
         (OpKind::Register, OpKind::Memory) => {
             Move::Load { size, signed, to: operand(instruction.op0_register())? }
         }
@@ -230,7 +263,10 @@ pub(crate) fn decode_move(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<(Move
         (OpKind::Memory, _) => Move::Store { size, from: Operand::Immediate(instruction.immediate(1)) },
         _ => return Err(FetchError::Undefined),
     };
-    Ok((kind, length))
+    let memory_operand = u32::from(matches!(access, Move::Load { .. }));
+    let linear =
+        operand_address(vmcb, registers, &instruction, memory_operand).ok_or(FetchError::Undefined)?;
+    Ok(DecodedMove { access, linear, length })
 }
 
 /// The instruction at RIP.

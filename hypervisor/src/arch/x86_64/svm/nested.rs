@@ -1,16 +1,21 @@
 //! Nested page faults: memory appears when it is first touched, everything else is a device or nothing.
 
 use memslots::Resolution;
+use paging::guest::Access;
 use paging::{Gpa, Installed, MapError, Permissions as Rights};
 
+use super::super::machine::Machine;
 use super::exits::Context;
-use super::instruction::{Move, decode_move, mask};
+use super::instruction::{Move, decode_move, mask, translate};
+use super::state::VcpuState;
 use super::vmcb::clean;
 use crate::devices::platform::Platform;
 use hostlink::counters::Counter;
 
 /// `exit_info_1` of a nested page fault: the access was a store.
 const FAULT_WRITE: u64 = 1 << 1;
+/// The fault came from the walk of the guest's page tables, not from the access itself.
+const FAULT_IN_WALK: u64 = 1 << 33;
 /// The fault came from an instruction fetch.
 const FAULT_FETCH: u64 = 1 << 4;
 
@@ -35,6 +40,11 @@ impl Context<'_, '_> {
                     Err(error) => panic!("nested page table: {error}"),
                 }
             }
+            Resolution::Mmio if info & FAULT_IN_WALK != 0 => {
+                // The guest's own page tables lie where there is no memory.
+                drop(memory);
+                self.state.raise_protection();
+            }
             Resolution::Mmio if info & FAULT_FETCH != 0 => {
                 // Code where there is no memory: all ones is no instruction.
                 drop(memory);
@@ -48,41 +58,59 @@ impl Context<'_, '_> {
     }
 
     /// Performs the move at RIP on the device behind `gpa`; where there is none, loads give all ones and stores are lost.
+    ///
+    /// Decoding, translation and access are one section for the flush engine: an initiator that has changed the
+    /// translation waits until the access is done, or the walk here finds the change, and the guest tries again (H30).
     fn emulate_access(&mut self, gpa: Gpa) {
-        let decoded = self.with_translation(|state, memory| decode_move(&state.vmcb, memory));
-        let (access, length) = match decoded {
-            Ok(decoded) => decoded,
-            Err(error) => {
-                log::warn!(
-                    "vCPU {}: access to {gpa} at {:#x} is not emulated",
-                    self.vcpu.index,
-                    self.state.vmcb.rip
-                );
-                return self.state.raise_fetch_error(error);
+        let vm = self.vm;
+        let outcome = self.with_translation(|state, memory| {
+            let decoded = decode_move(&state.vmcb, &state.registers, memory)?;
+            let kind = match decoded.access {
+                Move::Load { .. } => Access::empty(),
+                Move::Store { .. } => Access::WRITE,
+            };
+            if translate(&state.vmcb, memory, decoded.linear, kind) != Ok(gpa) {
+                return Ok(None);
             }
-        };
+            vm.access_device(gpa, decoded.access, state);
+            Ok(Some(decoded.length))
+        });
+        match outcome {
+            Ok(Some(length)) => self.skip(length),
+            Ok(None) => {}
+            Err(error) => {
+                log::debug!("vCPU {}: access to {gpa} is not emulated", self.vcpu.index);
+                self.state.raise_fetch_error(error);
+            }
+        }
+        self.state.vmcb.mark_dirty(clean::ALL);
+    }
+}
+
+impl Machine {
+    /// Performs an access of a vCPU to the device at `gpa`.
+    fn access_device(&self, gpa: Gpa, access: Move, state: &mut VcpuState) {
+        // The devices here have 32-bit registers; any other access finds nothing.
+        let is_device = |size| size == 4 && Platform::is_mmio(gpa.0);
         match access {
             Move::Load { size, signed, to } => {
-                let raw = if size == 4 && Platform::is_mmio(gpa.0) {
-                    u64::from(self.vm.platform.lock().mmio_read(gpa.0))
+                let raw = if is_device(size) {
+                    u64::from(self.platform.lock().mmio_read(gpa.0))
                 } else {
                     mask(size)
                 };
                 let extended = if signed { sign_extend(raw, size) } else { raw };
-                to.write(&mut self.state.registers, extended);
+                to.write(&mut state.registers, extended);
             }
-            Move::Store { size, from } => {
-                if size == 4 && Platform::is_mmio(gpa.0) {
-                    let value = from.read(&self.state.registers) as u32;
-                    let messages = self.vm.platform.lock().mmio_write(gpa.0, value);
-                    for message in messages {
-                        self.vm.deliver(message, self.state.lapic.apic_id());
-                    }
+            Move::Store { size, from } if is_device(size) => {
+                let value = from.read(&state.registers) as u32;
+                let messages = self.platform.lock().mmio_write(gpa.0, value);
+                for message in messages {
+                    self.deliver(message, state.lapic.apic_id());
                 }
             }
+            Move::Store { .. } => {}
         }
-        self.skip(length);
-        self.state.vmcb.mark_dirty(clean::ALL);
     }
 }
 

@@ -35,6 +35,11 @@ impl Nmi {
     pub(crate) fn is_deliverable(&self) -> bool {
         self.pending && !self.blocked
     }
+
+    /// Whether none waits and no IRET is being watched.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.pending && !self.at_iret && self.step.is_none()
+    }
 }
 
 /// What was in the place of what the step needs.
