@@ -1,5 +1,5 @@
-//! What the hypervisor and the host tool agree on: the [bundle](bundle) that carries a guest in, the
-//! [configuration](config) in it, the [exit codes](exit) that come back, and the [counters](counters)
+//! What the hypervisor and the host tool agree on: the [bundle] that carries a guest in, the
+//! [configuration](config) in it, the [exit codes](exit) that come back, and the [counters]
 //! that the host reads out of shared memory while the hypervisor runs.
 //!
 //! Everything here is plain data without allocation, so that both ends use the same definitions.

@@ -47,7 +47,7 @@ impl PageRange {
 /// 4096 pages. TLFS, "HvCallFlushVirtualAddressList".
 ///
 /// The extended format, in which bit 11 marks large pages, is not decoded: it needs flag bit 3, and a
-/// call with that flag does not pass [`decode`](crate::decode).
+/// call with that flag does not pass [`decode`](crate::decode()).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct GvaEntry {

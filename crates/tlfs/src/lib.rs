@@ -5,7 +5,7 @@
 //!
 //! * layouts: [`Control`], [`HvResult`], [`FlushFlags`], [`GvaEntry`], [`msr`], [`cpuid`];
 //! * sets: [`VpSet`] and [`GvaList`], views of memory that was copied from the guest;
-//! * [`decode`], which turns the registers of a hypercall and one copy of its input into a [`Call`].
+//! * [`decode()`], which turns the registers of a hypercall and one copy of its input into a [`Call`].
 //!
 //! What a guest passes is an allegation until it was checked. A [`Call`] is checked: its targets,
 //! flags and list have been held against every rule that does not need to know the partition. Only
