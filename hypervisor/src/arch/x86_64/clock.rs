@@ -83,8 +83,10 @@ pub(super) fn init_cpu() {
 /// A timer that is set already to go off between `now` and `deadline` is left: it goes off early, finds nothing
 /// to do, and is set again. That is cheaper than moving it for every change.
 pub(super) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
-    // The cell is `u64::MAX` once the timer has gone off, so whatever else it holds is still to come.
-    if cpu.timer_armed.get() <= deadline {
+    // The cell is `u64::MAX` once the timer has gone off. A time that is past means that its interrupt is on its way,
+    // or was lost: then it is set again.
+    let armed = cpu.timer_armed.get();
+    if armed <= deadline && armed > now {
         return;
     }
     cpu.timer_armed.set(deadline);

@@ -1,6 +1,7 @@
 //! The flush hypercalls' way into the flush engine.
 
 use core::ops::ControlFlow;
+use core::sync::atomic::Ordering;
 
 use coherence::{CpuId, Hardware, Ledger, Scope, Target, TargetSet, Targets};
 use hostlink::config::MAX_VCPUS;
@@ -9,6 +10,7 @@ use memslots::{Gpa, Memslots};
 use tlfs::{FlushCall, InputError, InputSource};
 
 use super::machine::{self, Machine};
+use super::percpu::PerCpu;
 use crate::hyperv::{FlushEngine, Platform};
 use crate::sched::VcpuIndex;
 
@@ -17,6 +19,9 @@ const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
 /// Turns of waiting for a CPU to leave guest mode before the machine is declared broken: seconds, where a kick
 /// takes microseconds.
 const WAIT_TURNS_MAX: u64 = 1 << 32;
+
+/// Turns of waiting after which a kick is taken for lost, and sent again.
+const REKICK_TURNS: u64 = 1 << 14;
 
 /// Where an initiator notes whom it waits for; one per CPU.
 pub(super) type FlushScratch = Ledger<BANKS>;
@@ -44,6 +49,12 @@ impl Hardware for Ipi {
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
         core::hint::spin_loop();
+        if turns % REKICK_TURNS == REKICK_TURNS - 1 {
+            // No working machine gets here. One that has lost a kick gets all of them again.
+            PerCpu::all()
+                .filter(|cpu| cpu.online.load(Ordering::Relaxed))
+                .for_each(|cpu| machine::kick(cpu.index));
+        }
         if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }

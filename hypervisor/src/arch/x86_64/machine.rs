@@ -38,6 +38,8 @@ use crate::sched::{Nudge, Policy, Scheduler, VcpuIndex};
 const APIC_HZ: u64 = 1_000_000_000;
 const PAGE: u64 = 4096;
 const GIB: u64 = 1 << 30;
+/// See [`Machine::tick_max`].
+const TICK_MAX_US: u64 = 20_000;
 /// Bytes of a crash message that are printed.
 const CRASH_TEXT_MAX: usize = 4096;
 
@@ -87,6 +89,9 @@ pub(super) struct Machine {
     /// Bits of CR4 that the guest may set.
     pub(super) cr4_mask: u64,
     pub(super) sched: Scheduler,
+    /// Longest time in TSC ticks that a CPU goes without a timer interrupt; `u64::MAX` where no interrupt is ever
+    /// lost, which is everywhere but in QEMU's multi-threaded emulation (`docs/qemu.md`).
+    pub(super) tick_max: u64,
     pub(super) partition: Partition,
     pub(super) platform: Mutex<Platform>,
     pub(super) overlays: Mutex<Overlays>,
@@ -223,6 +228,10 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         largest_page: if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M },
         cr4_mask: cpuid::guest_cr4_mask(),
         sched: Scheduler::new(cpus, config.vcpus, policy),
+        tick_max: match config.boot_cpu {
+            BootCpu::Run => u64::MAX,
+            BootCpu::Serve => clock::ticks_of_us(TICK_MAX_US),
+        },
         partition: Partition::new(platform, clock::now()).ok_or(CreateError::Clock)?,
         platform: Mutex::new(Platform::new()),
         overlays: Mutex::new(Overlays::default()),

@@ -97,7 +97,12 @@ pub(super) fn cpu_loop() -> ! {
             }
             None if wake_expired(vm, cpu) => {}
             None => {
-                clock::set_timer(cpu, vm.sched.next_event(cpu.index), clock::now());
+                let now = clock::now();
+                clock::set_timer(
+                    cpu,
+                    vm.sched.next_event(cpu.index).min(now.saturating_add(vm.tick_max)),
+                    now,
+                );
                 // STI takes effect after HLT has begun, so an interrupt that pends wakes it.
                 interrupts::enable_and_hlt();
                 interrupts::disable();
@@ -213,7 +218,8 @@ impl Context<'_, '_> {
         }
         // While nobody waits a spinning guest may as well spin: the exits would cost more than they gain.
         self.state.intercept_pause(outlook.has_waiting);
-        clock::set_timer(self.cpu, outlook.next_event.min(self.state.next_deadline()), now);
+        let deadline = outlook.next_event.min(self.state.next_deadline());
+        clock::set_timer(self.cpu, deadline.min(now.saturating_add(self.vm.tick_max)), now);
         None
     }
 
