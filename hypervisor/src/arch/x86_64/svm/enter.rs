@@ -54,7 +54,8 @@ impl Context<'_, '_> {
         true
     }
 
-    fn take_flush(&mut self) {
+    /// Takes a flush that pends: the next VMRUN carries it out.
+    pub(super) fn take_flush(&mut self) {
         if let Some(work) = self.owner.take_flush() {
             self.state.asid.owe_flush();
             self.vm.count(self.vcpu.index, Counter::FlushWhole, 1);

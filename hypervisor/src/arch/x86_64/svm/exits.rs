@@ -70,11 +70,7 @@ impl Context<'_, '_> {
                 break section;
             }
             // A flush pends. It is only noted here: the walk below starts from memory, not from any cache.
-            if let Some(work) = self.owner.take_flush() {
-                self.state.asid.owe_flush();
-                self.vm.count(self.vcpu.index, Counter::FlushWhole, 1);
-                work.complete();
-            }
+            self.take_flush();
         };
         let result = look(self.state, &self.vm.memslots.memory());
         section.end();
@@ -154,7 +150,11 @@ impl Context<'_, '_> {
             0x10..=0x1f => self.on_control_write(),
             exit::SHUTDOWN => Next::TripleFault,
             exit::RDPMC => self.protection_fault(),
-            exit::INVALID => panic!("VMRUN refuses the VMCB of vCPU {}", self.vcpu.index),
+            // Where a control register takes values that VMRUN does not (QEMU: CR0.NW without CD), a guest can get here.
+            exit::INVALID => {
+                log::error!("VMRUN refuses the state of vCPU {}", self.vcpu.index);
+                Next::TripleFault
+            }
             exit::EXCEPTION_MC => panic!("machine check while vCPU {} ran", self.vcpu.index),
             // The end of a step; what the guest is to see of it has been raised.
             exit::EXCEPTION_DB => Next::Resume,
