@@ -51,10 +51,11 @@ pub struct Assignment {
 }
 
 /// A vCPU's ASID, and the flush that it owes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct AsidSlot {
-    /// Where the ASID is valid; `None` before the first.
-    home: Option<CpuId>,
+    /// Where the ASID is valid.
+    home: CpuId,
+    /// Which of that CPU's generations it is of; 0, which no CPU has, before the first.
     generation: u64,
     asid: u32,
     /// No VMRUN has used this ASID yet.
@@ -68,12 +69,18 @@ pub struct AsidSlot {
 impl AsidSlot {
     /// The slot of a vCPU that has never run.
     pub const fn new() -> Self {
-        Self { home: None, generation: 0, asid: 0, is_new: false, owed: 0, settled: 0 }
+        Self { home: CpuId(0), generation: 0, asid: 0, is_new: false, owed: 0, settled: 0 }
     }
 
     /// The next VMRUN must begin without any translation of this vCPU.
     pub const fn owe_flush(&mut self) {
         self.owed += 1;
+    }
+}
+
+impl Default for AsidSlot {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -103,7 +110,7 @@ impl AsidAllocator {
     /// The ASID and the flush for the next VMRUN of the slot's vCPU on this CPU.
     #[inline]
     pub fn assign(&mut self, slot: &mut AsidSlot) -> Assignment {
-        let is_foreign = slot.home != Some(self.cpu) || slot.generation != self.generation;
+        let is_foreign = slot.home != self.cpu || slot.generation != self.generation;
         if is_foreign || (slot.owed != slot.settled && !self.has_flush_by_asid) {
             self.renew(slot);
         }
@@ -143,7 +150,7 @@ impl AsidAllocator {
             self.newest = 0;
         }
         self.newest += 1;
-        slot.home = Some(self.cpu);
+        slot.home = self.cpu;
         slot.generation = self.generation;
         slot.asid = self.newest;
         slot.is_new = true;

@@ -247,7 +247,7 @@ impl<'a> GuestMemory<'a> {
     /// Whether `bytes` are at `offset` in what was [located](Self::locate); false if they do not all lie in it, or
     /// the slots have changed since.
     #[inline]
-    pub fn has_at<const N: usize>(&self, located: &Located, offset: usize, bytes: &[u8; N]) -> bool {
+    pub fn has_at(&self, located: &Located, offset: usize, bytes: &[u8]) -> bool {
         self.open(located).is_some_and(|window| window.has_at(offset, bytes))
     }
 

@@ -70,8 +70,8 @@ impl<'a> Window<'a> {
 
     /// Whether `bytes` are at `offset`. Each byte is read at most once, in one access.
     #[inline]
-    pub(crate) fn has_at<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> bool {
-        if self.len.checked_sub(offset).is_none_or(|left| left < N) {
+    pub(crate) fn has_at(&self, offset: usize, bytes: &[u8]) -> bool {
+        if self.len.checked_sub(offset).is_none_or(|left| left < bytes.len()) {
             return false;
         }
         bytes.iter().enumerate().all(|(index, &byte)| {

@@ -21,16 +21,16 @@ impl CallCode {
     pub const FLUSH_VIRTUAL_ADDRESS_LIST_EX: Self = Self(0x0014);
 
     /// What the call's input looks like; `None` if the call is not known.
+    #[inline]
     pub const fn shape(self) -> Option<CallShape> {
-        let (rep, variable_header, header_words) = match self {
-            Self::FLUSH_VIRTUAL_ADDRESS_SPACE => (false, false, 3),
-            Self::FLUSH_VIRTUAL_ADDRESS_LIST => (true, false, 3),
-            Self::NOTIFY_LONG_SPIN_WAIT => (false, false, 1),
-            Self::FLUSH_VIRTUAL_ADDRESS_SPACE_EX => (false, true, 4),
-            Self::FLUSH_VIRTUAL_ADDRESS_LIST_EX => (true, true, 4),
+        Some(match self {
+            Self::FLUSH_VIRTUAL_ADDRESS_SPACE => CallShape::new(false, false, 3),
+            Self::FLUSH_VIRTUAL_ADDRESS_LIST => CallShape::new(true, false, 3),
+            Self::NOTIFY_LONG_SPIN_WAIT => CallShape::new(false, false, 1),
+            Self::FLUSH_VIRTUAL_ADDRESS_SPACE_EX => CallShape::new(false, true, 4),
+            Self::FLUSH_VIRTUAL_ADDRESS_LIST_EX => CallShape::new(true, true, 4),
             _ => return None,
-        };
-        Some(CallShape { rep, variable_header, header_words })
+        })
     }
 }
 
@@ -44,6 +44,20 @@ pub struct CallShape {
     pub variable_header: bool,
     /// Size of the fixed header in 8-byte words.
     pub header_words: usize,
+    /// Bits of the control word that must be zero.
+    must_be_zero: u64,
+}
+
+impl CallShape {
+    const fn new(rep: bool, variable_header: bool, header_words: usize) -> Self {
+        let reserved = Control::new().with_reserved_27(0xf).with_reserved_44(0xf).with_reserved_60(0xf);
+        let reps = Control::new().with_rep_count(0xfff).with_rep_start(0xfff).into_bits();
+        let header = Control::new().with_variable_header_words(0x3ff).into_bits();
+        let must_be_zero = reserved.with_nested(true).into_bits()
+            | if rep { 0 } else { reps }
+            | if variable_header { 0 } else { header };
+        Self { rep, variable_header, header_words, must_be_zero }
+    }
 }
 
 /// Words of input that fit in the two general registers of a fast call without XMM registers.
@@ -97,18 +111,18 @@ impl Control {
         let Some(shape) = self.code().shape() else {
             return Err(Status::INVALID_HYPERCALL_CODE);
         };
-        let reserved = self.reserved_27() | self.reserved_44() | self.reserved_60();
-        let header_max = if shape.variable_header { MAX_BANKS } else { 0 };
-        let reps_fit = if shape.rep {
-            self.rep_start() < self.rep_count()
-        } else {
-            self.rep_start() == 0 && self.rep_count() == 0
-        };
-        let header_fits = self.variable_header_words() as usize <= header_max;
-        if reserved != 0 || self.nested() || !header_fits || !reps_fit {
-            return Err(Status::INVALID_HYPERCALL_INPUT);
+        match self.fits(shape) {
+            true => Ok(shape),
+            false => Err(Status::INVALID_HYPERCALL_INPUT),
         }
-        Ok(shape)
+    }
+
+    /// Whether the other fields are as the call's shape wants them.
+    #[inline]
+    pub(crate) const fn fits(self, shape: CallShape) -> bool {
+        self.into_bits() & shape.must_be_zero == 0
+            && self.variable_header_words() as usize <= MAX_BANKS
+            && (!shape.rep || self.rep_start() < self.rep_count())
     }
 }
 

@@ -137,7 +137,9 @@ pub fn decode<'a>(
     if control.fast() && shape.header_words > FAST_WORDS {
         return Err(Reject::UndefinedOpcode);
     }
-    control.check().map_err(undone)?;
+    if !control.fits(shape) {
+        return Err(undone(Status::INVALID_HYPERCALL_INPUT));
+    }
 
     let words = if control.fast() {
         page.words[..FAST_WORDS].copy_from_slice(&[registers.input, registers.output]);

@@ -92,16 +92,22 @@ impl Inbox {
         });
     }
 
-    /// Whether there is anything to take: a hint for a scheduler that has taken the notify word.
+    /// Whether there is nothing to take. The notify word, taken before, has made it see what was announced.
     #[must_use]
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        let vectors = self.pending.iter().all(|word| word.load(Ordering::Acquire) == 0);
-        vectors && self.signals.load(Ordering::Acquire) == 0
+        let vectors = self.pending.iter().fold(0, |all, word| all | word.load(Ordering::Relaxed));
+        vectors | u64::from(self.signals.load(Ordering::Relaxed)) == 0
     }
 
     /// Takes everything: vectors into `lapic`, the rest to the caller. The owner calls it, after it has taken
     /// the notify word.
+    #[inline]
     pub fn drain_into(&self, lapic: &mut Lapic) -> Signals {
+        if self.is_empty() { Signals::default() } else { self.drain_what_is_there(lapic) }
+    }
+
+    fn drain_what_is_there(&self, lapic: &mut Lapic) -> Signals {
         let signals = take(&self.signals);
         if signals & INIT != 0 {
             // The local APIC comes out of INIT disabled by software, so it would drop them anyway.

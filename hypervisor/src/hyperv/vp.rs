@@ -138,8 +138,9 @@ impl Vp {
 
     /// After an exit, before anything looks at the local APIC: the address of the EOI assist field if it
     /// has to be read and passed to [`Vp::settle_eoi`].
+    #[inline]
     pub fn armed_eoi(&self) -> Option<u64> {
-        self.assist_page.gpa().filter(|_| self.eoi_assist.is_armed())
+        if self.eoi_assist.is_armed() { self.assist_page.gpa() } else { None }
     }
 
     /// Settles what was armed by the `field`'s value;

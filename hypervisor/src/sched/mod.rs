@@ -17,7 +17,7 @@ pub mod queue;
 
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use spin::Mutex;
 
@@ -59,12 +59,56 @@ pub struct Outlook {
     pub next_event: u64,
 }
 
+/// A vCPU's turn on a CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Whose turn it is.
+    pub vcpu: VcpuIndex,
+    /// It ran on another CPU before.
+    pub migrated: bool,
+    /// What it begins with.
+    pub outlook: Outlook,
+}
+
+/// What came of an attempt to block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Block {
+    /// There is something to do: the vCPU runs on.
+    Refused,
+    /// It blocks, and the next one has the CPU; `None` if nobody waits here.
+    Next(Option<Turn>),
+}
+
+/// One CPU's queue under its lock, with what others may read without it.
+#[derive(Debug)]
+struct Place {
+    queue: Mutex<RunQueue>,
+    /// [`RunQueue::load`] as of the last release of the lock. To look for a better place by, no more: it may be out
+    /// of date when it is read.
+    load: AtomicUsize,
+}
+
+impl Place {
+    /// Runs `act` with the lock held.
+    #[inline]
+    fn with<R>(&self, act: impl FnOnce(&mut RunQueue) -> R) -> R {
+        let mut queue = self.queue.lock();
+        let result = act(&mut queue);
+        self.load.store(queue.load(), Ordering::Relaxed);
+        result
+    }
+
+    fn load(&self) -> usize {
+        self.load.load(Ordering::Relaxed)
+    }
+}
+
 /// All queues.
 #[derive(Debug)]
 pub struct Scheduler {
     /// The CPUs that run vCPUs, one queue each.
     cpus: Range<CpuIndex>,
-    queues: Vec<Mutex<RunQueue>>,
+    places: Vec<Place>,
     homes: Vec<Home>,
     policy: Policy,
 }
@@ -75,16 +119,16 @@ impl Scheduler {
     pub fn new(cpus: Range<CpuIndex>, vcpus: u32, policy: Policy) -> Self {
         let home = |vcpu| cpus.start + vcpu % (cpus.end - cpus.start);
         let homes = (0..vcpus).map(|vcpu| Home { cpu: AtomicU32::new(home(vcpu)), ..Home::default() });
-        Self {
-            queues: cpus.clone().map(|_| Mutex::new(RunQueue::with_capacity(vcpus as usize))).collect(),
-            homes: homes.collect(),
-            policy,
-            cpus,
-        }
+        let place = |_| Place {
+            queue: Mutex::new(RunQueue::with_capacity(vcpus as usize)),
+            load: AtomicUsize::new(0),
+        };
+        Self { places: cpus.clone().map(place).collect(), homes: homes.collect(), policy, cpus }
     }
 
-    fn queue(&self, cpu: CpuIndex) -> &Mutex<RunQueue> {
-        &self.queues[(cpu - self.cpus.start) as usize]
+    #[inline]
+    fn place(&self, cpu: CpuIndex) -> &Place {
+        &self.places[(cpu - self.cpus.start) as usize]
     }
 
     /// Whether `cpu` runs vCPUs.
@@ -103,90 +147,104 @@ impl Scheduler {
 
     /// Lets `cpu` run the vCPU that has most right to: its own, or one of the longest queue. `None`: it may idle;
     /// whoever gives it work later finds it idle and nudges it.
-    ///
-    /// The second value says whether the vCPU came from another CPU.
-    pub fn next(&self, cpu: CpuIndex, now: u64) -> Option<(VcpuIndex, bool)> {
-        let mut own = self.queue(cpu).lock();
-        if own.has_waiting() {
-            return self.start(cpu, &mut own, now);
+    pub fn next(&self, cpu: CpuIndex, now: u64) -> Option<Turn> {
+        if let Some(turn) = self.place(cpu).with(|own| self.start(cpu, own, now)) {
+            return Some(turn);
         }
-        drop(own);
         let (vcpu, lag) = self.steal_for(cpu)?;
-        let mut own = self.queue(cpu).lock();
-        own.enqueue(vcpu, lag, &self.policy);
-        self.start(cpu, &mut own, now)
+        self.place(cpu).with(|own| {
+            own.enqueue(vcpu, lag, &self.policy);
+            self.start(cpu, own, now)
+        })
     }
 
-    fn start(&self, cpu: CpuIndex, queue: &mut RunQueue, now: u64) -> Option<(VcpuIndex, bool)> {
+    fn start(&self, cpu: CpuIndex, queue: &mut RunQueue, now: u64) -> Option<Turn> {
         let vcpu = queue.pick(now)?;
         // Only the holder of the vCPU writes its home; wakers read it after the next release of this lock.
-        let before = self.homes[vcpu as usize].cpu.swap(cpu, Ordering::Relaxed);
-        Some((vcpu, before != cpu))
+        let home = &self.homes[vcpu as usize].cpu;
+        let migrated = home.load(Ordering::Relaxed) != cpu;
+        if migrated {
+            home.store(cpu, Ordering::Relaxed);
+        }
+        Some(Turn { vcpu, migrated, outlook: self.outlook_of(queue, now) })
     }
 
     fn steal_for(&self, thief: CpuIndex) -> Option<(VcpuIndex, u64)> {
-        let loaded = self.others(thief).map(|cpu| (self.queue(cpu).lock().load(), cpu));
-        let (load, victim) = loaded.max()?;
+        let (load, victim) = self.others(thief).map(|cpu| (self.place(cpu).load(), cpu)).max()?;
         if load < 2 {
             return None;
         }
-        self.queue(victim).lock().steal()
+        self.place(victim).with(RunQueue::steal)
     }
 
-    /// Puts the vCPU that runs on `cpu` back among those that wait, here or on a CPU that has less to do.
-    pub fn put_back(&self, cpu: CpuIndex, now: u64, why: PutBack) -> Nudge {
-        let mut own = self.queue(cpu).lock();
-        own.put_back(now, why);
-        let load = own.load();
-        drop(own);
-        let Some(emptier) = self.emptier_than(cpu, load) else { return Nudge::Nothing };
-        let Some((vcpu, lag)) = self.queue(cpu).lock().steal() else { return Nudge::Nothing };
-        self.enqueue(emptier, vcpu, lag)
+    /// Puts the vCPU that runs on `cpu` back among those that wait, here or on a CPU that has less to do, and lets the
+    /// next one run.
+    pub fn switch(&self, cpu: CpuIndex, now: u64, why: PutBack) -> (Option<Turn>, Nudge) {
+        let (turn, surplus) = self.place(cpu).with(|own| {
+            own.put_back(now, why);
+            let emptier = self.emptier_than(cpu, own.load());
+            let surplus = emptier.and_then(|emptier| own.steal().map(|stolen| (emptier, stolen)));
+            (self.start(cpu, own, now), surplus)
+        });
+        let nudge = match surplus {
+            Some((emptier, (vcpu, lag))) => self.enqueue(emptier, vcpu, lag),
+            None => Nudge::Nothing,
+        };
+        (turn, nudge)
     }
 
     /// A CPU that has at least two vCPUs fewer than `load`.
+    #[inline]
     fn emptier_than(&self, cpu: CpuIndex, load: usize) -> Option<CpuIndex> {
-        if self.cpus.len() == 1 {
+        if self.places.len() == 1 {
             return None;
         }
-        let (least, other) = self.others(cpu).map(|other| (self.queue(other).lock().load(), other)).min()?;
+        let (least, other) = self.others(cpu).map(|other| (self.place(other).load(), other)).min()?;
         (least + 2 <= load).then_some(other)
     }
 
-    /// Takes the vCPU that runs on `cpu` off it, if `commit` says that it may block; `deadline` is when it wants to be
-    /// woken at the latest, `u64::MAX` for never. Returns what `commit` said.
+    /// Takes the vCPU that runs on `cpu` off it, if `commit` says that it may block, and lets the next one run;
+    /// `deadline` is when it wants to be woken at the latest, `u64::MAX` for never.
     ///
     /// `commit` runs under the queue's lock: a waker that sees the vCPU blocked waits for that lock, so it finds
     /// the timer set and the vCPU off the CPU.
-    pub fn block(&self, cpu: CpuIndex, now: u64, deadline: u64, commit: impl FnOnce() -> bool) -> bool {
-        let mut own = self.queue(cpu).lock();
-        let Some(vcpu) = own.running() else { return false };
-        if !commit() {
-            return false;
-        }
-        let lag = own.take_off(now);
-        self.homes[vcpu as usize].lag.store(lag, Ordering::Relaxed);
-        if deadline != u64::MAX {
-            own.add_timer(deadline, vcpu);
-        }
-        true
+    pub fn block(&self, cpu: CpuIndex, now: u64, deadline: u64, commit: impl FnOnce() -> bool) -> Block {
+        self.place(cpu).with(|own| {
+            let Some(vcpu) = own.running() else { return Block::Refused };
+            if !commit() {
+                return Block::Refused;
+            }
+            let lag = own.take_off(now);
+            self.homes[vcpu as usize].lag.store(lag, Ordering::Relaxed);
+            if deadline != u64::MAX {
+                own.add_timer(deadline, vcpu);
+            }
+            Block::Next(self.start(cpu, own, now))
+        })
     }
 
     /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller is the one who may wake it.
     pub fn wake(&self, vcpu: VcpuIndex) -> Nudge {
         let home = &self.homes[vcpu as usize];
         let cpu = home.cpu.load(Ordering::Relaxed);
-        let mut own = self.queue(cpu).lock();
-        own.remove_timer(vcpu);
-        let lag = home.lag.load(Ordering::Relaxed);
-        let load = own.load();
-        drop(own);
-        let place = if load == 0 { cpu } else { self.emptier_than(cpu, load + 1).unwrap_or(cpu) };
-        self.enqueue(place, vcpu, lag)
+        let placed = self.place(cpu).with(|own| {
+            own.remove_timer(vcpu);
+            let lag = home.lag.load(Ordering::Relaxed);
+            let load = own.load();
+            // To go to an emptier CPU only one lock is held at a time.
+            match self.emptier_than(cpu, load + 1).filter(|_| load != 0) {
+                Some(emptier) => Err((emptier, lag)),
+                None => Ok(self.enqueue_in(own, cpu, vcpu, lag)),
+            }
+        });
+        placed.unwrap_or_else(|(emptier, lag)| self.enqueue(emptier, vcpu, lag))
     }
 
     fn enqueue(&self, cpu: CpuIndex, vcpu: VcpuIndex, lag: u64) -> Nudge {
-        let mut queue = self.queue(cpu).lock();
+        self.place(cpu).with(|queue| self.enqueue_in(queue, cpu, vcpu, lag))
+    }
+
+    fn enqueue_in(&self, queue: &mut RunQueue, cpu: CpuIndex, vcpu: VcpuIndex, lag: u64) -> Nudge {
         queue.enqueue(vcpu, lag, &self.policy);
         match queue.running() {
             Some(running) => Nudge::Running(running),
@@ -196,29 +254,34 @@ impl Scheduler {
 
     /// What `cpu` has to reckon with while its vCPU runs.
     pub fn outlook(&self, cpu: CpuIndex, now: u64) -> Outlook {
-        let queue = self.queue(cpu).lock();
+        self.outlook_of(&self.place(cpu).queue.lock(), now)
+    }
+
+    #[inline]
+    fn outlook_of(&self, queue: &RunQueue, now: u64) -> Outlook {
+        let timer = queue.next_timer();
         Outlook {
             should_switch: queue.should_switch(now, &self.policy),
             has_waiting: queue.has_waiting(),
-            timer_expired: queue.next_timer() <= now,
-            next_event: queue.slice_end(&self.policy).min(queue.next_timer()),
+            timer_expired: timer <= now,
+            next_event: queue.slice_end(&self.policy).min(timer),
         }
     }
 
-    /// Whether any vCPU waits for `cpu`.
+    /// Whether any vCPU waits for `cpu`, on which one runs. Asked without the lock.
     pub fn has_waiting(&self, cpu: CpuIndex) -> bool {
-        self.queue(cpu).lock().has_waiting()
+        self.place(cpu).load() > 1
     }
 
     /// When `cpu` must look up again on the scheduler's account: the end of the slice or the next timer.
     pub fn next_event(&self, cpu: CpuIndex) -> u64 {
-        let queue = self.queue(cpu).lock();
+        let queue = self.place(cpu).queue.lock();
         queue.slice_end(&self.policy).min(queue.next_timer())
     }
 
     /// Takes one vCPU that blocked on `cpu` and whose time has come; the caller posts it its event.
     pub fn pop_expired(&self, cpu: CpuIndex, now: u64) -> Option<VcpuIndex> {
-        self.queue(cpu).lock().pop_expired(now)
+        self.place(cpu).queue.lock().pop_expired(now)
     }
 }
 
@@ -230,44 +293,64 @@ mod tests {
         Scheduler::new(0..cpus, vcpus, Policy::new(1000))
     }
 
+    /// Whose turn it is on `cpu`, and whether it came from another CPU.
+    fn next(sched: &Scheduler, cpu: CpuIndex) -> Option<(VcpuIndex, bool)> {
+        sched.next(cpu, 0).map(|turn| (turn.vcpu, turn.migrated))
+    }
+
+    fn enqueue(sched: &Scheduler, cpu: CpuIndex, vcpus: impl IntoIterator<Item = VcpuIndex>) {
+        for vcpu in vcpus {
+            let _ = sched.enqueue(cpu, vcpu, 0);
+        }
+    }
+
     #[test]
     fn wakers_nudge_idle_cpus_and_running_vcpus() {
         let sched = scheduler(2, 3);
         assert_eq!(sched.wake(0), Nudge::Idle(0));
-        assert_eq!(sched.next(0, 0), Some((0, false)));
+        assert_eq!(next(&sched, 0), Some((0, false)));
         assert_eq!(sched.wake(2), Nudge::Idle(1), "CPU 0 is busy, CPU 1 is not");
-        assert_eq!(sched.next(1, 0), Some((2, true)));
+        assert_eq!(next(&sched, 1), Some((2, true)));
         assert_eq!(sched.wake(1), Nudge::Running(2));
     }
 
     #[test]
     fn an_idle_cpu_takes_work_from_the_longest_queue() {
-        let sched = scheduler(2, 4);
-        for vcpu in [0, 2] {
-            sched.queue(0).lock().enqueue(vcpu, 0, &sched.policy);
-        }
-        assert_eq!(sched.next(0, 0), Some((0, false)));
-        assert_eq!(sched.next(1, 0), Some((2, true)));
-        assert_eq!(sched.next(1, 0), None);
+        let sched = scheduler(3, 4);
+        enqueue(&sched, 0, [0, 2]);
+        assert_eq!(next(&sched, 0), Some((0, false)));
+        assert_eq!(next(&sched, 1), Some((2, true)));
+        assert_eq!(next(&sched, 2), None, "the others have one each, which runs");
     }
 
     #[test]
     fn a_refused_block_leaves_the_vcpu_running() {
         let sched = scheduler(1, 1);
         sched.wake(0);
-        sched.next(0, 0);
-        assert!(!sched.block(0, 5, 100, || false));
+        next(&sched, 0);
+        assert_eq!(sched.block(0, 5, 100, || false), Block::Refused);
         assert_eq!(sched.next_event(0), u64::MAX, "no timer was left behind");
-        assert!(sched.block(0, 5, 100, || true));
+        assert_eq!(sched.block(0, 5, 100, || true), Block::Next(None));
         assert_eq!(sched.next_event(0), 100);
         assert_eq!(sched.pop_expired(0, 100), Some(0));
+    }
+
+    #[test]
+    fn blocking_hands_the_cpu_to_whoever_waits_with_the_timer_in_sight() {
+        let sched = scheduler(1, 3);
+        enqueue(&sched, 0, 0..3);
+        assert_eq!(next(&sched, 0), Some((0, false)));
+        let Block::Next(Some(turn)) = sched.block(0, 5, 100, || true) else { panic!("nobody has the CPU") };
+        assert_eq!((turn.vcpu, turn.outlook.has_waiting, turn.outlook.next_event), (1, true, 100));
+        assert_eq!(turn.outlook, sched.outlook(0, 5));
+        assert!(sched.has_waiting(0), "vCPU 2");
     }
 
     #[test]
     fn waking_early_forgets_the_timer() {
         let sched = scheduler(1, 1);
         sched.wake(0);
-        sched.next(0, 0);
+        next(&sched, 0);
         sched.block(0, 5, 100, || true);
         sched.wake(0);
         assert_eq!(sched.pop_expired(0, 1000), None);
@@ -280,18 +363,16 @@ mod tests {
         for vcpu in 0..4 {
             assert!(matches!(sched.wake(vcpu), Nudge::Idle(cpu) if cpu != 0));
         }
-        assert!(sched.next(1, 0).is_some() && sched.next(2, 0).is_some());
+        assert!(next(&sched, 1).is_some() && next(&sched, 2).is_some());
     }
 
     #[test]
     fn put_back_evens_the_queues_out() {
         let sched = scheduler(2, 4);
-        for vcpu in 0..4 {
-            sched.queue(0).lock().enqueue(vcpu, 0, &sched.policy);
-        }
-        sched.next(0, 0);
-        assert_eq!(sched.put_back(0, 1000, PutBack::Preempted), Nudge::Idle(1));
-        assert_eq!(sched.queue(0).lock().load(), 3);
-        assert_eq!(sched.queue(1).lock().load(), 1);
+        enqueue(&sched, 0, 0..4);
+        next(&sched, 0);
+        let (turn, nudge) = sched.switch(0, 1000, PutBack::Preempted);
+        assert_eq!((turn.map(|turn| turn.vcpu), nudge), (Some(1), Nudge::Idle(1)));
+        assert_eq!((sched.place(0).load(), sched.place(1).load()), (3, 1));
     }
 }

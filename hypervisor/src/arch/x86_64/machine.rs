@@ -388,6 +388,11 @@ impl Machine {
         // Goes on only if the vCPU to be told has blocked meanwhile, and is thereby woken: once for each vCPU at most
         // until it has run again.
         while let Nudge::Running(vcpu) = nudge {
+            let me = PerCpu::current();
+            if me.current_vcpu.load(Ordering::Relaxed) == vcpu + 1 {
+                // It is on this CPU, out of guest mode: it need not be told by way of its target.
+                return me.replan.set(true);
+            }
             let Some(vcpu) = self.vcpus.get(vcpu as usize) else { return };
             match vcpu.target.post_event() {
                 Notify::None => return,

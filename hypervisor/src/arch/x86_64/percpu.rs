@@ -56,7 +56,9 @@ pub(super) struct PerCpu {
     pub(super) asids: UnsafeCell<Option<AsidAllocator>>,
     /// TSC value at which the one-shot timer is set to go off; `u64::MAX` when it is not set.
     pub(super) timer_armed: Cell<u64>,
-    /// The vCPU that is on this CPU, as index + 1; 0 for none. For the panic report.
+    /// A vCPU has been put into this CPU's queue by the CPU itself: before the guest goes on, see who is to run.
+    pub(super) replan: Cell<bool>,
+    /// The vCPU that is on this CPU, as index + 1; 0 for none. Written by the CPU itself.
     pub(super) current_vcpu: AtomicU32,
     /// Exit code of the last exit. For the panic report.
     pub(super) last_exit: AtomicU64,
@@ -160,6 +162,7 @@ pub(super) unsafe fn create(base: u64, apic_ids: &[u32]) {
                 host_vmcb: Cell::new(0),
                 asids: UnsafeCell::new(None),
                 timer_armed: Cell::new(u64::MAX),
+                replan: Cell::new(false),
                 current_vcpu: AtomicU32::new(0),
                 last_exit: AtomicU64::new(0),
             });

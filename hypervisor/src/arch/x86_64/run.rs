@@ -16,7 +16,7 @@ use super::svm::exits::{Context, Next};
 use super::svm::state::{Activity, note_current};
 use super::{clock, panic};
 use crate::devices::message::Trigger;
-use crate::sched::PutBack;
+use crate::sched::{Block, Outlook, PutBack, Turn};
 
 /// Set when the machine is ready to run.
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -85,30 +85,28 @@ pub(super) fn cpu_loop() -> ! {
         interrupts::disable();
     }
     let mut workspace = Box::new(Workspace { scratch: FlushScratch::new(), page: InputPage::new() });
+    let mut turn = None;
     loop {
-        match vm.sched.next(cpu.index, clock::now()) {
-            Some((index, migrated)) => {
-                let vcpu = &vm.vcpus[index as usize];
-                vm.count(index, Counter::SchedIn, 1);
-                vm.count(index, Counter::SchedMigrated, migrated.into());
-                note_current(cpu, Some(index));
-                run_vcpu(vm, cpu, vcpu, &mut workspace);
-                note_current(cpu, None);
-            }
-            None if wake_expired(vm, cpu) => {}
+        turn = match turn.or_else(|| vm.sched.next(cpu.index, clock::now())) {
+            Some(turn) => run_turn(vm, cpu, &turn, &mut workspace),
             None => {
-                let now = clock::now();
-                clock::set_timer(
-                    cpu,
-                    vm.sched.next_event(cpu.index).min(now.saturating_add(vm.tick_max)),
-                    now,
-                );
-                // STI takes effect after HLT has begun, so an interrupt that pends wakes it.
-                interrupts::enable_and_hlt();
-                interrupts::disable();
+                if !wake_expired(vm, cpu) {
+                    idle(vm, cpu);
+                }
+                None
             }
         }
     }
+}
+
+/// Waits for an interrupt.
+fn idle(vm: &Machine, cpu: &PerCpu) {
+    let now = clock::now();
+    let deadline = vm.sched.next_event(cpu.index).min(now.saturating_add(vm.tick_max));
+    clock::set_timer(cpu, deadline, now);
+    // STI takes effect after HLT has begun, so an interrupt that pends wakes it.
+    interrupts::enable_and_hlt();
+    interrupts::disable();
 }
 
 /// Wakes the vCPUs that block on this CPU and whose timers have expired; whether there were any.
@@ -122,8 +120,27 @@ fn wake_expired(vm: &Machine, cpu: &PerCpu) -> bool {
     any
 }
 
-/// Runs `vcpu` until it gives up the CPU, and puts it where it belongs then.
-fn run_vcpu(vm: &Machine, cpu: &PerCpu, vcpu: &Vcpu, workspace: &mut Workspace) {
+/// Runs a vCPU until it gives up the CPU, and puts it where it belongs then. Returns whose turn it is next, if that
+/// is known already.
+fn run_turn(vm: &Machine, cpu: &PerCpu, turn: &Turn, workspace: &mut Workspace) -> Option<Turn> {
+    let vcpu = &vm.vcpus[turn.vcpu as usize];
+    vm.count(vcpu.index, Counter::SchedIn, 1);
+    if turn.migrated {
+        vm.count(vcpu.index, Counter::SchedMigrated, 1);
+    }
+    note_current(cpu, Some(vcpu.index));
+    let next = run_vcpu(vm, cpu, vcpu, turn.outlook, workspace);
+    note_current(cpu, None);
+    next
+}
+
+fn run_vcpu(
+    vm: &Machine,
+    cpu: &PerCpu,
+    vcpu: &Vcpu,
+    mut outlook: Outlook,
+    workspace: &mut Workspace,
+) -> Option<Turn> {
     // The scheduler gives a vCPU to one CPU at a time; two owners would be its failure.
     let mut owner = vcpu.target.owner().expect("the vCPU runs on another CPU");
     loop {
@@ -132,27 +149,27 @@ fn run_vcpu(vm: &Machine, cpu: &PerCpu, vcpu: &Vcpu, workspace: &mut Workspace) 
         state.load();
         let Workspace { scratch, page } = workspace;
         let mut context = Context { vm, cpu, vcpu, owner: &mut owner, state, scratch, page };
-        let leave = context.run();
+        let leave = context.run(outlook);
         // Saved before anybody else can find the vCPU.
         context.state.save();
         let now = clock::now();
         match leave {
             Leave::Blocked(deadline) => {
                 let mut owner_cell = Some(owner);
-                let blocked = vm.sched.block(cpu.index, now, deadline, || {
+                let block = vm.sched.block(cpu.index, now, deadline, || {
                     let halted = owner_cell.as_mut().is_some_and(Owner::try_halt);
                     if halted {
                         owner_cell = None;
                     }
                     halted
                 });
-                if blocked {
+                if let Block::Next(next) = block {
                     vm.count(vcpu.index, Counter::SchedHalt, 1);
-                    return;
+                    return next;
                 }
                 // Something came in meanwhile: go on.
-                let Some(kept) = owner_cell else { return };
-                owner = kept;
+                owner = owner_cell?;
+                outlook = vm.sched.outlook(cpu.index, now);
             }
             Leave::PutBack(why) => {
                 let counter = match why {
@@ -161,13 +178,17 @@ fn run_vcpu(vm: &Machine, cpu: &PerCpu, vcpu: &Vcpu, workspace: &mut Workspace) 
                 };
                 vm.count(vcpu.index, counter, 1);
                 drop(owner);
-                return vm.nudge(vm.sched.put_back(cpu.index, now, why));
+                let (next, nudge) = vm.sched.switch(cpu.index, now, why);
+                vm.nudge(nudge);
+                return next;
             }
             Leave::Parked => {
                 drop(owner);
-                let parked = vm.sched.block(cpu.index, now, u64::MAX, || true);
-                debug_assert!(parked);
-                return vm.park();
+                let Block::Next(next) = vm.sched.block(cpu.index, now, u64::MAX, || true) else {
+                    unreachable!("a vCPU that runs can always stop")
+                };
+                vm.park();
+                return next;
             }
         }
     }
@@ -175,15 +196,20 @@ fn run_vcpu(vm: &Machine, cpu: &PerCpu, vcpu: &Vcpu, workspace: &mut Workspace) 
 
 impl Context<'_, '_> {
     /// Runs the vCPU on this CPU until it is to leave it.
-    fn run(&mut self) -> Leave {
+    fn run(&mut self, outlook: Outlook) -> Leave {
         // What was posted before is looked at in any case.
         let _posted_before = self.owner.take_events();
-        if let Some(leave) = self.attend() {
+        if let Some(leave) = self.attend(Some(outlook)) {
             return leave;
         }
         loop {
             if self.owner.take_events()
-                && let Some(leave) = self.attend()
+                && let Some(leave) = self.attend(None)
+            {
+                return leave;
+            }
+            if self.cpu.replan.take()
+                && let Some(leave) = self.plan(None, clock::now(), None)
             {
                 return leave;
             }
@@ -197,19 +223,28 @@ impl Context<'_, '_> {
         }
     }
 
-    /// Looks at everything that may have come up: interrupts, timers, the end of the slice, a reset.
-    fn attend(&mut self) -> Option<Leave> {
+    /// Looks at everything that may have come up: interrupts, timers, a reset, and what [`plan`](Self::plan) sees.
+    fn attend(&mut self, outlook: Option<Outlook>) -> Option<Leave> {
         if self.vm.is_resetting() {
             return Some(Leave::Parked);
         }
         self.take_signals();
         let now = clock::now();
-        self.expire_timers(now);
+        let mut deadline = self.state.next_deadline(now);
+        if deadline <= now {
+            self.expire_timers(now);
+            deadline = self.state.next_deadline(now);
+        }
         self.state.update_activity();
         if self.state.activity != Activity::Running {
-            return Some(Leave::Blocked(self.state.next_deadline()));
+            return Some(Leave::Blocked(deadline));
         }
-        let mut outlook = self.vm.sched.outlook(self.cpu.index, now);
+        self.plan(outlook, now, Some(deadline))
+    }
+
+    /// Looks at who else wants the CPU: whether to make room, and when to look again.
+    fn plan(&mut self, outlook: Option<Outlook>, now: u64, deadline: Option<u64>) -> Option<Leave> {
+        let mut outlook = outlook.unwrap_or_else(|| self.vm.sched.outlook(self.cpu.index, now));
         if outlook.timer_expired && wake_expired(self.vm, self.cpu) {
             outlook = self.vm.sched.outlook(self.cpu.index, now);
         }
@@ -218,9 +253,20 @@ impl Context<'_, '_> {
         }
         // While nobody waits a spinning guest may as well spin: the exits would cost more than they gain.
         self.state.intercept_pause(outlook.has_waiting);
-        let deadline = outlook.next_event.min(self.state.next_deadline());
+        let deadline = deadline.unwrap_or_else(|| self.state.next_deadline(now)).min(outlook.next_event);
         clock::set_timer(self.cpu, deadline.min(now.saturating_add(self.vm.tick_max)), now);
         None
+    }
+
+    /// The guest executes HLT: it blocks unless there is something for it already.
+    fn halt(&mut self) -> Option<Leave> {
+        let now = clock::now();
+        let deadline = self.state.next_deadline(now);
+        // What others have posted need not be looked at: with an event pending blocking is refused.
+        if deadline <= now || self.state.wakes_from_halt() {
+            return self.attend(None);
+        }
+        Some(Leave::Blocked(deadline))
     }
 
     fn take_signals(&mut self) {
@@ -254,7 +300,8 @@ impl Context<'_, '_> {
     fn go_on(&mut self, next: Next) -> Option<Leave> {
         match next {
             Next::Resume => None,
-            Next::Timers | Next::Halt => self.attend(),
+            Next::Timers => self.attend(None),
+            Next::Halt => self.halt(),
             Next::Yield if self.vm.sched.has_waiting(self.cpu.index) => {
                 Some(Leave::PutBack(PutBack::Yielded))
             }

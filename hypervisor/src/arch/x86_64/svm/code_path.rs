@@ -70,12 +70,7 @@ impl CodePaths {
     /// Whether the bytes at RIP are `usual`. False also if that is not known: the code cannot be read, or crosses a
     /// page. Call in a translation section, with the memory of that section.
     #[inline]
-    pub(crate) fn is_at_rip<const N: usize>(
-        &mut self,
-        vmcb: &Vmcb,
-        memory: &GuestMemory<'_>,
-        usual: &[u8; N],
-    ) -> bool {
+    pub(crate) fn is_at_rip(&mut self, vmcb: &Vmcb, memory: &GuestMemory<'_>, usual: &[u8]) -> bool {
         let linear = linear_rip(vmcb, 0);
         let regime = Regime::of(vmcb, linear);
         let way = &mut self.0[linear as usize / PAGE_SIZE % WAYS];

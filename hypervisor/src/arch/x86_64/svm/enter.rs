@@ -90,8 +90,15 @@ impl Context<'_, '_> {
     }
 
     /// Finds out whether the guest has made use of the offer, and withdraws it.
+    #[inline]
     fn settle_lazy_eoi(&mut self) {
-        let Some(gpa) = self.state.hyperv.armed_eoi() else { return };
+        if let Some(gpa) = self.state.hyperv.armed_eoi() {
+            self.settle_offer(gpa);
+        }
+    }
+
+    #[inline(never)] // Apart from the exits without an offer, which are most.
+    fn settle_offer(&mut self, gpa: u64) {
         let memory = self.vm.memslots.memory();
         let field = memory.read_u32(Gpa(gpa)).unwrap_or(NO_EOI_REQUIRED);
         match self.state.hyperv.settle_eoi(field) {

@@ -12,11 +12,10 @@ use super::super::overlay::Overlays;
 use super::super::percpu::PerCpu;
 use super::entry::{R8, RAX, RBX, RCX, RDI, RDX, RSI};
 use super::fpu;
-use super::instruction::{FetchError, decode_control_write, length};
-use super::msr::Written;
+use super::instruction::{decode_control_write, length};
 use super::state::{Activity, VcpuState};
 use super::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
-use super::{cpuid, instruction};
+use super::{cpuid, instruction, msr};
 use crate::devices::lapic::Effect;
 use crate::devices::platform::{Output, PortSize, SerialPort};
 use crate::devices::power::PowerEvent;
@@ -88,36 +87,53 @@ impl Context<'_, '_> {
         }
     }
 
-    /// Length of the instruction at RIP, which is usually encoded as `usual`.
-    #[inline(never)] // Nearly every exit comes here: one small frame instead of one section per handler.
-    fn length_at_rip<const N: usize>(&mut self, usual: &[u8; N]) -> Result<u64, FetchError> {
-        self.with_translation(|state, memory| length(&state.vmcb, memory, &mut state.code, usual))
-    }
-
-    /// Goes on behind the instruction that is usually encoded as `usual`, after `act` has done its work. If the
-    /// instruction cannot be read any more, the guest gets the fault and nothing is done.
-    fn complete<const N: usize>(&mut self, usual: &[u8; N], act: impl FnOnce(&mut Self) -> Next) -> Next {
-        match self.length_at_rip(usual) {
-            Ok(length) => {
-                let next = act(self);
-                if self.state.exception.is_none() {
-                    self.skip(length);
-                }
-                next
-            }
-            Err(error) => {
-                self.state.raise_fetch_error(error);
-                Next::Resume
-            }
-        }
-    }
-
     /// Handles the exit that the VMCB describes.
     #[inline(always)] // It has one caller, and saves that one's registers for nothing otherwise.
     pub(crate) fn handle_exit(&mut self) -> Next {
-        let code = self.state.vmcb.exit_code;
         self.count(counter_of(&self.state.vmcb));
         self.state.end_step();
+        match usual_encoding(&self.state.vmcb) {
+            Some(usual) => self.complete(usual),
+            None => self.handle_event(),
+        }
+    }
+
+    /// Carries out the instruction that the guest could not, and goes on behind it. If it cannot be read any more, the
+    /// guest gets the fault and nothing is done.
+    #[inline(always)] // As above.
+    fn complete(&mut self, usual: &[u8]) -> Next {
+        let length =
+            self.with_translation(|state, memory| length(&state.vmcb, memory, &mut state.code, usual));
+        let length = match length {
+            Ok(length) => length,
+            Err(error) => {
+                self.state.raise_fetch_error(error);
+                return Next::Resume;
+            }
+        };
+        let next = match self.state.vmcb.exit_code {
+            exit::MSR => self.on_msr(),
+            exit::CPUID => self.on_cpuid(),
+            exit::VMMCALL => self.on_hypercall(),
+            exit::HLT => {
+                self.state.activity = Activity::Halted;
+                Next::Halt
+            }
+            exit::PAUSE => Next::Yield,
+            exit::XSETBV => self.on_xsetbv(),
+            // WBINVD, INVD: the caches are coherent without.
+            _ => Next::Resume,
+        };
+        if self.state.exception.is_none() {
+            self.skip(length);
+        }
+        next
+    }
+
+    /// An exit for another reason than an instruction whose encoding is known.
+    #[inline(always)] // As above.
+    fn handle_event(&mut self) -> Next {
+        let code = self.state.vmcb.exit_code;
         match code {
             exit::INTR | exit::NMI | exit::SMI | exit::INIT => Next::Resume,
             exit::VINTR => {
@@ -130,23 +146,12 @@ impl Context<'_, '_> {
                 self.on_nested_fault();
                 Next::Resume
             }
-            exit::MSR => self.on_msr(),
-            exit::VMMCALL => self.complete(&[0x0f, 0x01, 0xd9], Self::on_hypercall),
             exit::IOIO => self.on_port(),
-            exit::CPUID => self.complete(&[0x0f, 0xa2], Self::on_cpuid),
-            exit::HLT => self.complete(&[0xf4], |context| {
-                context.state.activity = Activity::Halted;
-                Next::Halt
-            }),
-            exit::PAUSE => self.complete(&[0xf3, 0x90], |_| Next::Yield),
             exit::IRET => {
                 // The next entry steps over it.
                 self.state.nmi.at_iret = true;
                 Next::Resume
             }
-            exit::WBINVD => self.complete(&[0x0f, 0x09], |_| Next::Resume),
-            exit::INVD => self.complete(&[0x0f, 0x08], |_| Next::Resume),
-            exit::XSETBV => self.complete(&[0x0f, 0x01, 0xd1], Self::on_xsetbv),
             0x10..=0x1f => self.on_control_write(),
             exit::SHUTDOWN => Next::TripleFault,
             exit::RDPMC => self.protection_fault(),
@@ -277,11 +282,7 @@ impl Context<'_, '_> {
 
     fn on_msr(&mut self) -> Next {
         let number = self.state.registers.low(RCX);
-        if self.state.vmcb.exit_info_1 & 1 == 0 {
-            self.complete(&[0x0f, 0x32], |context| context.read_msr(number))
-        } else {
-            self.complete(&[0x0f, 0x30], |context| context.write_msr(number))
-        }
+        if self.state.vmcb.exit_info_1 & 1 == 0 { self.read_msr(number) } else { self.write_msr(number) }
     }
 
     fn read_msr(&mut self, number: u32) -> Next {
@@ -311,6 +312,12 @@ impl Context<'_, '_> {
     fn write_msr(&mut self, number: u32) -> Next {
         let value = self.state.registers.edx_eax();
         let now = clock::now();
+        if msr::is_lapic(number) {
+            return match self.state.write_lapic(number, value, now) {
+                Ok(effect) => self.perform_lapic(effect),
+                Err(_) => self.protection_fault(),
+            };
+        }
         if hyperv::msrs::is_synthetic(number) {
             // Held until the effect is performed, so that pages move in the order of the writes.
             let mut overlays = Overlays::is_moved_by(number).then(|| self.vm.overlays.lock());
@@ -320,31 +327,35 @@ impl Context<'_, '_> {
             };
         }
         match self.state.write_msr(number, value, now) {
-            Ok(Written::Done) => Next::Resume,
-            Ok(Written::Lapic(effect)) => self.perform_lapic(effect),
+            Ok(()) => Next::Resume,
             Err(_) => self.protection_fault(),
         }
     }
 
     /// Carries out what a write to the local APIC asks for.
-    pub(crate) fn perform_lapic(&mut self, effect: Effect) -> Next {
+    #[inline]
+    fn perform_lapic(&mut self, effect: Effect) -> Next {
         match effect {
-            Effect::None => Next::Resume,
+            Effect::None | Effect::Eoi { level: false, .. } => Next::Resume,
             Effect::Ipi(message) => {
                 let targets = self.vm.deliver(message, self.state.lapic.apic_id());
                 self.vm.count(self.vcpu.index, Counter::IrqIpi, targets);
                 Next::Resume
             }
-            Effect::Eoi { vector, level } => {
-                if level {
-                    let messages = self.vm.platform.lock().eoi(vector);
-                    for message in messages {
-                        self.vm.deliver(message, self.state.lapic.apic_id());
-                    }
-                }
+            Effect::Eoi { vector, level: true } => {
+                self.tell_io_apic(vector);
                 Next::Resume
             }
             Effect::TimerChanged => Next::Timers,
+        }
+    }
+
+    /// A level-triggered vector has left service.
+    #[inline(never)] // Seldom, and with a buffer that others need not make room for.
+    fn tell_io_apic(&mut self, vector: u8) {
+        let messages = self.vm.platform.lock().eoi(vector);
+        for message in messages {
+            self.vm.deliver(message, self.state.lapic.apic_id());
         }
     }
 
@@ -466,6 +477,24 @@ impl Context<'_, '_> {
 }
 
 const CR4_OSXSAVE: u64 = 1 << 18;
+
+/// How the instruction that causes an exit is usually encoded; `None` if no instruction does, if the exit itself says
+/// where the next one is, or if what it says has to be decoded.
+#[inline]
+fn usual_encoding(vmcb: &Vmcb) -> Option<&'static [u8]> {
+    Some(match vmcb.exit_code {
+        exit::MSR if vmcb.exit_info_1 & 1 == 0 => &[0x0f, 0x32],
+        exit::MSR => &[0x0f, 0x30],
+        exit::CPUID => &[0x0f, 0xa2],
+        exit::VMMCALL => &[0x0f, 0x01, 0xd9],
+        exit::HLT => &[0xf4],
+        exit::PAUSE => &[0xf3, 0x90],
+        exit::XSETBV => &[0x0f, 0x01, 0xd1],
+        exit::WBINVD => &[0x0f, 0x09],
+        exit::INVD => &[0x0f, 0x08],
+        _ => return None,
+    })
+}
 
 fn counter_of(vmcb: &Vmcb) -> Counter {
     match vmcb.exit_code {

@@ -1,6 +1,6 @@
 //! What the processor's SVM offers, and turning it on.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use core::arch::x86_64::__cpuid;
 use x86_64::registers::control::{Efer, EferFlags};
@@ -20,6 +20,7 @@ const PAUSE_FILTER: u32 = 1 << 10;
 
 static FEATURES: AtomicU32 = AtomicU32::new(0);
 static ASIDS: AtomicU32 = AtomicU32::new(0);
+static TSC_AUX: AtomicBool = AtomicBool::new(false);
 
 /// SVM features of this machine; each one is used where it is there and done without where it is not.
 #[derive(Clone, Copy)]
@@ -57,6 +58,11 @@ impl Features {
     }
 }
 
+/// Whether the processor has the TSC_AUX register.
+pub(crate) fn has_tsc_aux() -> bool {
+    TSC_AUX.load(Ordering::Relaxed)
+}
+
 /// Number of ASIDs, the host's 0 included.
 pub(crate) fn asid_count() -> u32 {
     ASIDS.load(Ordering::Relaxed)
@@ -81,6 +87,7 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     }
     FEATURES.store(leaf.edx, Ordering::Relaxed);
     ASIDS.store(leaf.ebx, Ordering::Relaxed);
+    TSC_AUX.store(super::cpuid::host_has_rdtscp(), Ordering::Relaxed);
     Ok(())
 }
 

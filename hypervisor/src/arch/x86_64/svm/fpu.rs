@@ -111,21 +111,22 @@ impl FpuState {
         }
     }
 
-    /// Loads the state into the processor.
+    /// Loads the state into the processor, whose XCR0 is as [`enable`] or [`save`](Self::save) left it: everything.
     pub(crate) fn load(&mut self) {
         let area = self.area.as_ptr();
         match components() {
             // SAFETY: the area holds an image that FXSAVE wrote or `reset` made.
             0 => unsafe { asm!("fxrstor64 [{}]", in(reg) area, options(nostack)) },
             components => {
-                write_xcr0(components);
                 // SAFETY: the area is as large as all components need, aligned to 64, and holds an image that
                 // XSAVE wrote or `reset` made.
                 unsafe {
                     asm!("xrstor64 [{}]", in(reg) area, in("eax") components as u32,
                         in("edx") (components >> 32) as u32, options(nostack));
                 }
-                write_xcr0(self.xcr0);
+                if self.xcr0 != components {
+                    write_xcr0(self.xcr0);
+                }
             }
         }
     }
@@ -138,7 +139,9 @@ impl FpuState {
             0 => unsafe { asm!("fxsave64 [{}]", in(reg) area, options(nostack)) },
             components => {
                 self.xcr0 = read_xcr0();
-                write_xcr0(components);
+                if self.xcr0 != components {
+                    write_xcr0(components);
+                }
                 // SAFETY: as in `load`.
                 unsafe {
                     asm!("xsave64 [{}]", in(reg) area, in("eax") components as u32,

@@ -133,10 +133,11 @@ impl VcpuState {
     /// by intercepting CR8 when only the task priority stands in the way. The former ends STI's interrupt shadow for
     /// NMIs, too; an NMI in the shadow of a load of SS with interrupts off comes at the next exit.
     fn request_window(&mut self) {
-        let waiting = self.lapic.pending();
-        let masked = waiting.is_none() && self.lapic.highest_irr().is_some();
+        let requested = self.lapic.highest_irr().is_some();
+        let waiting = requested && self.lapic.pending().is_some();
+        let masked = requested && !waiting;
         let tpr = u64::from(self.lapic.tpr() >> 4);
-        let wanted = waiting.is_some() || self.nmi.is_deliverable();
+        let wanted = waiting || self.nmi.is_deliverable();
         let request = if wanted { vintr::IRQ | vintr::IGNORE_TPR | 0xf << vintr::PRIORITY_SHIFT } else { 0 };
         let control = vintr::MASKING | tpr | request;
         if self.vmcb.interrupt_control != control {

@@ -138,17 +138,17 @@ pub(crate) fn build_decoder() {
 
 /// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer.
 #[inline]
-pub(crate) fn length<const N: usize>(
+pub(crate) fn length(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
-    usual: &[u8; N],
+    usual: &[u8],
 ) -> Result<u64, FetchError> {
     if Features::get().next_rip() && vmcb.next_rip != 0 {
         return Ok(vmcb.next_rip.wrapping_sub(vmcb.rip));
     }
     if paths.is_at_rip(vmcb, memory, usual) {
-        return Ok(N as u64);
+        return Ok(usual.len() as u64);
     }
     decoded_length(vmcb, memory)
 }

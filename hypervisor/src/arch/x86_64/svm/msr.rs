@@ -6,7 +6,7 @@ use x86_64::registers::model_specific::Msr;
 
 use super::state::VcpuState;
 use super::vmcb::{CR0_PG, EFER_FFXSR, EFER_LMA, EFER_LME, EFER_NXE, EFER_SCE, EFER_SVME, Vmcb, clean};
-use crate::devices::lapic;
+use crate::devices::{GeneralProtection, lapic};
 
 const TSC: u32 = 0x10;
 const TSC_ADJUST: u32 = 0x3b;
@@ -47,7 +47,7 @@ pub(crate) const PERMISSION_MAP_PAGES: usize = 2;
 /// Fills in a permission map of zeros: exits for all MSRs but those that are passed through.
 pub(crate) fn fill_permission_map(map: &mut [u8]) {
     map.fill(0xff);
-    let tsc_aux = super::cpuid::host_has_rdtscp().then_some(TSC_AUX);
+    let tsc_aux = super::features::has_tsc_aux().then_some(TSC_AUX);
     for number in PASS_THROUGH.into_iter().chain(tsc_aux) {
         let range = match number {
             0..=0x1fff => 0,
@@ -68,31 +68,18 @@ pub(crate) fn reset_pass_through(vmcb: &mut Vmcb) {
     vmcb.kernel_gs_base = 0;
 }
 
-/// The access raises #GP(0).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Protection;
-
-/// What a write asks of the caller besides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub(crate) enum Written {
-    /// Nothing.
-    Done,
-    /// The local APIC has to do something.
-    Lapic(lapic::Effect),
-}
-
 /// Whether the local APIC answers this MSR.
-fn is_lapic(number: u32) -> bool {
-    matches!(number, lapic::msr::APIC_BASE | lapic::msr::TSC_DEADLINE | 0x800..=0x8ff)
+#[inline]
+pub(crate) fn is_lapic(number: u32) -> bool {
+    matches!(number, 0x800..=0x8ff | lapic::msr::TSC_DEADLINE | lapic::msr::APIC_BASE)
 }
 
 impl VcpuState {
     /// RDMSR, of everything but the Hyper-V registers, when the host's TSC is `now`.
-    pub(crate) fn read_msr(&self, number: u32, now: u64) -> Result<u64, Protection> {
+    pub(crate) fn read_msr(&self, number: u32, now: u64) -> Result<u64, GeneralProtection> {
         if is_lapic(number) {
             let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
-            return self.lapic.read_msr(number, guest_now).map_err(|_| Protection);
+            return self.lapic.read_msr(number, guest_now);
         }
         Ok(match number {
             TSC => now.wrapping_add(self.vmcb.tsc_offset),
@@ -105,17 +92,23 @@ impl VcpuState {
             HWCR => HWCR_TSC_FREQ_SEL,
             DE_CFG => DE_CFG_LFENCE,
             SYSCFG | LS_CFG | DC_CFG | BU_CFG2 => 0,
-            _ => return Err(Protection),
+            _ => return Err(GeneralProtection),
         })
     }
 
-    /// WRMSR, of everything but the Hyper-V registers, when the host's TSC is `now`.
-    pub(crate) fn write_msr(&mut self, number: u32, value: u64, now: u64) -> Result<Written, Protection> {
-        if is_lapic(number) {
-            let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
-            let effect = self.lapic.write_msr(number, value, guest_now).map_err(|_| Protection)?;
-            return Ok(Written::Lapic(effect));
-        }
+    /// WRMSR of what the [local APIC answers](is_lapic), when the host's TSC is `now`.
+    #[inline]
+    pub(crate) fn write_lapic(
+        &mut self,
+        number: u32,
+        value: u64,
+        now: u64,
+    ) -> Result<lapic::Effect, GeneralProtection> {
+        self.lapic.write_msr(number, value, now.wrapping_add(self.vmcb.tsc_offset))
+    }
+
+    /// WRMSR, of everything but the local APIC's and the Hyper-V registers, when the host's TSC is `now`.
+    pub(crate) fn write_msr(&mut self, number: u32, value: u64, now: u64) -> Result<(), GeneralProtection> {
         match number {
             TSC => {
                 let delta = value.wrapping_sub(now.wrapping_add(self.vmcb.tsc_offset));
@@ -128,12 +121,12 @@ impl VcpuState {
                 // Translations hold the memory type (A13).
                 self.asid.owe_flush();
             }
-            EFER => return self.write_efer(value),
+            EFER => self.write_efer(value)?,
             // Configuration that the guest may have its way with in name: nothing depends on it here.
             PATCH_LEVEL | SYSCFG | HWCR | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
-            _ => return Err(Protection),
+            _ => return Err(GeneralProtection),
         }
-        Ok(Written::Done)
+        Ok(())
     }
 
     fn move_tsc(&mut self, delta: u64) {
@@ -145,7 +138,7 @@ impl VcpuState {
 
     /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is the processor's
     /// (APM volume 2, section 3.1.7).
-    fn write_efer(&mut self, value: u64) -> Result<Written, Protection> {
+    fn write_efer(&mut self, value: u64) -> Result<(), GeneralProtection> {
         let edx = __cpuid(0x8000_0001).edx;
         let nxe = if edx & 1 << 20 != 0 { EFER_NXE } else { 0 };
         let ffxsr = if edx & 1 << 25 != 0 { EFER_FFXSR } else { 0 };
@@ -153,7 +146,7 @@ impl VcpuState {
         let old = self.vmcb.efer;
         let reserved = value & !(writable | EFER_LMA) != 0;
         if reserved || (value ^ old) & EFER_LME != 0 && self.vmcb.cr0 & CR0_PG != 0 {
-            return Err(Protection);
+            return Err(GeneralProtection);
         }
         self.vmcb.efer = value & writable | old & EFER_LMA | EFER_SVME;
         self.vmcb.mark_dirty(clean::CRX);
@@ -161,7 +154,7 @@ impl VcpuState {
             // Translations hold the effect of NX (A13).
             self.asid.owe_flush();
         }
-        Ok(Written::Done)
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use x86_64::registers::model_specific::Msr;
 
 use super::code_path::CodePaths;
 use super::entry::{RAX, RBX, RDX, RSI, RSP, Registers};
-use super::features::Features;
+use super::features::{self, Features};
 use super::fpu::FpuState;
 use super::step::Nmi;
 use super::vmcb::{self, CR0_PE, EFER_SVME, Segment, Vmcb, clean, misc1, misc2, misc3, vintr};
@@ -224,7 +224,7 @@ impl VcpuState {
         Dr1::write(self.debug[1]);
         Dr2::write(self.debug[2]);
         Dr3::write(self.debug[3]);
-        if cpuid::host_has_rdtscp() {
+        if features::has_tsc_aux() {
             // SAFETY: the MSR is there, and the hypervisor does not use it.
             unsafe { Msr::new(MSR_TSC_AUX).write(self.tsc_aux) };
         }
@@ -235,7 +235,7 @@ impl VcpuState {
     pub(crate) fn save(&mut self) {
         self.fpu.save();
         self.debug = [Dr0::read(), Dr1::read(), Dr2::read(), Dr3::read()];
-        if cpuid::host_has_rdtscp() {
+        if features::has_tsc_aux() {
             // SAFETY: as in `load`.
             self.tsc_aux = unsafe { Msr::new(MSR_TSC_AUX).read() };
         }
@@ -268,11 +268,13 @@ impl VcpuState {
         }
     }
 
-    /// When this vCPU wants to be looked at for one of its timers; `u64::MAX` if none runs.
-    pub(crate) fn next_deadline(&self) -> u64 {
-        // The local APIC counts in the guest's TSC, the synthetic timers in the host's.
-        let offset = self.vmcb.tsc_offset;
-        let lapic = self.lapic.next_deadline().map(|guest| guest.wrapping_sub(offset));
+    /// When this vCPU wants to be looked at for one of its timers, as a value of the host's TSC, which is `now`: one
+    /// that is not later if a timer has expired already, `u64::MAX` if none runs.
+    #[inline]
+    pub(crate) fn next_deadline(&self, now: u64) -> u64 {
+        // The local APIC counts in the guest's TSC, which may have wrapped against the host's.
+        let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
+        let lapic = self.lapic.next_deadline().map(|guest| now.saturating_add(guest.saturating_sub(guest_now)));
         let synthetic = self.hyperv.next_deadline_tsc();
         lapic.unwrap_or(u64::MAX).min(synthetic.unwrap_or(u64::MAX))
     }
