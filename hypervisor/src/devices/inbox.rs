@@ -1,7 +1,7 @@
 //! What other CPUs post to a vCPU's local APIC, which they do not own.
 //!
 //! ```text
-//!    any CPU: post                              the owner: drain_into, at entry
+//!    any CPU: post                              the owner, before an entry: take_signals, drain_vectors
 //!    A  the word here      (RMW, Release)       C  takes the notify word  (RMW, Acquire)
 //!    B  the notify word    (RMW, Release)       D  the words here         (load, then RMW, Acquire)
 //! ```
@@ -92,29 +92,22 @@ impl Inbox {
         });
     }
 
-    /// Whether there is nothing to take. The notify word, taken before, has made it see what was announced.
+    /// Whether there is anything for [`take_signals`](Self::take_signals). The notify word, taken before, has made
+    /// the load see what was announced; so too for the vectors.
     #[must_use]
     #[inline]
-    pub fn is_empty(&self) -> bool {
-        let vectors = self.pending.iter().fold(0, |all, word| all | word.load(Ordering::Relaxed));
-        vectors | u64::from(self.signals.load(Ordering::Relaxed)) == 0
+    pub fn has_signals(&self) -> bool {
+        self.signals.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes everything: vectors into `lapic`, the rest to the caller. The owner calls it, after it has taken
-    /// the notify word.
-    #[inline]
-    pub fn drain_into(&self, lapic: &mut Lapic) -> Signals {
-        if self.is_empty() { Signals::default() } else { self.drain_what_is_there(lapic) }
-    }
-
-    fn drain_what_is_there(&self, lapic: &mut Lapic) -> Signals {
-        let signals = take(&self.signals);
+    /// Takes what was posted besides vectors. INIT takes away the vectors that were posted, and resets `lapic`. The
+    /// owner calls it after it has taken the notify word, and [`drain_vectors`](Self::drain_vectors) next.
+    pub fn take_signals(&self, lapic: &mut Lapic) -> Signals {
+        let signals = self.signals.swap(0, Ordering::Acquire);
         if signals & INIT != 0 {
             // The local APIC comes out of INIT disabled by software, so it would drop them anyway.
             self.pending.iter().for_each(|word| _ = word.swap(0, Ordering::Acquire));
             lapic.init();
-        } else {
-            self.drain_vectors(lapic);
         }
         Signals {
             init: signals & INIT != 0,
@@ -123,19 +116,14 @@ impl Inbox {
         }
     }
 
-    fn drain_vectors(&self, lapic: &mut Lapic) {
+    /// Takes the vectors that were posted into `lapic`.
+    #[inline]
+    pub fn drain_vectors(&self, lapic: &mut Lapic) {
         for word in 0..4 {
-            // The load spares the locked instruction; the notify word has made it see what was announced.
-            if self.pending[word].load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let mut taken = self.pending[word].swap(0, Ordering::Acquire);
-            let level = self.level[word].load(Ordering::Relaxed);
-            while taken != 0 {
-                let bit = taken.trailing_zeros();
-                taken &= taken - 1;
-                let trigger = if level >> bit & 1 != 0 { Trigger::Level } else { Trigger::Edge };
-                lapic.accept_fixed((word as u32 * 64 + bit) as u8, trigger);
+            // The load spares the locked instruction.
+            if self.pending[word].load(Ordering::Relaxed) != 0 {
+                let taken = self.pending[word].swap(0, Ordering::Acquire);
+                lapic.accept_word(word, taken, self.level[word].load(Ordering::Relaxed));
             }
         }
     }
@@ -145,10 +133,6 @@ impl Inbox {
     pub fn pending(&self) -> VectorSet {
         VectorSet::from_words(core::array::from_fn(|word| self.pending[word].load(Ordering::Relaxed)))
     }
-}
-
-fn take(word: &AtomicU32) -> u32 {
-    if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
 }
 
 #[cfg(test)]
@@ -163,11 +147,21 @@ mod tests {
         lapic
     }
 
+    fn drain(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
+        let signals = if inbox.has_signals() { inbox.take_signals(lapic) } else { Signals::default() };
+        inbox.drain_vectors(lapic);
+        signals
+    }
+
+    fn is_empty(inbox: &Inbox) -> bool {
+        !inbox.has_signals() && inbox.pending() == VectorSet::EMPTY
+    }
+
     #[test]
     fn an_empty_inbox_changes_nothing() {
         let (inbox, mut lapic) = (Inbox::new(), lapic());
-        assert!(inbox.is_empty());
-        assert_eq!(inbox.drain_into(&mut lapic), Signals::default());
+        assert!(is_empty(&inbox));
+        assert_eq!(drain(&inbox, &mut lapic), Signals::default());
         assert_eq!(lapic.highest_irr(), None);
     }
 
@@ -178,16 +172,16 @@ mod tests {
             let trigger = if vector % 3 == 0 { Trigger::Level } else { Trigger::Edge };
             inbox.post_fixed(vector, trigger);
         }
-        assert!(!inbox.is_empty());
+        assert!(!is_empty(&inbox));
         assert_eq!(inbox.pending().iter().count(), 240);
-        assert_eq!(inbox.drain_into(&mut lapic), Signals::default());
+        assert_eq!(drain(&inbox, &mut lapic), Signals::default());
         for vector in (16..=255).rev() {
             assert_eq!(lapic.pending(), Some(vector));
             lapic.begin_service(vector);
             let level = vector % 3 == 0;
             assert_eq!(lapic.eoi(), crate::devices::lapic::Effect::Eoi { vector, level });
         }
-        assert_eq!(inbox.drain_into(&mut lapic), Signals::default());
+        assert_eq!(drain(&inbox, &mut lapic), Signals::default());
         assert_eq!(lapic.highest_irr(), None);
     }
 
@@ -201,10 +195,10 @@ mod tests {
         inbox.post(MessageKind::Startup(2), Trigger::Edge);
         inbox.post(MessageKind::Startup(3), Trigger::Edge);
         let expected = Signals { init: true, startup: Some(2), nmi: false };
-        assert_eq!(inbox.drain_into(&mut lapic), expected, "the first start-up after INIT");
+        assert_eq!(drain(&inbox, &mut lapic), expected, "the first start-up after INIT");
         assert!(!lapic.is_enabled());
         assert_eq!(lapic.highest_irr(), None);
-        assert!(inbox.is_empty());
+        assert!(is_empty(&inbox));
     }
 
     #[test]
@@ -213,16 +207,16 @@ mod tests {
         inbox.post_init();
         inbox.post_nmi();
         inbox.post_nmi();
-        assert_eq!(inbox.drain_into(&mut lapic), Signals { init: true, startup: None, nmi: true });
+        assert_eq!(drain(&inbox, &mut lapic), Signals { init: true, startup: None, nmi: true });
         inbox.post_startup(0);
-        assert_eq!(inbox.drain_into(&mut lapic), Signals { init: false, startup: Some(0), nmi: false });
+        assert_eq!(drain(&inbox, &mut lapic), Signals { init: false, startup: Some(0), nmi: false });
     }
 
     #[test]
     fn a_lowest_priority_vector_is_a_vector() {
         let (inbox, mut lapic) = (Inbox::new(), lapic());
         inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
-        let _ = inbox.drain_into(&mut lapic);
+        let _ = drain(&inbox, &mut lapic);
         assert_eq!(lapic.pending(), Some(0x99));
     }
 
@@ -254,7 +248,7 @@ mod tests {
             let mut lapic = lapic();
             let total = || served.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum::<usize>();
             while total() < 4 * ROUNDS && !stuck.load(Ordering::Relaxed) {
-                let _ = inbox.drain_into(&mut lapic);
+                let _ = drain(&inbox, &mut lapic);
                 while let Some(vector) = lapic.pending() {
                     lapic.begin_service(vector);
                     let _ = lapic.eoi();
@@ -264,6 +258,6 @@ mod tests {
             }
         });
         assert!(!stuck.load(Ordering::Relaxed), "a post was never served");
-        assert!(inbox.is_empty());
+        assert!(is_empty(&inbox));
     }
 }

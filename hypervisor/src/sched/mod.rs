@@ -166,7 +166,14 @@ impl Scheduler {
         if migrated {
             home.store(cpu, Ordering::Relaxed);
         }
-        Some(Turn { vcpu, migrated, outlook: self.outlook_of(queue, now) })
+        let timer = queue.next_timer();
+        let outlook = Outlook {
+            should_switch: false,
+            has_waiting: queue.has_waiting(),
+            timer_expired: timer <= now,
+            next_event: queue.slice_end(&self.policy).min(timer),
+        };
+        Some(Turn { vcpu, migrated, outlook })
     }
 
     fn steal_for(&self, thief: CpuIndex) -> Option<(VcpuIndex, u64)> {
@@ -196,9 +203,11 @@ impl Scheduler {
     /// A CPU that has at least two vCPUs fewer than `load`.
     #[inline]
     fn emptier_than(&self, cpu: CpuIndex, load: usize) -> Option<CpuIndex> {
-        if self.places.len() == 1 {
-            return None;
-        }
+        if load < 2 || self.places.len() == 1 { None } else { self.search_emptier_than(cpu, load) }
+    }
+
+    #[inline(never)]
+    fn search_emptier_than(&self, cpu: CpuIndex, load: usize) -> Option<CpuIndex> {
         let (least, other) = self.others(cpu).map(|other| (self.place(other).load(), other)).min()?;
         (least + 2 <= load).then_some(other)
     }
@@ -230,9 +239,8 @@ impl Scheduler {
         let placed = self.place(cpu).with(|own| {
             own.remove_timer(vcpu);
             let lag = home.lag.load(Ordering::Relaxed);
-            let load = own.load();
             // To go to an emptier CPU only one lock is held at a time.
-            match self.emptier_than(cpu, load + 1).filter(|_| load != 0) {
+            match self.emptier_than(cpu, own.load() + 1) {
                 Some(emptier) => Err((emptier, lag)),
                 None => Ok(self.enqueue_in(own, cpu, vcpu, lag)),
             }
@@ -254,11 +262,7 @@ impl Scheduler {
 
     /// What `cpu` has to reckon with while its vCPU runs.
     pub fn outlook(&self, cpu: CpuIndex, now: u64) -> Outlook {
-        self.outlook_of(&self.place(cpu).queue.lock(), now)
-    }
-
-    #[inline]
-    fn outlook_of(&self, queue: &RunQueue, now: u64) -> Outlook {
+        let queue = self.place(cpu).queue.lock();
         let timer = queue.next_timer();
         Outlook {
             should_switch: queue.should_switch(now, &self.policy),

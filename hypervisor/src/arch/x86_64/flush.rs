@@ -9,10 +9,9 @@ use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots};
 use tlfs::{FlushCall, InputError, InputSource};
 
-use super::machine::{self, Machine};
+use super::machine::{self, Machine, Vcpu};
 use super::percpu::PerCpu;
 use crate::hyperv::{FlushEngine, Platform};
-use crate::sched::VcpuIndex;
 
 /// Banks of 64 that all vCPUs fit into.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
@@ -29,7 +28,7 @@ pub(super) type FlushScratch = Ledger<BANKS>;
 /// The engine on behalf of one vCPU.
 pub(super) struct FlushTargets<'a> {
     pub(super) vm: &'a Machine,
-    pub(super) initiator: VcpuIndex,
+    pub(super) initiator: &'a Vcpu,
     pub(super) scratch: &'a mut FlushScratch,
 }
 
@@ -79,7 +78,10 @@ impl FlushEngine for FlushTargets<'_> {
         let receipt = coherence::flush(self.vm, &set, Scope::All, self.scratch, &Ipi)
             .unwrap_or_else(|stalled| panic!("{stalled}"));
         let outcome = receipt.outcome();
-        let count = |counter, amount: u32| self.vm.count(self.initiator, counter, amount.into());
+        let counters = self.vm.counters_of(self.initiator);
+        let count = |counter: Counter, amount: u32| {
+            machine::increase(&counters[counter as usize], amount.into());
+        };
         count(Counter::FlushRequests, 1);
         count(Counter::FlushTargets, outcome.targets);
         count(Counter::FlushDeferred, outcome.deferred);

@@ -50,7 +50,7 @@ static QUELL_BEACON: Beacon = Beacon::new();
 static MACHINE: Once<Machine> = Once::new();
 
 /// The counters of one vCPU, as `hostlink::counters` lays them out.
-type CounterRow = [AtomicU64; Counter::COUNT];
+pub(super) type CounterRow = [AtomicU64; Counter::COUNT];
 
 /// One virtual CPU.
 pub(super) struct Vcpu {
@@ -336,35 +336,28 @@ impl Machine {
         QUELL_BEACON.magic.store(BEACON_MAGIC, Ordering::Release);
     }
 
-    fn counter(&self, vcpu: VcpuIndex, counter: Counter) -> Option<&AtomicU64> {
-        self.counters.get(vcpu as usize)?.get(counter as usize)
-    }
-
-    /// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked instruction.
-    #[inline]
-    pub(super) fn count(&self, vcpu: VcpuIndex, counter: Counter, amount: u64) {
-        if let Some(cell) = self.counter(vcpu, counter) {
-            cell.store(cell.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
-        }
+    /// The counters of a vCPU.
+    pub(super) fn counters_of(&self, vcpu: &Vcpu) -> &CounterRow {
+        &self.counters[vcpu.index as usize]
     }
 
     /// Delivers an interrupt message; returns to how many vCPUs.
+    #[inline]
     pub(super) fn deliver(&self, message: Message, sender: u32) -> u64 {
-        let destination = match message.kind {
-            MessageKind::Lowest(vector) => {
-                let ids = 0..self.vcpu_count();
-                match message.destination.arbitrate(vector, ids, sender) {
-                    Some(id) => return self.post(id, message),
-                    None => return 0,
-                }
-            }
-            _ => message.destination,
-        };
-        if let Some(id) = destination.single(sender) {
-            return self.post(id, message);
+        match (message.kind, message.destination.single(sender)) {
+            (MessageKind::Lowest(_), _) | (_, None) => self.deliver_by_search(message, sender),
+            (_, Some(id)) => self.post(id, message),
         }
-        let matching = (0..self.vcpu_count()).filter(|&id| destination.matches(id, sender));
-        matching.map(|id| self.post(id, message)).sum()
+    }
+
+    #[inline(never)]
+    fn deliver_by_search(&self, message: Message, sender: u32) -> u64 {
+        let ids = 0..self.vcpu_count();
+        if let MessageKind::Lowest(vector) = message.kind {
+            let target = message.destination.arbitrate(vector, ids, sender);
+            return target.map_or(0, |id| self.post(id, message));
+        }
+        ids.filter(|&id| message.destination.matches(id, sender)).map(|id| self.post(id, message)).sum()
     }
 
     fn post(&self, apic_id: u32, message: Message) -> u64 {
@@ -408,9 +401,7 @@ impl Machine {
     /// Kicks the CPU that a vCPU is in guest mode on.
     fn kick_for(&self, vcpu: &Vcpu, cpu: u32) {
         // Counted for the vCPU that is kicked, by whoever kicks it: the one counter that needs a locked add.
-        if let Some(cell) = self.counter(vcpu.index, Counter::KickEvent) {
-            cell.fetch_add(1, Ordering::Relaxed);
-        }
+        self.counters_of(vcpu)[Counter::KickEvent as usize].fetch_add(1, Ordering::Relaxed);
         kick(cpu);
     }
 
@@ -443,7 +434,7 @@ impl Machine {
     /// The flush engine on behalf of a vCPU.
     pub(super) fn flush_engine<'a>(
         &'a self,
-        initiator: VcpuIndex,
+        initiator: &'a Vcpu,
         scratch: &'a mut FlushScratch,
     ) -> FlushTargets<'a> {
         FlushTargets { vm: self, initiator, scratch }
@@ -496,7 +487,8 @@ impl Machine {
             // SAFETY: the owner was just taken.
             let state = unsafe { vcpu.state() };
             // What was posted before the reset is void.
-            let _signals = vcpu.inbox.drain_into(&mut state.lapic);
+            let _signals = vcpu.inbox.take_signals(&mut state.lapic);
+            vcpu.inbox.drain_vectors(&mut state.lapic);
             let _event = owner.take_events();
             state.reset();
         }
@@ -510,6 +502,12 @@ impl Machine {
             self.nudge(self.sched.wake(vcpu.index));
         }
     }
+}
+
+/// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked instruction.
+#[inline]
+pub(super) fn increase(counter: &AtomicU64, amount: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
 
 /// Makes a CPU leave guest mode or idling soon.

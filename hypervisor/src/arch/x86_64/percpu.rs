@@ -18,8 +18,6 @@ use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use coherence::asid::AsidAllocator;
-
 use super::tables::CpuTables;
 
 /// Size and alignment of a block.
@@ -52,8 +50,6 @@ pub(super) struct PerCpu {
     pub(super) host_save: Cell<u64>,
     /// Physical address of the VMCB that holds the host's own VMSAVE state.
     pub(super) host_vmcb: Cell<u64>,
-    /// Address space tags of this CPU.
-    pub(super) asids: UnsafeCell<Option<AsidAllocator>>,
     /// TSC value at which the one-shot timer is set to go off; `u64::MAX` when it is not set.
     pub(super) timer_armed: Cell<u64>,
     /// A vCPU has been put into this CPU's queue by the CPU itself: before the guest goes on, see who is to run.
@@ -123,17 +119,6 @@ impl PerCpu {
     pub(super) fn nmi_stack_top(&self) -> u64 {
         self.block() + NMI_STACK_TOP
     }
-
-    /// This CPU's address space tags.
-    ///
-    /// # Safety
-    ///
-    /// Called on this CPU, and no reference from an earlier call is alive.
-    #[expect(clippy::mut_from_ref, reason = "the cell belongs to one CPU")]
-    pub(super) unsafe fn asids(&self) -> &mut AsidAllocator {
-        // SAFETY: the caller vouches for exclusive use; `Some` since the CPU came up.
-        unsafe { (*self.asids.get()).as_mut().expect("the allocator is set when the CPU comes up") }
-    }
 }
 
 /// The data in the block that starts at `block`.
@@ -160,7 +145,6 @@ pub(super) unsafe fn create(base: u64, apic_ids: &[u32]) {
                 tables: UnsafeCell::new(CpuTables::new()),
                 host_save: Cell::new(0),
                 host_vmcb: Cell::new(0),
-                asids: UnsafeCell::new(None),
                 timer_armed: Cell::new(u64::MAX),
                 replan: Cell::new(false),
                 current_vcpu: AtomicU32::new(0),

@@ -3,17 +3,20 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use alloc::boxed::Box;
-use coherence::Owner;
+use coherence::asid::AsidAllocator;
+use coherence::{CpuId, Owner};
 use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use tlfs::InputPage;
 use x86_64::instructions::interrupts;
 
-use super::machine::{self, FlushScratch, Machine, Vcpu};
+use super::machine::{self, FlushScratch, Machine, increase};
 use super::percpu::PerCpu;
 use super::svm::exits::{Context, Next};
+use super::svm::features;
 use super::svm::state::{Activity, note_current};
+use super::svm::step::Nmi;
 use super::{clock, panic};
 use crate::devices::message::Trigger;
 use crate::sched::{Block, Outlook, PutBack, Turn};
@@ -33,9 +36,10 @@ enum Leave {
 }
 
 /// What a CPU needs besides its vCPU; allocated once.
-struct Workspace {
-    scratch: FlushScratch,
-    page: InputPage,
+pub(crate) struct Workspace {
+    pub(crate) asids: AsidAllocator,
+    pub(crate) scratch: FlushScratch,
+    pub(crate) page: InputPage,
 }
 
 /// Lets all CPUs begin. Call on the boot CPU when the machine is there.
@@ -84,17 +88,32 @@ pub(super) fn cpu_loop() -> ! {
         interrupts::enable_and_hlt();
         interrupts::disable();
     }
-    let mut workspace = Box::new(Workspace { scratch: FlushScratch::new(), page: InputPage::new() });
-    let mut turn = None;
+    let mut workspace = Box::new(Workspace {
+        asids: features::asid_allocator(CpuId(cpu.index)),
+        scratch: FlushScratch::new(),
+        page: InputPage::new(),
+    });
+    let turn = wait_for_turn(vm, cpu);
+    let mut context = Context::begin(vm, cpu, &turn, &mut workspace);
+    let mut leave = context.settle(Some(turn.outlook));
     loop {
-        turn = match turn.or_else(|| vm.sched.next(cpu.index, clock::now())) {
-            Some(turn) => run_turn(vm, cpu, &turn, &mut workspace),
-            None => {
-                if !wake_expired(vm, cpu) {
-                    idle(vm, cpu);
-                }
-                None
-            }
+        if let Some(leave) = leave {
+            context = context.give_way(leave);
+        }
+        leave = context.step();
+    }
+}
+
+/// Waits until it is somebody's turn.
+#[inline(never)] // Apart from the switch from one vCPU to another.
+fn wait_for_turn(vm: &Machine, cpu: &PerCpu) -> Turn {
+    note_current(cpu, None);
+    loop {
+        if let Some(turn) = vm.sched.next(cpu.index, clock::now()) {
+            return turn;
+        }
+        if !wake_expired(vm, cpu) {
+            idle(vm, cpu);
         }
     }
 }
@@ -120,40 +139,54 @@ fn wake_expired(vm: &Machine, cpu: &PerCpu) -> bool {
     any
 }
 
-/// Runs a vCPU until it gives up the CPU, and puts it where it belongs then. Returns whose turn it is next, if that
-/// is known already.
-fn run_turn(vm: &Machine, cpu: &PerCpu, turn: &Turn, workspace: &mut Workspace) -> Option<Turn> {
-    let vcpu = &vm.vcpus[turn.vcpu as usize];
-    vm.count(vcpu.index, Counter::SchedIn, 1);
-    if turn.migrated {
-        vm.count(vcpu.index, Counter::SchedMigrated, 1);
-    }
-    note_current(cpu, Some(vcpu.index));
-    let next = run_vcpu(vm, cpu, vcpu, turn.outlook, workspace);
-    note_current(cpu, None);
-    next
-}
-
-fn run_vcpu(
-    vm: &Machine,
-    cpu: &PerCpu,
-    vcpu: &Vcpu,
-    mut outlook: Outlook,
-    workspace: &mut Workspace,
-) -> Option<Turn> {
-    // The scheduler gives a vCPU to one CPU at a time; two owners would be its failure.
-    let mut owner = vcpu.target.owner().expect("the vCPU runs on another CPU");
-    loop {
-        // SAFETY: the owner is held; the reference ends with this turn.
+impl<'a> Context<'a> {
+    /// Brings the vCPU whose turn it is onto this CPU.
+    #[inline(always)] // This and the next make up `give_way`, in which the context need not be moved then.
+    fn begin(vm: &'a Machine, cpu: &'a PerCpu, turn: &Turn, workspace: &'a mut Workspace) -> Self {
+        let vcpu = &vm.vcpus[turn.vcpu as usize];
+        // The scheduler gives a vCPU to one CPU at a time; two owners would be its failure.
+        let owner = vcpu.target.owner().expect("the vCPU runs on another CPU");
+        // SAFETY: the owner is held as long as the reference, by the same context.
         let state = unsafe { vcpu.state() };
-        state.load();
-        let Workspace { scratch, page } = workspace;
-        let mut context = Context { vm, cpu, vcpu, owner: &mut owner, state, scratch, page };
-        let leave = context.run(outlook);
+        let context = Self { vm, cpu, vcpu, counters: vm.counters_of(vcpu), owner, state, workspace };
+        context.count(Counter::SchedIn);
+        if turn.migrated {
+            context.count(Counter::SchedMigrated);
+        }
+        note_current(cpu, Some(vcpu.index));
+        context.state.load();
+        context
+    }
+
+    /// Looks at everything there is to look at before the vCPU goes on.
+    #[inline(always)]
+    fn settle(&mut self, outlook: Option<Outlook>) -> Option<Leave> {
+        // What was posted before is looked at in any case.
+        let _posted_before = self.owner.take_events();
+        self.attend(outlook)
+    }
+
+    /// Takes the vCPU off this CPU and goes on with the next one that can run.
+    #[inline(never)] // Apart from the loop over exits.
+    fn give_way(mut self, mut leave: Leave) -> Self {
+        loop {
+            let outlook;
+            (self, outlook) = self.switch(leave);
+            match self.settle(outlook) {
+                None => return self,
+                Some(another) => leave = another,
+            }
+        }
+    }
+
+    /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one.
+    #[inline(always)]
+    fn switch(self, leave: Leave) -> (Self, Option<Outlook>) {
+        let Self { vm, cpu, vcpu, counters, owner, state, workspace } = self;
         // Saved before anybody else can find the vCPU.
-        context.state.save();
+        state.save();
         let now = clock::now();
-        match leave {
+        let known = match leave {
             Leave::Blocked(deadline) => {
                 let mut owner_cell = Some(owner);
                 let block = vm.sched.block(cpu.index, now, deadline, || {
@@ -163,24 +196,29 @@ fn run_vcpu(
                     }
                     halted
                 });
-                if let Block::Next(next) = block {
-                    vm.count(vcpu.index, Counter::SchedHalt, 1);
-                    return next;
+                match (block, owner_cell) {
+                    (Block::Next(next), _) => {
+                        increase(&counters[Counter::SchedHalt as usize], 1);
+                        next
+                    }
+                    (Block::Refused, None) => unreachable!("a vCPU that may not block has kept its owner"),
+                    (Block::Refused, Some(owner)) => {
+                        // Something came in meanwhile: it goes on.
+                        state.load();
+                        return (Self { vm, cpu, vcpu, counters, owner, state, workspace }, None);
+                    }
                 }
-                // Something came in meanwhile: go on.
-                owner = owner_cell?;
-                outlook = vm.sched.outlook(cpu.index, now);
             }
             Leave::PutBack(why) => {
                 let counter = match why {
                     PutBack::Preempted => Counter::SchedPreempted,
                     PutBack::Yielded => Counter::SchedYield,
                 };
-                vm.count(vcpu.index, counter, 1);
+                increase(&counters[counter as usize], 1);
                 drop(owner);
                 let (next, nudge) = vm.sched.switch(cpu.index, now, why);
                 vm.nudge(nudge);
-                return next;
+                next
             }
             Leave::Parked => {
                 drop(owner);
@@ -188,42 +226,35 @@ fn run_vcpu(
                     unreachable!("a vCPU that runs can always stop")
                 };
                 vm.park();
-                return next;
+                next
             }
-        }
+        };
+        let turn = known.unwrap_or_else(|| wait_for_turn(vm, cpu));
+        (Self::begin(vm, cpu, &turn, workspace), Some(turn.outlook))
     }
-}
 
-impl Context<'_, '_> {
-    /// Runs the vCPU on this CPU until it is to leave it.
-    fn run(&mut self, outlook: Outlook) -> Leave {
-        // What was posted before is looked at in any case.
-        let _posted_before = self.owner.take_events();
-        if let Some(leave) = self.attend(Some(outlook)) {
-            return leave;
+    /// One entry into the guest and what follows from its exit.
+    #[inline(always)] // The body of the loop over exits.
+    fn step(&mut self) -> Option<Leave> {
+        if self.owner.take_events()
+            && let Some(leave) = self.attend(None)
+        {
+            return Some(leave);
         }
-        loop {
-            if self.owner.take_events()
-                && let Some(leave) = self.attend(None)
-            {
-                return leave;
-            }
-            if self.cpu.replan.take()
-                && let Some(leave) = self.plan(None, clock::now(), None)
-            {
-                return leave;
-            }
-            if !self.enter() {
-                continue;
-            }
-            let next = self.handle_exit();
-            if let Some(leave) = self.go_on(next) {
-                return leave;
-            }
+        if self.cpu.replan.get()
+            && let Some(leave) = self.replan()
+        {
+            return Some(leave);
         }
+        if !self.enter() {
+            return None;
+        }
+        let next = self.handle_exit();
+        self.go_on(next)
     }
 
     /// Looks at everything that may have come up: interrupts, timers, a reset, and what [`plan`](Self::plan) sees.
+    #[inline(never)]
     fn attend(&mut self, outlook: Option<Outlook>) -> Option<Leave> {
         if self.vm.is_resetting() {
             return Some(Leave::Parked);
@@ -239,12 +270,22 @@ impl Context<'_, '_> {
         if self.state.activity != Activity::Running {
             return Some(Leave::Blocked(deadline));
         }
-        self.plan(outlook, now, Some(deadline))
+        let outlook = outlook.unwrap_or_else(|| self.vm.sched.outlook(self.cpu.index, now));
+        self.plan(outlook, now, deadline)
     }
 
-    /// Looks at who else wants the CPU: whether to make room, and when to look again.
-    fn plan(&mut self, outlook: Option<Outlook>, now: u64, deadline: Option<u64>) -> Option<Leave> {
-        let mut outlook = outlook.unwrap_or_else(|| self.vm.sched.outlook(self.cpu.index, now));
+    /// This CPU has put another vCPU into its own queue.
+    #[inline(never)]
+    fn replan(&mut self) -> Option<Leave> {
+        self.cpu.replan.set(false);
+        let now = clock::now();
+        let deadline = self.state.next_deadline(now);
+        self.plan(self.vm.sched.outlook(self.cpu.index, now), now, deadline)
+    }
+
+    /// Considers who else wants the CPU: whether to make room, and when to look again.
+    #[inline(always)] // It has two callers, each of which does little else.
+    fn plan(&mut self, mut outlook: Outlook, now: u64, deadline: u64) -> Option<Leave> {
         if outlook.timer_expired && wake_expired(self.vm, self.cpu) {
             outlook = self.vm.sched.outlook(self.cpu.index, now);
         }
@@ -253,7 +294,7 @@ impl Context<'_, '_> {
         }
         // While nobody waits a spinning guest may as well spin: the exits would cost more than they gain.
         self.state.intercept_pause(outlook.has_waiting);
-        let deadline = deadline.unwrap_or_else(|| self.state.next_deadline(now)).min(outlook.next_event);
+        let deadline = deadline.min(outlook.next_event);
         clock::set_timer(self.cpu, deadline.min(now.saturating_add(self.vm.tick_max)), now);
         None
     }
@@ -269,8 +310,18 @@ impl Context<'_, '_> {
         Some(Leave::Blocked(deadline))
     }
 
+    #[inline(always)] // Most often there is a vector or nothing, and little to do.
     fn take_signals(&mut self) {
-        let signals = self.vcpu.inbox.drain_into(&mut self.state.lapic);
+        if self.vcpu.inbox.has_signals() {
+            self.take_rare_signals();
+        }
+        self.vcpu.inbox.drain_vectors(&mut self.state.lapic);
+    }
+
+    /// INIT, start-up and NMI.
+    #[inline(never)]
+    fn take_rare_signals(&mut self) {
+        let signals = self.vcpu.inbox.take_signals(&mut self.state.lapic);
         if signals.init {
             self.state.set_init_state();
             self.state.activity = Activity::WaitForStartup;
@@ -280,7 +331,9 @@ impl Context<'_, '_> {
         {
             self.state.start_up(page);
         }
-        self.state.nmi.pending |= signals.nmi;
+        if signals.nmi {
+            self.state.nmi.insert(Nmi::PENDING);
+        }
     }
 
     fn expire_timers(&mut self, now: u64) {
@@ -293,7 +346,7 @@ impl Context<'_, '_> {
             }
         }
         if expired != 0 {
-            self.vm.count(self.vcpu.index, Counter::IrqTimer, expired);
+            increase(&self.counters[Counter::IrqTimer as usize], expired);
         }
     }
 

@@ -1,19 +1,16 @@
 //! The order in which everything is brought up.
 
-use core::num::NonZeroU32;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use arrayvec::ArrayVec;
-use coherence::CpuId;
-use coherence::asid::AsidAllocator;
 use hostlink::exit::ExitCode;
 use pvh::start_info::MemmapType;
 use pvh::start_info::reader::StartInfoReader;
 
 use super::memory::{self, FreeMemory};
 use super::percpu::{self, BLOCK_SIZE, PerCpu};
-use super::svm::features::{self, Features};
+use super::svm::features;
 use super::svm::{cpuid, instruction};
 use super::{apic, boot, clock, console, firmware, interrupts, machine, panic, run, tables};
 
@@ -164,12 +161,9 @@ extern "C" fn bsp_on_block() -> ! {
 fn enable_cpu(cpu: &'static PerCpu) {
     cpu.host_save.set(memory::allocate_pages(1));
     cpu.host_vmcb.set(memory::allocate_pages(1));
-    let asid_max = NonZeroU32::new(features::asid_count() - 1).expect("`probe` found at least two");
-    let asids = AsidAllocator::new(CpuId(cpu.index), asid_max, Features::get().flush_by_asid());
-    // SAFETY: the page was just allocated; this CPU's cell is touched by nobody else.
+    // SAFETY: the pages were just allocated.
     unsafe {
         features::enable(cpu.host_save.get());
-        *cpu.asids.get() = Some(asids);
         core::arch::asm!("vmsave rax", in("rax") cpu.host_vmcb.get(), options(nostack, preserves_flags));
     }
     super::svm::fpu::enable();

@@ -36,6 +36,9 @@ const SVR_ENABLE: u32 = 1 << 8;
 const SVR_WRITABLE: u64 = 0x3ff;
 const SVR_RESET: u32 = 0xff;
 
+/// Vectors 0 to 15.
+const ILLEGAL_VECTORS: u64 = 0xffff;
+
 const ESR_SEND_ILLEGAL_VECTOR: u32 = 1 << 5;
 const ESR_RECEIVED_ILLEGAL_VECTOR: u32 = 1 << 6;
 
@@ -165,10 +168,30 @@ impl Lapic {
         }
     }
 
+    /// Takes in the fixed interrupts `64 * word + n` for each bit n of `vectors`, all in the same order as
+    /// [`accept_fixed`](Self::accept_fixed) would; those that are in `level` too are level-triggered. `word` is
+    /// below 4.
+    pub fn accept_word(&mut self, word: usize, mut vectors: u64, level: u64) {
+        if !self.is_enabled() {
+            return;
+        }
+        if word == 0 && vectors & ILLEGAL_VECTORS != 0 {
+            self.raise_error(ESR_RECEIVED_ILLEGAL_VECTOR);
+            vectors &= !ILLEGAL_VECTORS;
+        }
+        self.irr.set_word(word, self.irr.word(word) | vectors);
+        self.tmr.set_word(word, self.tmr.word(word) & !vectors | level & vectors);
+    }
+
     /// The vector to inject next, if any has a priority class above the processor priority.
     #[must_use]
+    #[inline]
     pub fn pending(&self) -> Option<u8> {
-        self.irr.highest().filter(|vector| vector & 0xf0 > self.ppr() & 0xf0 && self.is_enabled())
+        let vector = self.irr.highest()?;
+        let class = vector & 0xf0;
+        // That is, above the class of the processor priority.
+        let is_above = class > self.tpr & 0xf0 && self.isr.highest().is_none_or(|other| class > other & 0xf0);
+        (is_above && self.is_enabled()).then_some(vector)
     }
 
     /// The highest request whatever the priorities: for deciding at which TPR to look again.

@@ -7,13 +7,14 @@ use coherence::CpuId;
 use hostlink::counters::Counter;
 use memslots::Gpa;
 
+use super::super::machine::increase;
 use super::entry::run_guest;
 use super::exits::Context;
 use super::features::Features;
 use super::vmcb::{clean, exit};
 use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
 
-impl Context<'_, '_> {
+impl Context<'_> {
     /// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked
     /// at first, and returns false.
     pub(crate) fn enter(&mut self) -> bool {
@@ -22,9 +23,7 @@ impl Context<'_, '_> {
         }
         self.offer_lazy_eoi();
         self.state.registers_to_vmcb();
-        // SAFETY: this is the CPU whose data it is, and there is no other reference.
-        let asids = unsafe { self.cpu.asids() };
-        let assignment = asids.assign(&mut self.state.asid);
+        let assignment = self.workspace.asids.assign(&mut self.state.asid);
         let vmcb = &mut *self.state.vmcb;
         vmcb.asid = assignment.asid;
         vmcb.tlb_control = assignment.control as u8;
@@ -47,7 +46,7 @@ impl Context<'_, '_> {
         unsafe { run_guest(guest, &raw mut self.state.registers, self.cpu.host_vmcb.get()) };
         in_guest.leave();
         if self.state.vmcb.exit_code != exit::INVALID {
-            asids.executed(&mut self.state.asid, assignment);
+            self.workspace.asids.executed(&mut self.state.asid, assignment);
         }
         open_interrupt_window();
         self.after_exit();
@@ -58,7 +57,7 @@ impl Context<'_, '_> {
     pub(super) fn take_flush(&mut self) {
         if let Some(work) = self.owner.take_flush() {
             self.state.asid.owe_flush();
-            self.vm.count(self.vcpu.index, Counter::FlushWhole, 1);
+            increase(&self.counters[Counter::FlushWhole as usize], 1);
             work.complete();
         }
     }

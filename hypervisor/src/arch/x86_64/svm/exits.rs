@@ -4,16 +4,17 @@
 use coherence::Owner;
 use hostlink::counters::Counter;
 use memslots::{Gpa, GuestMemory};
-use tlfs::InputPage;
 
 use super::super::clock;
-use super::super::machine::{FlushScratch, Machine, Vcpu};
+use super::super::machine::{CounterRow, Machine, Vcpu, increase};
 use super::super::overlay::Overlays;
 use super::super::percpu::PerCpu;
+use super::super::run::Workspace;
 use super::entry::{R8, RAX, RBX, RCX, RDI, RDX, RSI};
 use super::fpu;
 use super::instruction::{decode_control_write, length};
 use super::state::{Activity, VcpuState};
+use super::step::Nmi;
 use super::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
 use super::{cpuid, instruction, msr};
 use crate::devices::lapic::Effect;
@@ -41,20 +42,21 @@ pub(crate) enum Next {
 }
 
 /// A vCPU on a CPU, outside of guest mode.
-pub(crate) struct Context<'a, 'o> {
+pub(crate) struct Context<'a> {
     pub(crate) vm: &'a Machine,
     pub(crate) cpu: &'a PerCpu,
     pub(crate) vcpu: &'a Vcpu,
-    pub(crate) owner: &'a mut Owner<'o>,
+    pub(crate) counters: &'a CounterRow,
+    pub(crate) owner: Owner<'a>,
     pub(crate) state: &'a mut VcpuState,
-    pub(crate) scratch: &'a mut FlushScratch,
-    pub(crate) page: &'a mut InputPage,
+    pub(crate) workspace: &'a mut Workspace,
 }
 
-impl Context<'_, '_> {
+impl Context<'_> {
     /// Adds one to a counter of this vCPU.
+    #[inline]
     pub(crate) fn count(&self, counter: Counter) {
-        self.vm.count(self.vcpu.index, counter, 1);
+        increase(&self.counters[counter as usize], 1);
     }
 
     /// Runs `look` in a section in which the guest's translations are used by software: a flush that is asked for
@@ -90,9 +92,10 @@ impl Context<'_, '_> {
     /// Handles the exit that the VMCB describes.
     #[inline(always)] // It has one caller, and saves that one's registers for nothing otherwise.
     pub(crate) fn handle_exit(&mut self) -> Next {
-        self.count(counter_of(&self.state.vmcb));
+        let (counter, usual) = classify(&self.state.vmcb);
+        self.count(counter);
         self.state.end_step();
-        match usual_encoding(&self.state.vmcb) {
+        match usual {
             Some(usual) => self.complete(usual),
             None => self.handle_event(),
         }
@@ -149,10 +152,10 @@ impl Context<'_, '_> {
             exit::IOIO => self.on_port(),
             exit::IRET => {
                 // The next entry steps over it.
-                self.state.nmi.at_iret = true;
+                self.state.nmi.insert(Nmi::AT_IRET);
                 Next::Resume
             }
-            0x10..=0x1f => self.on_control_write(),
+            exit::CR_WRITE_0..=exit::CR_WRITE_15 => self.on_control_write(),
             exit::SHUTDOWN => Next::TripleFault,
             exit::RDPMC => self.protection_fault(),
             // Where a control register takes values that VMRUN does not (QEMU: CR0.NW without CD), a guest can get here.
@@ -339,7 +342,7 @@ impl Context<'_, '_> {
             Effect::None | Effect::Eoi { level: false, .. } => Next::Resume,
             Effect::Ipi(message) => {
                 let targets = self.vm.deliver(message, self.state.lapic.apic_id());
-                self.vm.count(self.vcpu.index, Counter::IrqIpi, targets);
+                increase(&self.counters[Counter::IrqIpi as usize], targets);
                 Next::Resume
             }
             Effect::Eoi { vector, level: true } => {
@@ -456,8 +459,8 @@ impl Context<'_, '_> {
             &gprs,
             &self.vm.partition,
             &self.vm.memory_source(),
-            &mut self.vm.flush_engine(self.vcpu.index, self.scratch),
-            self.page,
+            &mut self.vm.flush_engine(self.vcpu, &mut self.workspace.scratch),
+            &mut self.workspace.page,
         );
         let (result, next) = match outcome {
             Outcome::Complete(result) => (result, Next::Resume),
@@ -478,37 +481,25 @@ impl Context<'_, '_> {
 
 const CR4_OSXSAVE: u64 = 1 << 18;
 
-/// How the instruction that causes an exit is usually encoded; `None` if no instruction does, if the exit itself says
-/// where the next one is, or if what it says has to be decoded.
+/// What an exit is counted as; and how the instruction that causes it is usually encoded, or `None` if no instruction
+/// does, if the exit itself says where the next one is, or if what it says has to be decoded.
 #[inline]
-fn usual_encoding(vmcb: &Vmcb) -> Option<&'static [u8]> {
-    Some(match vmcb.exit_code {
-        exit::MSR if vmcb.exit_info_1 & 1 == 0 => &[0x0f, 0x32],
-        exit::MSR => &[0x0f, 0x30],
-        exit::CPUID => &[0x0f, 0xa2],
-        exit::VMMCALL => &[0x0f, 0x01, 0xd9],
-        exit::HLT => &[0xf4],
-        exit::PAUSE => &[0xf3, 0x90],
-        exit::XSETBV => &[0x0f, 0x01, 0xd1],
-        exit::WBINVD => &[0x0f, 0x09],
-        exit::INVD => &[0x0f, 0x08],
-        _ => return None,
-    })
-}
-
-fn counter_of(vmcb: &Vmcb) -> Counter {
+fn classify(vmcb: &Vmcb) -> (Counter, Option<&'static [u8]>) {
     match vmcb.exit_code {
-        exit::MSR if vmcb.exit_info_1 & 1 == 0 => Counter::ExitRdmsr,
-        exit::MSR => Counter::ExitWrmsr,
-        exit::CPUID => Counter::ExitCpuid,
-        exit::HLT => Counter::ExitHlt,
-        exit::PAUSE => Counter::ExitPause,
-        exit::IOIO => Counter::ExitIo,
-        exit::VMMCALL => Counter::ExitHypercall,
-        exit::NESTED_FAULT => Counter::ExitNpf,
-        exit::INTR | exit::NMI => Counter::ExitIntr,
-        exit::VINTR => Counter::ExitVintr,
-        exit::XSETBV | 0x10..=0x1f => Counter::ExitControl,
-        _ => Counter::ExitOther,
+        exit::MSR if vmcb.exit_info_1 & 1 == 0 => (Counter::ExitRdmsr, Some(&[0x0f, 0x32])),
+        exit::MSR => (Counter::ExitWrmsr, Some(&[0x0f, 0x30])),
+        exit::CPUID => (Counter::ExitCpuid, Some(&[0x0f, 0xa2])),
+        exit::VMMCALL => (Counter::ExitHypercall, Some(&[0x0f, 0x01, 0xd9])),
+        exit::HLT => (Counter::ExitHlt, Some(&[0xf4])),
+        exit::PAUSE => (Counter::ExitPause, Some(&[0xf3, 0x90])),
+        exit::XSETBV => (Counter::ExitControl, Some(&[0x0f, 0x01, 0xd1])),
+        exit::WBINVD => (Counter::ExitOther, Some(&[0x0f, 0x09])),
+        exit::INVD => (Counter::ExitOther, Some(&[0x0f, 0x08])),
+        exit::IOIO => (Counter::ExitIo, None),
+        exit::NESTED_FAULT => (Counter::ExitNpf, None),
+        exit::INTR | exit::NMI => (Counter::ExitIntr, None),
+        exit::VINTR => (Counter::ExitVintr, None),
+        exit::CR_WRITE_0..=exit::CR_WRITE_15 => (Counter::ExitControl, None),
+        _ => (Counter::ExitOther, None),
     }
 }

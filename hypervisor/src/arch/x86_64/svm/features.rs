@@ -3,6 +3,10 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use core::arch::x86_64::__cpuid;
+use core::num::NonZeroU32;
+
+use coherence::CpuId;
+use coherence::asid::AsidAllocator;
 use x86_64::registers::control::{Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 
@@ -63,9 +67,11 @@ pub(crate) fn has_tsc_aux() -> bool {
     TSC_AUX.load(Ordering::Relaxed)
 }
 
-/// Number of ASIDs, the host's 0 included.
-pub(crate) fn asid_count() -> u32 {
-    ASIDS.load(Ordering::Relaxed)
+/// The address space tags of `cpu`; to be called once for each CPU.
+pub(crate) fn asid_allocator(cpu: CpuId) -> AsidAllocator {
+    // One is the host's own.
+    let max = NonZeroU32::new(ASIDS.load(Ordering::Relaxed) - 1).expect("`probe` found at least two");
+    AsidAllocator::new(cpu, max, Features::get().flush_by_asid())
 }
 
 /// Checks that the machine can do what we need. Call on the boot CPU.

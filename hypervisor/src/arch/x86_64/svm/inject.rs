@@ -3,6 +3,7 @@
 use super::super::machine;
 use super::super::percpu::PerCpu;
 use super::state::{Activity, VcpuState};
+use super::step::Nmi;
 use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, RFLAGS_IF, clean, event, misc1, vintr};
 
 /// Write intercept of CR8.
@@ -71,7 +72,7 @@ impl VcpuState {
         } else if self.vmcb.event_injection & event::VALID == 0 {
             injected = self.inject_next();
         }
-        if self.nmi.at_iret {
+        if self.nmi.contains(Nmi::AT_IRET) {
             self.prepare_iret();
         }
         if self.nmi.is_deliverable() && self.vmcb.event_injection & event::VALID != 0 {
@@ -107,7 +108,10 @@ impl VcpuState {
                 let vector = info as u8;
                 self.lapic.cancel_service(vector);
             }
-            event::TYPE_NMI => (self.nmi.pending, self.nmi.blocked) = (true, false),
+            event::TYPE_NMI => {
+                self.nmi.insert(Nmi::PENDING);
+                self.nmi.remove(Nmi::BLOCKED);
+            }
             _ => {}
         }
     }
@@ -115,7 +119,7 @@ impl VcpuState {
     fn inject_next(&mut self) -> Option<u8> {
         let shadow = self.vmcb.interrupt_shadow & 1 != 0;
         if self.nmi.is_deliverable() && !shadow {
-            self.nmi.pending = false;
+            self.nmi.remove(Nmi::PENDING);
             self.block_nmis();
             self.vmcb.event_injection = event::VALID | event::TYPE_NMI | 2;
             return None;

@@ -19,7 +19,7 @@ const FAULT_IN_WALK: u64 = 1 << 33;
 /// The fault came from an instruction fetch.
 const FAULT_FETCH: u64 = 1 << 4;
 
-impl Context<'_, '_> {
+impl Context<'_> {
     /// #NPF: `exit_info_2` is the guest physical address.
     pub(crate) fn on_nested_fault(&mut self) {
         let gpa = Gpa(self.state.vmcb.exit_info_2);

@@ -11,7 +11,7 @@ use super::code_path::CodePaths;
 use super::entry::{RAX, RBX, RDX, RSI, RSP, Registers};
 use super::features::{self, Features};
 use super::fpu::FpuState;
-use super::step::Nmi;
+use super::step::{Nmi, Step};
 use super::vmcb::{self, CR0_PE, EFER_SVME, Segment, Vmcb, clean, misc1, misc2, misc3, vintr};
 use super::{cpuid, msr};
 use crate::devices::lapic::{Lapic, TimerClock};
@@ -64,6 +64,8 @@ pub(crate) struct VcpuState {
     /// An exception to raise at the next entry: the value for `event_injection`.
     pub(crate) exception: Option<u64>,
     pub(crate) nmi: Nmi,
+    /// Of use while `nmi` says so.
+    pub(super) step: Step,
     /// What the guest reads from TSC_ADJUST.
     pub(crate) tsc_adjust: u64,
     /// CPUID as this vCPU sees it.
@@ -92,6 +94,7 @@ impl VcpuState {
             activity: Activity::WaitForStartup,
             exception: None,
             nmi: Nmi::default(),
+            step: Step::default(),
             tsc_adjust: 0,
             view,
             code: CodePaths::default(),
@@ -274,7 +277,8 @@ impl VcpuState {
     pub(crate) fn next_deadline(&self, now: u64) -> u64 {
         // The local APIC counts in the guest's TSC, which may have wrapped against the host's.
         let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
-        let lapic = self.lapic.next_deadline().map(|guest| now.saturating_add(guest.saturating_sub(guest_now)));
+        let lapic =
+            self.lapic.next_deadline().map(|guest| now.saturating_add(guest.saturating_sub(guest_now)));
         let synthetic = self.hyperv.next_deadline_tsc();
         lapic.unwrap_or(u64::MAX).min(synthetic.unwrap_or(u64::MAX))
     }

@@ -7,6 +7,8 @@
 //! handler's stack are the guest's own. Such an IRET has not been executed; NMIs wait for the handler's.
 //! APM volume 2, sections 8.2.3 (NMI), 13.1.4 (single step), 15.12 (exception intercepts).
 
+use bitflags::bitflags;
+
 use super::state::VcpuState;
 use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF, clean, event, exit};
 
@@ -17,34 +19,36 @@ const VECTOR_PF: u64 = 14;
 /// What an IRET can raise: #DB after it, or #UD, #TS, #NP, #SS, #GP, #PF, #AC in its place.
 const IRET_EXCEPTIONS: u32 = 1 << 1 | 1 << 6 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 17;
 
-/// State of non-maskable interrupts.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Nmi {
-    /// One waits.
-    pub(crate) pending: bool,
-    /// One is being handled: the next waits for IRET, which is intercepted.
-    pub(crate) blocked: bool,
-    /// The next instruction is that IRET.
-    pub(crate) at_iret: bool,
-    /// The guest is executing it.
-    step: Option<Step>,
+bitflags! {
+    /// State of non-maskable interrupts.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) struct Nmi: u8 {
+        /// One waits.
+        const PENDING = 1 << 0;
+        /// One is being handled: the next waits for IRET, which is intercepted.
+        const BLOCKED = 1 << 1;
+        /// The next instruction is that IRET.
+        const AT_IRET = 1 << 2;
+        /// The guest is executing it.
+        const STEPPING = 1 << 3;
+    }
 }
 
 impl Nmi {
     /// Whether one waits that the guest would take.
-    pub(crate) fn is_deliverable(&self) -> bool {
-        self.pending && !self.blocked
+    pub(crate) fn is_deliverable(self) -> bool {
+        self & (Self::PENDING | Self::BLOCKED) == Self::PENDING
     }
 
     /// Whether none waits and no IRET is being watched.
-    pub(crate) fn is_idle(&self) -> bool {
-        !self.pending && !self.at_iret && self.step.is_none()
+    pub(crate) fn is_idle(self) -> bool {
+        !self.intersects(Self::PENDING | Self::AT_IRET | Self::STEPPING)
     }
 }
 
 /// What was in the place of what the step needs.
-#[derive(Clone, Copy, Debug)]
-struct Step {
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Step {
     rip: u64,
     dr6: u64,
     trap_flag: u64,
@@ -53,12 +57,12 @@ struct Step {
 impl VcpuState {
     /// The guest takes an NMI: the next waits for IRET.
     pub(crate) fn block_nmis(&mut self) {
-        self.nmi.blocked = true;
+        self.nmi.insert(Nmi::BLOCKED);
         self.await_iret();
     }
 
     fn await_iret(&mut self) {
-        self.nmi.at_iret = false;
+        self.nmi.remove(Nmi::AT_IRET);
         self.vmcb.intercept_misc1 |= INTERCEPT_IRET;
         self.vmcb.mark_dirty(clean::INTERCEPTS);
     }
@@ -69,7 +73,8 @@ impl VcpuState {
         if vmcb.event_injection & event::VALID != 0 {
             return self.await_iret();
         }
-        self.nmi.step = Some(Step { rip: vmcb.rip, dr6: vmcb.dr6, trap_flag: vmcb.rflags & RFLAGS_TF });
+        self.step = Step { rip: vmcb.rip, dr6: vmcb.dr6, trap_flag: vmcb.rflags & RFLAGS_TF };
+        self.nmi.insert(Nmi::STEPPING);
         vmcb.rflags |= RFLAGS_TF;
         // What the processor reports is then known to come from this instruction.
         vmcb.dr6 &= !(DR6_BREAKPOINTS | DR6_SINGLE_STEP);
@@ -82,19 +87,21 @@ impl VcpuState {
     /// anything else looks at RFLAGS and DR6.
     #[inline]
     pub(crate) fn end_step(&mut self) {
-        if let Some(step) = self.nmi.step.take() {
-            self.finish_step(&step);
+        if self.nmi.contains(Nmi::STEPPING) {
+            self.finish_step();
         }
     }
 
     #[cold]
-    fn finish_step(&mut self, step: &Step) {
+    fn finish_step(&mut self) {
+        self.nmi.remove(Nmi::STEPPING);
+        let step = self.step;
         let vmcb = &mut *self.vmcb;
         let reported = vmcb.dr6;
         let executed = reported & DR6_SINGLE_STEP != 0 || vmcb.rip != step.rip;
         let mut debug = reported & DR6_BREAKPOINTS;
         if executed {
-            (self.nmi.blocked, self.nmi.at_iret) = (false, false);
+            self.nmi.remove(Nmi::BLOCKED | Nmi::AT_IRET);
             // A guest that was stepping itself gets the exception that has been intercepted.
             debug |= if step.trap_flag != 0 { DR6_SINGLE_STEP } else { 0 };
         } else {

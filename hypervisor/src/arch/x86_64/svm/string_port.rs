@@ -171,7 +171,7 @@ fn segment_base(vmcb: &Vmcb, segment: Register, is_64bit: bool) -> u64 {
     base
 }
 
-impl Context<'_, '_> {
+impl Context<'_> {
     /// INS or OUTS, `info` being the exit's.
     pub(crate) fn on_string_port(&mut self, info: u64) -> Next {
         let info = Info(info);
