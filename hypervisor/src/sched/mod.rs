@@ -261,6 +261,7 @@ impl Scheduler {
     }
 
     /// What `cpu` has to reckon with while its vCPU runs.
+    #[inline]
     pub fn outlook(&self, cpu: CpuIndex, now: u64) -> Outlook {
         let queue = self.place(cpu).queue.lock();
         let timer = queue.next_timer();

@@ -27,7 +27,7 @@ use super::{apic, clock, console};
 use crate::devices::acpi;
 use crate::devices::inbox::Inbox;
 use crate::devices::lapic::TimerClock;
-use crate::devices::message::{Message, MessageKind};
+use crate::devices::message::{Message, MessageKind, Trigger};
 use crate::devices::platform::{Platform, PortSize, SerialPort};
 use crate::devices::power;
 use crate::hyperv::{self, CrashReport, Partition};
@@ -360,6 +360,14 @@ impl Machine {
         ids.filter(|&id| message.destination.matches(id, sender)).map(|id| self.post(id, message)).sum()
     }
 
+    /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns to how many, which is 0 if there is no such one.
+    pub(super) fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
+        let Some(vcpu) = self.vcpus.get(apic_id as usize) else { return 0 };
+        vcpu.inbox.post_fixed(vector, Trigger::Edge);
+        self.notify(vcpu);
+        1
+    }
+
     fn post(&self, apic_id: u32, message: Message) -> u64 {
         let Some(vcpu) = self.vcpus.get(apic_id as usize) else { return 0 };
         vcpu.inbox.post(message.kind, message.trigger);
@@ -377,15 +385,23 @@ impl Machine {
     }
 
     /// Carries out what the scheduler asks for.
-    pub(super) fn nudge(&self, mut nudge: Nudge) {
+    #[inline]
+    pub(super) fn nudge(&self, nudge: Nudge) {
+        match nudge {
+            Nudge::Nothing => {}
+            Nudge::Running(vcpu) if PerCpu::current().current_vcpu.load(Ordering::Relaxed) == vcpu + 1 => {
+                // It is on this CPU, out of guest mode: it need not be told by way of its target.
+                PerCpu::current().replan.set(true);
+            }
+            _ => self.nudge_other(nudge),
+        }
+    }
+
+    #[inline(never)]
+    fn nudge_other(&self, mut nudge: Nudge) {
         // Goes on only if the vCPU to be told has blocked meanwhile, and is thereby woken: once for each vCPU at most
         // until it has run again.
         while let Nudge::Running(vcpu) = nudge {
-            let me = PerCpu::current();
-            if me.current_vcpu.load(Ordering::Relaxed) == vcpu + 1 {
-                // It is on this CPU, out of guest mode: it need not be told by way of its target.
-                return me.replan.set(true);
-            }
             let Some(vcpu) = self.vcpus.get(vcpu as usize) else { return };
             match vcpu.target.post_event() {
                 Notify::None => return,

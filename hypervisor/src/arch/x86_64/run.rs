@@ -95,7 +95,7 @@ pub(super) fn cpu_loop() -> ! {
     });
     let turn = wait_for_turn(vm, cpu);
     let mut context = Context::begin(vm, cpu, &turn, &mut workspace);
-    let mut leave = context.settle(Some(turn.outlook));
+    let mut leave = context.settle(Some(turn.outlook), clock::now());
     loop {
         if let Some(leave) = leave {
             context = context.give_way(leave);
@@ -160,19 +160,20 @@ impl<'a> Context<'a> {
 
     /// Looks at everything there is to look at before the vCPU goes on.
     #[inline(always)]
-    fn settle(&mut self, outlook: Option<Outlook>) -> Option<Leave> {
+    fn settle(&mut self, outlook: Option<Outlook>, now: u64) -> Option<Leave> {
         // What was posted before is looked at in any case.
         let _posted_before = self.owner.take_events();
-        self.attend(outlook)
+        self.look(outlook, now)
     }
 
     /// Takes the vCPU off this CPU and goes on with the next one that can run.
     #[inline(never)] // Apart from the loop over exits.
     fn give_way(mut self, mut leave: Leave) -> Self {
         loop {
+            let now = clock::now();
             let outlook;
-            (self, outlook) = self.switch(leave);
-            match self.settle(outlook) {
+            (self, outlook) = self.switch(leave, now);
+            match self.settle(outlook, now) {
                 None => return self,
                 Some(another) => leave = another,
             }
@@ -181,11 +182,10 @@ impl<'a> Context<'a> {
 
     /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one.
     #[inline(always)]
-    fn switch(self, leave: Leave) -> (Self, Option<Outlook>) {
+    fn switch(self, leave: Leave, now: u64) -> (Self, Option<Outlook>) {
         let Self { vm, cpu, vcpu, counters, owner, state, workspace } = self;
         // Saved before anybody else can find the vCPU.
         state.save();
-        let now = clock::now();
         let known = match leave {
             Leave::Blocked(deadline) => {
                 let mut owner_cell = Some(owner);
@@ -237,7 +237,7 @@ impl<'a> Context<'a> {
     #[inline(always)] // The body of the loop over exits.
     fn step(&mut self) -> Option<Leave> {
         if self.owner.take_events()
-            && let Some(leave) = self.attend(None)
+            && let Some(leave) = self.attend()
         {
             return Some(leave);
         }
@@ -254,13 +254,12 @@ impl<'a> Context<'a> {
     }
 
     /// Looks at everything that may have come up: interrupts, timers, a reset, and what [`plan`](Self::plan) sees.
-    #[inline(never)]
-    fn attend(&mut self, outlook: Option<Outlook>) -> Option<Leave> {
+    #[inline(always)] // It has two callers, each of which does little else.
+    fn look(&mut self, outlook: Option<Outlook>, now: u64) -> Option<Leave> {
         if self.vm.is_resetting() {
             return Some(Leave::Parked);
         }
         self.take_signals();
-        let now = clock::now();
         let mut deadline = self.state.next_deadline(now);
         if deadline <= now {
             self.expire_timers(now);
@@ -272,6 +271,12 @@ impl<'a> Context<'a> {
         }
         let outlook = outlook.unwrap_or_else(|| self.vm.sched.outlook(self.cpu.index, now));
         self.plan(outlook, now, deadline)
+    }
+
+    /// An event was posted, or a timer was changed.
+    #[inline(never)]
+    fn attend(&mut self) -> Option<Leave> {
+        self.look(None, clock::now())
     }
 
     /// This CPU has put another vCPU into its own queue.
@@ -305,7 +310,7 @@ impl<'a> Context<'a> {
         let deadline = self.state.next_deadline(now);
         // What others have posted need not be looked at: with an event pending blocking is refused.
         if deadline <= now || self.state.wakes_from_halt() {
-            return self.attend(None);
+            return self.attend();
         }
         Some(Leave::Blocked(deadline))
     }
@@ -353,7 +358,7 @@ impl<'a> Context<'a> {
     fn go_on(&mut self, next: Next) -> Option<Leave> {
         match next {
             Next::Resume => None,
-            Next::Timers => self.attend(None),
+            Next::Timers => self.attend(),
             Next::Halt => self.halt(),
             Next::Yield if self.vm.sched.has_waiting(self.cpu.index) => {
                 Some(Leave::PutBack(PutBack::Yielded))

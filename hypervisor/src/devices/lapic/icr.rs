@@ -1,7 +1,7 @@
 //! The interrupt command register in x2APIC mode: one 64-bit register, the write sends.
 
 use crate::devices::GeneralProtection;
-use crate::devices::message::{Destination, Message, MessageKind, Trigger};
+use crate::devices::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
 use bitfield_struct::bitfield;
 
 /// The register (SDM vol. 3 figure 12-28, APM vol. 2 section 16.13).
@@ -45,6 +45,20 @@ impl Icr {
             return Err(GeneralProtection);
         }
         Ok(icr.with_busy(false))
+    }
+
+    /// Vector and destination if this is a fixed, edge-triggered interrupt to one local APIC by its id.
+    #[inline]
+    pub(super) const fn plain(self) -> Option<(u8, u32)> {
+        // The level is of no consequence for such a one; kernels set it or not.
+        const FREE: u64 =
+            Icr::new().with_vector(0xff).with_assert(true).with_destination(u32::MAX).into_bits();
+        let is_plain = self.into_bits() & !FREE == 0 && self.vector() >= 16;
+        if is_plain && self.destination() != BROADCAST {
+            Some((self.vector(), self.destination()))
+        } else {
+            None
+        }
     }
 
     pub(super) fn command(self) -> Command {
@@ -104,6 +118,25 @@ mod tests {
         }
         assert_eq!(sent(7 << 32 | 0x600 | 5), Some((MessageKind::Startup(5), Destination::Physical(7))));
         assert_eq!(sent(7 << 32 | 0x400), Some((MessageKind::Nmi, Destination::Physical(7))));
+    }
+
+    #[test]
+    fn the_plain_form_is_what_the_command_says() {
+        let mut plain = 0;
+        for bits in (0..1 << 12).map(|bits: u64| bits << 8) {
+            for (vector, destination) in [(0x0f, 3), (0x10, 3), (0xff, u32::MAX), (0xfe, 0)] {
+                let icr = Icr::from_bits(bits | vector | u64::from(destination) << 32);
+                if let Some((vector, id)) = icr.plain() {
+                    plain += 1;
+                    let kind = MessageKind::Fixed(vector);
+                    let destination = Destination::Physical(id);
+                    let message = Message { kind, destination, trigger: Trigger::Edge };
+                    assert!(Icr::checked(icr.into_bits()).is_ok());
+                    assert_eq!(icr.command(), Command::Send(message));
+                }
+            }
+        }
+        assert_eq!(plain, 4, "two destinations, with and without assert");
     }
 
     #[test]

@@ -291,6 +291,16 @@ impl Lapic {
         Ok(u64::from(value))
     }
 
+    /// The write to [`msr::ICR`] that kernels make all the time: a fixed, edge-triggered interrupt to one local APIC by
+    /// its id. Returns vector and id; `None` for every other form, with which nothing is done: that is for
+    /// [`write_msr`](Self::write_msr).
+    #[inline]
+    pub fn write_plain_icr(&mut self, value: u64) -> Option<(u8, u32)> {
+        let (vector, id) = Icr::from_bits(value).plain()?;
+        self.icr = Icr::from_bits(value);
+        Some((vector, id))
+    }
+
     /// WRMSR of the same registers.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ impl Context<'_> {
             self.count(Counter::IrqInjected);
         }
         self.offer_lazy_eoi();
-        self.state.registers_to_vmcb();
+        self.state.rax_to_vmcb();
         let assignment = self.workspace.asids.assign(&mut self.state.asid);
         let vmcb = &mut *self.state.vmcb;
         vmcb.asid = assignment.asid;
@@ -67,7 +67,7 @@ impl Context<'_> {
         self.cpu.last_exit.store(vmcb.exit_code, Ordering::Relaxed);
         vmcb.clean_bits = clean::ALL;
         vmcb.event_injection = 0;
-        self.state.registers_from_vmcb();
+        self.state.rax_from_vmcb();
         self.state.sync_tpr();
         self.state.recover_event();
         self.settle_lazy_eoi();

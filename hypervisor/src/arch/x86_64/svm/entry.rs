@@ -3,7 +3,7 @@
 use core::arch::naked_asm;
 
 /// General registers of the guest in the processor's own numbering. While the guest runs, RAX and
-/// RSP are in the VMCB; they are copied here after each exit and back before each entry.
+/// RSP are in the VMCB. RAX is copied here after each exit and back before each entry, RSP where it matters.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Registers(pub(crate) [u64; 16]);

@@ -17,7 +17,7 @@ use super::state::{Activity, VcpuState};
 use super::step::Nmi;
 use super::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
 use super::{cpuid, instruction, msr};
-use crate::devices::lapic::Effect;
+use crate::devices::lapic::{self, Effect};
 use crate::devices::platform::{Output, PortSize, SerialPort};
 use crate::devices::power::PowerEvent;
 use crate::hyperv::{self, Caller, Gprs, MsrEffect, MsrRead, Outcome};
@@ -233,6 +233,7 @@ impl Context<'_> {
     }
 
     fn on_control_write(&mut self) -> Next {
+        self.state.rsp_from_vmcb();
         let decoded = self.with_translation(|state, memory| decode_control_write(&state.vmcb, memory));
         let (number, from, length) = match decoded {
             Ok(decoded) => decoded,
@@ -294,7 +295,7 @@ impl Context<'_> {
             match self.state.hyperv.read_msr(&self.vm.partition, number, now) {
                 Ok(MsrRead::Value(value)) => Some(value),
                 Ok(MsrRead::ApicIcr) => {
-                    let icr = self.state.lapic.read_msr(crate::devices::lapic::msr::ICR, now);
+                    let icr = self.state.lapic.read_msr(lapic::msr::ICR, now);
                     icr.ok().map(hyperv::msrs::icr_from_x2apic)
                 }
                 Ok(MsrRead::ApicTpr) => Some(self.state.lapic.tpr().into()),
@@ -315,6 +316,17 @@ impl Context<'_> {
     fn write_msr(&mut self, number: u32) -> Next {
         let value = self.state.registers.edx_eax();
         let now = clock::now();
+        // Two registers make up most of the writes.
+        if number == lapic::msr::ICR
+            && let Some((vector, id)) = self.state.lapic.write_plain_icr(value)
+        {
+            increase(&self.counters[Counter::IrqIpi as usize], self.vm.post_fixed(id, vector));
+            return Next::Resume;
+        }
+        if number == lapic::msr::EOI && value == 0 {
+            let effect = self.state.lapic.eoi();
+            return self.perform_lapic(effect);
+        }
         if msr::is_lapic(number) {
             return match self.state.write_lapic(number, value, now) {
                 Ok(effect) => self.perform_lapic(effect),
@@ -363,14 +375,13 @@ impl Context<'_> {
     }
 
     fn perform_synthetic(&mut self, effect: MsrEffect, now: u64, overlays: Option<&mut Overlays>) -> Next {
-        use crate::devices::lapic::msr;
         match effect {
             MsrEffect::None => {}
             MsrEffect::ApicEoi => {
                 let effect = self.state.lapic.eoi();
                 return self.perform_lapic(effect);
             }
-            MsrEffect::ApicIcr(value) => match self.state.lapic.write_msr(msr::ICR, value, now) {
+            MsrEffect::ApicIcr(value) => match self.state.lapic.write_msr(lapic::msr::ICR, value, now) {
                 Ok(effect) => return self.perform_lapic(effect),
                 Err(_) => return self.protection_fault(),
             },

@@ -63,6 +63,7 @@ impl Context<'_> {
     /// translation waits until the access is done, or the walk here finds the change, and the guest tries again (H30).
     fn emulate_access(&mut self, gpa: Gpa) {
         let vm = self.vm;
+        self.state.rsp_from_vmcb();
         let outcome = self.with_translation(|state, memory| {
             let decoded = decode_move(&state.vmcb, &state.registers, memory)?;
             let kind = match decoded.access {
@@ -76,7 +77,10 @@ impl Context<'_> {
             Ok(Some(decoded.length))
         });
         match outcome {
-            Ok(Some(length)) => self.skip(length),
+            Ok(Some(length)) => {
+                self.state.rsp_to_vmcb();
+                self.skip(length);
+            }
             Ok(None) => {}
             Err(error) => {
                 log::debug!("vCPU {}: access to {gpa} is not emulated", self.vcpu.index);

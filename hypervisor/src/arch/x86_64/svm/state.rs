@@ -171,6 +171,7 @@ impl VcpuState {
         vmcb.pat = PAT_RESET;
         (vmcb.event_injection, vmcb.interrupt_shadow) = (0, 0);
         self.registers = Registers::default();
+        self.vmcb.rsp = 0;
         self.registers.set_low(RDX, cpuid::answer(1, 0, self.view).eax);
         self.exception = None;
         self.nmi = Nmi::default();
@@ -213,6 +214,7 @@ impl VcpuState {
         vmcb.gdtr.limit = loader::GDT_LIMIT.into();
         vmcb.cr0 = CR0_PE | CR0_ET;
         vmcb.rip = entry.rip;
+        vmcb.rsp = 0;
         self.registers = Registers::default();
         self.registers.0[RSI] = entry.rsi;
         self.registers.0[RBX] = entry.rbx;
@@ -244,15 +246,23 @@ impl VcpuState {
         }
     }
 
-    /// Copies RAX and RSP out of the VMCB after an exit.
-    pub(crate) fn registers_from_vmcb(&mut self) {
+    /// Copies RAX out of the VMCB after an exit.
+    pub(crate) fn rax_from_vmcb(&mut self) {
         self.registers.0[RAX] = self.vmcb.rax;
+    }
+
+    /// Copies RAX into the VMCB before an entry.
+    pub(crate) fn rax_to_vmcb(&mut self) {
+        self.vmcb.rax = self.registers.0[RAX];
+    }
+
+    /// Copies RSP out of the VMCB, before an instruction is emulated that may name it.
+    pub(crate) fn rsp_from_vmcb(&mut self) {
         self.registers.0[RSP] = self.vmcb.rsp;
     }
 
-    /// Copies RAX and RSP into the VMCB before an entry.
-    pub(crate) fn registers_to_vmcb(&mut self) {
-        self.vmcb.rax = self.registers.0[RAX];
+    /// Copies RSP into the VMCB, after an instruction has been emulated that may have changed it.
+    pub(crate) fn rsp_to_vmcb(&mut self) {
         self.vmcb.rsp = self.registers.0[RSP];
     }
 
@@ -288,7 +298,7 @@ impl VcpuState {
         let (v, r) = (&*self.vmcb, &self.registers.0);
         log::error!("vCPU {vcpu} shut down: triple fault at {:#06x}:{:#018x}", v.cs.selector, v.rip);
         log::error!("  rax {:#018x} rbx {:#018x} rcx {:#018x} rdx {:#018x}", r[0], r[3], r[1], r[2]);
-        log::error!("  rsi {:#018x} rdi {:#018x} rbp {:#018x} rsp {:#018x}", r[6], r[7], r[5], r[4]);
+        log::error!("  rsi {:#018x} rdi {:#018x} rbp {:#018x} rsp {:#018x}", r[6], r[7], r[5], v.rsp);
         log::error!("  r8  {:#018x} r9  {:#018x} r10 {:#018x} r11 {:#018x}", r[8], r[9], r[10], r[11]);
         log::error!("  r12 {:#018x} r13 {:#018x} r14 {:#018x} r15 {:#018x}", r[12], r[13], r[14], r[15]);
         log::error!("  cr0 {:#018x} cr2 {:#018x} cr3 {:#018x} cr4 {:#018x}", v.cr0, v.cr2, v.cr3, v.cr4);
