@@ -85,7 +85,7 @@ const fn tool(
 
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
 
-pub(super) const CASES: [Case; 20] = [
+pub(super) const CASES: [Case; 21] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -166,6 +166,14 @@ pub(super) const CASES: [Case; 20] = [
         (32, 2),
         FlushMode::Hypercall,
         "test \"$(nproc)\" = 32",
+        Expect::Success,
+    ),
+    stock(
+        "nproc_is_255",
+        "as many vCPUs as there can be reach userspace",
+        (255, 2),
+        FlushMode::Hypercall,
+        "test \"$(nproc)\" = 255",
         Expect::Success,
     ),
     stock(

@@ -6,6 +6,8 @@
 //! * The one that has had least runs next, for at most a slice while others wait, without limit otherwise.
 //! * A vCPU in HLT is in no queue. When it wakes it goes to an idle CPU if there is one, to its last CPU
 //!   otherwise, and preempts whoever has run for longer than a small margin.
+//! * A vCPU that nothing but its timer wakes waits in a line of its own, which shares the CPU with those that
+//!   have work (see [`queue`]).
 //! * A vCPU that spins goes behind all that wait.
 //! * A CPU without work takes it from the longest queue; a queue that has two more than the shortest gives one
 //!   up when one of its vCPUs is put back.
@@ -21,7 +23,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use spin::Mutex;
 
-pub use queue::{Policy, PutBack, RunQueue, VcpuIndex};
+pub use queue::{Line, Policy, PutBack, RunQueue, Standing, VcpuIndex};
 
 /// Index of a physical CPU.
 pub type CpuIndex = u32;
@@ -42,8 +44,11 @@ pub enum Nudge {
 struct Home {
     /// Queue it ran on last, which holds its timer.
     cpu: AtomicU32,
-    /// Time that it had had beyond that queue's floor when it left.
-    lag: AtomicU64,
+    /// Its virtual time there when it left.
+    virtual_time: AtomicU64,
+    /// CPU in whose timer line it waits, plus one; 0 if in none. Written under that queue's lock; to whoever reads it
+    /// without, a hint.
+    timer_line: AtomicU32,
 }
 
 /// What a CPU has to reckon with while a vCPU runs on it.
@@ -151,9 +156,9 @@ impl Scheduler {
         if let Some(turn) = self.place(cpu).with(|own| self.start(cpu, own, now)) {
             return Some(turn);
         }
-        let (vcpu, lag) = self.steal_for(cpu)?;
+        let (vcpu, standing) = self.steal_for(cpu)?;
         self.place(cpu).with(|own| {
-            own.enqueue(vcpu, lag, &self.policy);
+            let _nobody_runs = own.enqueue(vcpu, standing, &self.policy);
             self.start(cpu, own, now)
         })
     }
@@ -161,22 +166,16 @@ impl Scheduler {
     fn start(&self, cpu: CpuIndex, queue: &mut RunQueue, now: u64) -> Option<Turn> {
         let vcpu = queue.pick(now)?;
         // Only the holder of the vCPU writes its home; wakers read it after the next release of this lock.
-        let home = &self.homes[vcpu as usize].cpu;
-        let migrated = home.load(Ordering::Relaxed) != cpu;
+        let home = &self.homes[vcpu as usize];
+        home.timer_line.store(0, Ordering::Relaxed);
+        let migrated = home.cpu.load(Ordering::Relaxed) != cpu;
         if migrated {
-            home.store(cpu, Ordering::Relaxed);
+            home.cpu.store(cpu, Ordering::Relaxed);
         }
-        let timer = queue.next_timer();
-        let outlook = Outlook {
-            should_switch: false,
-            has_waiting: queue.has_waiting(),
-            timer_expired: timer <= now,
-            next_event: queue.slice_end(&self.policy).min(timer),
-        };
-        Some(Turn { vcpu, migrated, outlook })
+        Some(Turn { vcpu, migrated, outlook: queue.outlook(now, &self.policy) })
     }
 
-    fn steal_for(&self, thief: CpuIndex) -> Option<(VcpuIndex, u64)> {
+    fn steal_for(&self, thief: CpuIndex) -> Option<(VcpuIndex, Standing)> {
         let (load, victim) = self.others(thief).map(|cpu| (self.place(cpu).load(), cpu)).max()?;
         if load < 2 {
             return None;
@@ -188,13 +187,13 @@ impl Scheduler {
     /// next one run.
     pub fn switch(&self, cpu: CpuIndex, now: u64, why: PutBack) -> (Option<Turn>, Nudge) {
         let (turn, surplus) = self.place(cpu).with(|own| {
-            own.put_back(now, why);
+            own.put_back(now, why, &self.policy);
             let emptier = self.emptier_than(cpu, own.load());
             let surplus = emptier.and_then(|emptier| own.steal().map(|stolen| (emptier, stolen)));
             (self.start(cpu, own, now), surplus)
         });
         let nudge = match surplus {
-            Some((emptier, (vcpu, lag))) => self.enqueue(emptier, vcpu, lag),
+            Some((emptier, (vcpu, standing))) => self.enqueue(emptier, vcpu, standing),
             None => Nudge::Nothing,
         };
         (turn, nudge)
@@ -223,8 +222,8 @@ impl Scheduler {
             if !commit() {
                 return Block::Refused;
             }
-            let lag = own.take_off(now);
-            self.homes[vcpu as usize].lag.store(lag, Ordering::Relaxed);
+            let virtual_time = own.take_off(now);
+            self.homes[vcpu as usize].virtual_time.store(virtual_time, Ordering::Relaxed);
             if deadline != u64::MAX {
                 own.add_timer(deadline, vcpu);
             }
@@ -232,45 +231,65 @@ impl Scheduler {
         })
     }
 
-    /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller is the one who may wake it.
-    pub fn wake(&self, vcpu: VcpuIndex) -> Nudge {
+    /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller is the one who may wake it. It waits
+    /// in `line`.
+    pub fn wake(&self, vcpu: VcpuIndex, line: Line) -> Nudge {
         let home = &self.homes[vcpu as usize];
         let cpu = home.cpu.load(Ordering::Relaxed);
         let placed = self.place(cpu).with(|own| {
             own.remove_timer(vcpu);
-            let lag = home.lag.load(Ordering::Relaxed);
+            let standing = own.standing(home.virtual_time.load(Ordering::Relaxed), line);
             // To go to an emptier CPU only one lock is held at a time.
             match self.emptier_than(cpu, own.load() + 1) {
-                Some(emptier) => Err((emptier, lag)),
-                None => Ok(self.enqueue_in(own, cpu, vcpu, lag)),
+                Some(emptier) => Err((emptier, standing)),
+                None => Ok(self.enqueue_in(own, cpu, vcpu, standing)),
             }
         });
-        placed.unwrap_or_else(|(emptier, lag)| self.enqueue(emptier, vcpu, lag))
+        placed.unwrap_or_else(|(emptier, standing)| self.enqueue(emptier, vcpu, standing))
     }
 
-    fn enqueue(&self, cpu: CpuIndex, vcpu: VcpuIndex, lag: u64) -> Nudge {
-        self.place(cpu).with(|queue| self.enqueue_in(queue, cpu, vcpu, lag))
+    fn enqueue(&self, cpu: CpuIndex, vcpu: VcpuIndex, standing: Standing) -> Nudge {
+        self.place(cpu).with(|queue| self.enqueue_in(queue, cpu, vcpu, standing))
     }
 
-    fn enqueue_in(&self, queue: &mut RunQueue, cpu: CpuIndex, vcpu: VcpuIndex, lag: u64) -> Nudge {
-        queue.enqueue(vcpu, lag, &self.policy);
+    #[inline]
+    fn enqueue_in(&self, queue: &mut RunQueue, cpu: CpuIndex, vcpu: VcpuIndex, standing: Standing) -> Nudge {
+        if standing.is_expired() {
+            self.homes[vcpu as usize].timer_line.store(cpu + 1, Ordering::Relaxed);
+        }
+        let sooner = queue.enqueue(vcpu, standing, &self.policy);
         match queue.running() {
-            Some(running) => Nudge::Running(running),
+            Some(running) if sooner => Nudge::Running(running),
+            Some(_) => Nudge::Nothing,
             None => Nudge::Idle(cpu),
         }
     }
 
-    /// What `cpu` has to reckon with while its vCPU runs.
+    /// An interrupt was posted to a vCPU that need not be woken: if it waits in a timer line, it has work now.
+    ///
+    /// One that gets into the line at this moment may stay there: it is late then, not lost.
     #[inline]
-    pub fn outlook(&self, cpu: CpuIndex, now: u64) -> Outlook {
-        let queue = self.place(cpu).queue.lock();
-        let timer = queue.next_timer();
-        Outlook {
-            should_switch: queue.should_switch(now, &self.policy),
-            has_waiting: queue.has_waiting(),
-            timer_expired: timer <= now,
-            next_event: queue.slice_end(&self.policy).min(timer),
+    pub fn promote(&self, vcpu: VcpuIndex) -> Nudge {
+        match self.homes[vcpu as usize].timer_line.load(Ordering::Relaxed).checked_sub(1) {
+            None => Nudge::Nothing,
+            Some(cpu) => self.promote_on(cpu, vcpu),
         }
+    }
+
+    #[cold]
+    fn promote_on(&self, cpu: CpuIndex, vcpu: VcpuIndex) -> Nudge {
+        self.place(cpu).with(|queue| {
+            if !queue.promote(vcpu, &self.policy) {
+                return Nudge::Nothing;
+            }
+            self.homes[vcpu as usize].timer_line.store(0, Ordering::Relaxed);
+            queue.running().map_or(Nudge::Idle(cpu), Nudge::Running)
+        })
+    }
+
+    /// What `cpu` has to reckon with while its vCPU runs.
+    pub fn outlook(&self, cpu: CpuIndex, now: u64) -> Outlook {
+        self.place(cpu).queue.lock().outlook(now, &self.policy)
     }
 
     /// Whether any vCPU waits for `cpu`, on which one runs. Asked without the lock.
@@ -278,10 +297,9 @@ impl Scheduler {
         self.place(cpu).load() > 1
     }
 
-    /// When `cpu` must look up again on the scheduler's account: the end of the slice or the next timer.
+    /// When `cpu`, which idles, must look up again on the scheduler's account: the next timer.
     pub fn next_event(&self, cpu: CpuIndex) -> u64 {
-        let queue = self.place(cpu).queue.lock();
-        queue.slice_end(&self.policy).min(queue.next_timer())
+        self.place(cpu).queue.lock().next_timer()
     }
 
     /// Takes one vCPU that blocked on `cpu` and whose time has come; the caller posts it its event.
@@ -305,18 +323,18 @@ mod tests {
 
     fn enqueue(sched: &Scheduler, cpu: CpuIndex, vcpus: impl IntoIterator<Item = VcpuIndex>) {
         for vcpu in vcpus {
-            let _ = sched.enqueue(cpu, vcpu, 0);
+            let _ = sched.enqueue(cpu, vcpu, Standing::default());
         }
     }
 
     #[test]
     fn wakers_nudge_idle_cpus_and_running_vcpus() {
         let sched = scheduler(2, 3);
-        assert_eq!(sched.wake(0), Nudge::Idle(0));
+        assert_eq!(sched.wake(0, Line::Work), Nudge::Idle(0));
         assert_eq!(next(&sched, 0), Some((0, false)));
-        assert_eq!(sched.wake(2), Nudge::Idle(1), "CPU 0 is busy, CPU 1 is not");
+        assert_eq!(sched.wake(2, Line::Work), Nudge::Idle(1), "CPU 0 is busy, CPU 1 is not");
         assert_eq!(next(&sched, 1), Some((2, true)));
-        assert_eq!(sched.wake(1), Nudge::Running(2));
+        assert_eq!(sched.wake(1, Line::Work), Nudge::Running(2));
     }
 
     #[test]
@@ -331,7 +349,7 @@ mod tests {
     #[test]
     fn a_refused_block_leaves_the_vcpu_running() {
         let sched = scheduler(1, 1);
-        sched.wake(0);
+        sched.wake(0, Line::Work);
         next(&sched, 0);
         assert_eq!(sched.block(0, 5, 100, || false), Block::Refused);
         assert_eq!(sched.next_event(0), u64::MAX, "no timer was left behind");
@@ -345,8 +363,8 @@ mod tests {
         let sched = scheduler(1, 3);
         enqueue(&sched, 0, 0..3);
         assert_eq!(next(&sched, 0), Some((0, false)));
-        let Block::Next(Some(turn)) = sched.block(0, 5, 100, || true) else { panic!("nobody has the CPU") };
-        assert_eq!((turn.vcpu, turn.outlook.has_waiting, turn.outlook.next_event), (1, true, 100));
+        let Block::Next(Some(turn)) = sched.block(0, 5, 300, || true) else { panic!("nobody has the CPU") };
+        assert_eq!((turn.vcpu, turn.outlook.has_waiting, turn.outlook.next_event), (1, true, 300));
         assert_eq!(turn.outlook, sched.outlook(0, 5));
         assert!(sched.has_waiting(0), "vCPU 2");
     }
@@ -354,11 +372,38 @@ mod tests {
     #[test]
     fn waking_early_forgets_the_timer() {
         let sched = scheduler(1, 1);
-        sched.wake(0);
+        sched.wake(0, Line::Work);
         next(&sched, 0);
         sched.block(0, 5, 100, || true);
-        sched.wake(0);
+        sched.wake(0, Line::Work);
         assert_eq!(sched.pop_expired(0, 1000), None);
+    }
+
+    #[test]
+    fn an_interrupt_helps_whoever_waits_behind_expired_timers() {
+        let sched = scheduler(1, 4);
+        for vcpu in 0..4 {
+            let line = if vcpu == 0 { Line::Work } else { Line::Timer };
+            let _ = sched.wake(vcpu, line);
+        }
+        next(&sched, 0);
+        assert_eq!(sched.promote(0), Nudge::Nothing, "it runs");
+        assert_eq!(sched.promote(3), Nudge::Running(0));
+        assert_eq!(sched.promote(3), Nudge::Nothing, "it has been helped");
+        let Block::Next(Some(turn)) = sched.block(0, 0, u64::MAX, || true) else {
+            panic!("nobody has the CPU")
+        };
+        assert_eq!(turn.vcpu, 3);
+        assert_eq!(sched.promote(3), Nudge::Nothing);
+    }
+
+    #[test]
+    fn only_the_first_in_the_timer_line_is_announced() {
+        let sched = scheduler(1, 3);
+        sched.wake(0, Line::Work);
+        next(&sched, 0);
+        assert_eq!(sched.wake(1, Line::Timer), Nudge::Running(0));
+        assert_eq!(sched.wake(2, Line::Timer), Nudge::Nothing);
     }
 
     #[test]
@@ -366,7 +411,7 @@ mod tests {
         let sched = Scheduler::new(1..3, 4, Policy::new(1000));
         assert!(!sched.has_cpu(0) && sched.has_cpu(2));
         for vcpu in 0..4 {
-            assert!(matches!(sched.wake(vcpu), Nudge::Idle(cpu) if cpu != 0));
+            assert!(matches!(sched.wake(vcpu, Line::Work), Nudge::Idle(cpu) if cpu != 0));
         }
         assert!(next(&sched, 1).is_some() && next(&sched, 2).is_some());
     }

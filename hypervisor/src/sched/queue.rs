@@ -1,6 +1,19 @@
 //! One CPU's queue: who waits, who runs, whose timer is pending. Pure state; times are TSC ticks.
+//!
+//! There are two lines. Whom an interrupt wakes, and whoever was running, waits among those with work, ordered by
+//! virtual time. Whom nothing but its timer wakes waits in the timer line, first come, first served. While there is
+//! somebody in both, each line gets half of the CPU.
+//!
+//! The reason is what many idle vCPUs do that tick: Linux ticks on every CPU until it has a clock source to do
+//! better by. Where all the ticks take longer than there is time they would fill any CPU that fairness among
+//! vCPUs gives them, and whoever has work would get one part in as many as there are vCPUs. A late tick, though,
+//! costs no more than one in time, and stands for those that it missed: in a line of their own the ticks
+//! become as many as half of the CPU can bear.
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+
+use super::Outlook;
 
 /// Index of a vCPU in its virtual machine.
 pub type VcpuIndex = u32;
@@ -21,8 +34,33 @@ impl Policy {
         Self { slice, wakeup_margin: slice / 8 }
     }
 
-    const fn sleeper_credit(&self) -> u64 {
-        self.slice / 2
+    const fn sleeper_credit(&self) -> i64 {
+        (self.slice / 2).cast_signed()
+    }
+}
+
+/// Where in a queue a vCPU waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Line {
+    /// Among those that have work.
+    #[default]
+    Work,
+    /// Among those that their timers have woken.
+    Timer,
+}
+
+/// What a vCPU brings along into a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// What it has had beyond the floor of the queue that it comes from; negative if it was owed time.
+    lag: i64,
+    line: Line,
+}
+
+impl Standing {
+    /// Whether it is for the timer line.
+    pub fn is_expired(self) -> bool {
+        self.line == Line::Timer
     }
 }
 
@@ -39,12 +77,8 @@ struct Running {
     vcpu: VcpuIndex,
     virtual_time: u64,
     since: u64,
-}
-
-impl Running {
-    fn virtual_now(&self, now: u64) -> u64 {
-        self.virtual_time + now.saturating_sub(self.since)
-    }
+    /// Where it waited.
+    line: Line,
 }
 
 /// Why a vCPU is put back into the queue.
@@ -59,24 +93,33 @@ pub enum PutBack {
 /// A CPU's queue.
 #[derive(Debug, Default)]
 pub struct RunQueue {
-    /// Sorted by falling virtual time: the next to run is the last.
+    /// Those with work, sorted by falling virtual time: the next to run is the last.
     waiting: Vec<Waiting>,
+    /// The timer line.
+    expired: VecDeque<Waiting>,
+    /// How much more the timer line's vCPUs have had than those with work.
+    lead: i64,
     /// Sorted by falling deadline: the next to expire is the last.
     timers: Vec<(u64, VcpuIndex)>,
     running: Option<Running>,
-    /// No vCPU here has had less time than this. Only grows.
+    /// No vCPU with work has had less time than this, but for what sleepers are owed. Only grows.
     floor: u64,
 }
 
 impl RunQueue {
     /// An empty queue with room for `vcpus`, so that it never allocates later.
     pub fn with_capacity(vcpus: usize) -> Self {
-        Self { waiting: Vec::with_capacity(vcpus), timers: Vec::with_capacity(vcpus), ..Self::default() }
+        Self {
+            waiting: Vec::with_capacity(vcpus),
+            expired: VecDeque::with_capacity(vcpus),
+            timers: Vec::with_capacity(vcpus),
+            ..Self::default()
+        }
     }
 
     /// vCPUs that wait or run here.
     pub fn load(&self) -> usize {
-        self.waiting.len() + usize::from(self.running.is_some())
+        self.waiting.len() + self.expired.len() + usize::from(self.running.is_some())
     }
 
     /// Whether nothing runs or waits here.
@@ -86,7 +129,7 @@ impl RunQueue {
 
     /// Whether anyone waits.
     pub fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        self.waits_in(Line::Work) || self.waits_in(Line::Timer)
     }
 
     /// The vCPU that runs here.
@@ -94,70 +137,168 @@ impl RunQueue {
         self.running.map(|running| running.vcpu)
     }
 
-    fn insert(&mut self, virtual_time: u64, vcpu: VcpuIndex) {
-        debug_assert!(!self.waiting.iter().any(|waiting| waiting.vcpu == vcpu), "vCPU {vcpu} waits already");
-        // Behind those that have had the same time: first come, first served.
-        let place = self.waiting.partition_point(|waiting| waiting.virtual_time > virtual_time);
-        self.waiting.insert(place, Waiting { virtual_time, vcpu });
+    #[inline]
+    fn waits_in(&self, line: Line) -> bool {
+        match line {
+            Line::Work => !self.waiting.is_empty(),
+            Line::Timer => !self.expired.is_empty(),
+        }
     }
 
-    /// Adds a vCPU that woke up or came from another queue. Its `lag` is what it had run beyond that queue's floor
-    /// when it left.
-    pub fn enqueue(&mut self, vcpu: VcpuIndex, lag: u64, policy: &Policy) {
-        let credit = policy.sleeper_credit();
-        self.insert(self.floor.saturating_sub(credit).saturating_add(lag.min(policy.slice)), vcpu);
+    /// Puts a vCPU into a line. One that nobody was in before is owed at most the credit of a sleeper by the other.
+    #[inline]
+    fn insert(&mut self, line: Line, waiting: Waiting, policy: &Policy) {
+        if !self.waits_in(line) && self.running.is_none_or(|running| running.line != line) {
+            self.lead = match line {
+                Line::Work => self.lead.min(policy.sleeper_credit()),
+                Line::Timer => self.lead.max(-policy.sleeper_credit()),
+            };
+        }
+        match line {
+            Line::Work => {
+                // Behind those that have had the same time: first come, first served.
+                let place = self.waiting.partition_point(|other| other.virtual_time > waiting.virtual_time);
+                self.waiting.insert(place, waiting);
+            }
+            Line::Timer => self.expired.push_back(waiting),
+        }
     }
 
-    /// Takes the vCPU that has had the least time and lets it run.
+    /// Adds a vCPU that woke up or came from another queue. A sleeper is owed at most the credit.
+    ///
+    /// Returns whether whoever runs here has to make room sooner than it was told.
+    #[inline]
+    #[must_use = "the running vCPU does not know yet"]
+    pub fn enqueue(&mut self, vcpu: VcpuIndex, standing: Standing, policy: &Policy) -> bool {
+        let lag = standing.lag.clamp(-policy.sleeper_credit(), policy.slice.cast_signed());
+        let virtual_time = self.floor.saturating_add_signed(lag);
+        // In the timer line one more changes nothing. Whoever has work may preempt at once.
+        let sooner = standing.line == Line::Work || !self.waits_in(Line::Timer);
+        self.insert(standing.line, Waiting { virtual_time, vcpu }, policy);
+        sooner
+    }
+
+    /// Moves a vCPU of the timer line to those with work: it has been interrupted.
+    ///
+    /// Returns whether it was there: then whoever runs here may have to make room.
+    pub fn promote(&mut self, vcpu: VcpuIndex, policy: &Policy) -> bool {
+        let place = self.expired.iter().position(|waiting| waiting.vcpu == vcpu);
+        let Some(waiting) = place.and_then(|place| self.expired.remove(place)) else { return false };
+        self.insert(Line::Work, waiting, policy);
+        true
+    }
+
+    /// What a vCPU that blocked here brings along, by the virtual time that it had then.
+    #[inline]
+    pub fn standing(&self, virtual_time: u64, line: Line) -> Standing {
+        Standing { lag: virtual_time.wrapping_sub(self.floor).cast_signed(), line }
+    }
+
+    /// Takes the vCPU that is next in the line that has had less, and lets it run.
     pub fn pick(&mut self, now: u64) -> Option<VcpuIndex> {
         debug_assert!(self.running.is_none());
-        let next = self.waiting.pop()?;
-        self.floor = self.floor.max(next.virtual_time);
-        self.running = Some(Running { vcpu: next.vcpu, virtual_time: next.virtual_time, since: now });
+        let timer_first = self.waits_in(Line::Timer) && (!self.waits_in(Line::Work) || self.lead < 0);
+        let (line, next) = if timer_first {
+            (Line::Timer, self.expired.pop_front()?)
+        } else {
+            let next = self.waiting.pop()?;
+            self.floor = self.floor.max(next.virtual_time);
+            (Line::Work, next)
+        };
+        self.running = Some(Running { vcpu: next.vcpu, virtual_time: next.virtual_time, since: now, line });
         Some(next.vcpu)
     }
 
-    /// Takes the running vCPU off the CPU and puts it back among those that wait.
-    pub fn put_back(&mut self, now: u64, why: PutBack) {
-        let Some(running) = self.running.take() else { return };
-        let mut virtual_time = running.virtual_now(now);
-        if why == PutBack::Yielded
-            && let Some(last) = self.waiting.first()
-        {
-            virtual_time = virtual_time.max(last.virtual_time);
-        }
-        self.insert(virtual_time, running.vcpu);
+    /// Ends the turn of the vCPU that runs: it and its line have had the time.
+    #[inline]
+    fn end_turn(&mut self, now: u64) -> Option<Waiting> {
+        let running = self.running.take()?;
+        let had = now.saturating_sub(running.since);
+        self.lead = match running.line {
+            Line::Work => self.lead.saturating_sub_unsigned(had),
+            Line::Timer => self.lead.saturating_add_unsigned(had),
+        };
+        Some(Waiting { virtual_time: running.virtual_time + had, vcpu: running.vcpu })
     }
 
-    /// Takes the running vCPU off the CPU because it blocks or stops; returns its lag.
+    /// Takes the running vCPU off the CPU and puts it back among those that have work.
+    pub fn put_back(&mut self, now: u64, why: PutBack, policy: &Policy) {
+        let Some(mut waiting) = self.end_turn(now) else { return };
+        if why == PutBack::Yielded {
+            match self.waiting.first() {
+                Some(last) => waiting.virtual_time = waiting.virtual_time.max(last.virtual_time),
+                // It leaves its line's turn to the other line.
+                None => self.lead = self.lead.min(-policy.sleeper_credit()),
+            }
+        }
+        self.insert(Line::Work, waiting, policy);
+    }
+
+    /// Takes the running vCPU off the CPU because it blocks or stops; returns its virtual time.
     pub fn take_off(&mut self, now: u64) -> u64 {
-        let Some(running) = self.running.take() else { return 0 };
-        running.virtual_now(now).saturating_sub(self.floor)
+        self.end_turn(now).map_or(0, |waiting| waiting.virtual_time)
     }
 
-    /// Takes away, for another queue, the waiting vCPU that would run last here; with its lag.
-    pub fn steal(&mut self) -> Option<(VcpuIndex, u64)> {
-        if self.waiting.is_empty() {
-            return None;
+    /// Takes away, for another queue, the waiting vCPU that would run last here.
+    pub fn steal(&mut self) -> Option<(VcpuIndex, Standing)> {
+        let (stolen, line) = match self.expired.pop_back() {
+            Some(stolen) => (stolen, Line::Timer),
+            None if self.waiting.is_empty() => return None,
+            None => (self.waiting.remove(0), Line::Work),
+        };
+        Some((stolen.vcpu, self.standing(stolen.virtual_time, line)))
+    }
+
+    /// What the CPU has to reckon with.
+    #[inline]
+    pub fn outlook(&self, now: u64, policy: &Policy) -> Outlook {
+        let timer = self.next_timer();
+        let (should_switch, next_event) = match self.running {
+            Some(running) if self.has_waiting() => {
+                let turn_end = running.since.saturating_add(self.turn(&running, policy));
+                let should_switch = now >= turn_end || self.is_preempted(&running, now, policy);
+                (should_switch, turn_end.min(self.useful_timer(&running, timer, policy)))
+            }
+            _ => (false, timer),
+        };
+        Outlook { should_switch, has_waiting: self.has_waiting(), timer_expired: timer <= now, next_event }
+    }
+
+    /// For how long the running vCPU may run while others wait.
+    #[inline]
+    fn turn(&self, running: &Running, policy: &Policy) -> u64 {
+        match running.line {
+            Line::Work if !self.waits_in(Line::Timer) => policy.slice,
+            Line::Work => {
+                // Those with work get ahead by the credit, lest lines change by turns.
+                let turn = self.lead.saturating_add(policy.sleeper_credit());
+                turn.clamp(policy.wakeup_margin.cast_signed(), policy.slice.cast_signed()).cast_unsigned()
+            }
+            // What takes longer than a tick is work, and the others of the timer line are not to wait for it.
+            Line::Timer => policy.wakeup_margin,
         }
-        let stolen = self.waiting.remove(0);
-        Some((stolen.vcpu, stolen.virtual_time.saturating_sub(self.floor)))
     }
 
-    /// Whether the running vCPU should make room: its slice is over and someone waits, or someone waits
-    /// that has had less time by more than the margin.
-    pub fn should_switch(&self, now: u64, policy: &Policy) -> bool {
-        let (Some(running), Some(next)) = (self.running, self.waiting.last()) else { return false };
-        now.saturating_sub(running.since) >= policy.slice
-            || running.virtual_now(now) > next.virtual_time.saturating_add(policy.wakeup_margin)
-                && now.saturating_sub(running.since) >= policy.wakeup_margin
+    /// Whether someone with work waits that has had less time than the running vCPU by more than the margin.
+    #[inline]
+    fn is_preempted(&self, running: &Running, now: u64, policy: &Policy) -> bool {
+        let ran = now.saturating_sub(running.since);
+        ran >= policy.wakeup_margin
+            && running.line == Line::Work
+            && self.waiting.last().is_some_and(|next| {
+                running.virtual_time + ran > next.virtual_time.saturating_add(policy.wakeup_margin)
+            })
     }
 
-    /// When the running vCPU's right to the CPU must be looked at again; `u64::MAX` while nobody else waits.
-    pub fn slice_end(&self, policy: &Policy) -> u64 {
-        match (self.running, self.waiting.last()) {
-            (Some(running), Some(_)) => running.since.saturating_add(policy.slice),
-            _ => u64::MAX,
+    /// When the next timer, at `timer`, is worth an interruption while others wait.
+    #[inline]
+    fn useful_timer(&self, running: &Running, timer: u64, policy: &Policy) -> u64 {
+        if self.waits_in(Line::Timer) {
+            // It would only make the line longer.
+            u64::MAX
+        } else {
+            // Before the end of the margin nobody is preempted.
+            timer.max(running.since.saturating_add(policy.wakeup_margin))
         }
     }
 
@@ -189,108 +330,4 @@ impl RunQueue {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const POLICY: Policy = Policy::new(1000);
-
-    fn queue(vcpus: u32) -> RunQueue {
-        let mut queue = RunQueue::with_capacity(vcpus as usize);
-        for vcpu in 0..vcpus {
-            queue.enqueue(vcpu, 0, &POLICY);
-        }
-        queue
-    }
-
-    /// Runs `queue` until `end`, each vCPU to the end of its slice; returns the time that each one had.
-    fn run(queue: &mut RunQueue, vcpus: usize, end: u64) -> Vec<u64> {
-        let mut had = alloc::vec![0; vcpus];
-        let mut now = 0;
-        while now < end {
-            let vcpu = queue.pick(now).unwrap();
-            let until = queue.slice_end(&POLICY).min(end);
-            had[vcpu as usize] += until - now;
-            now = until;
-            queue.put_back(now, PutBack::Preempted);
-        }
-        had
-    }
-
-    #[test]
-    fn busy_vcpus_share_the_cpu_evenly() {
-        let had = run(&mut queue(5), 5, 100_000);
-        assert!(had.iter().all(|time| (19_000..=21_000).contains(time)), "{had:?}");
-    }
-
-    #[test]
-    fn a_slice_ends_only_if_someone_waits() {
-        let mut queue = queue(1);
-        queue.pick(0);
-        assert_eq!(queue.slice_end(&POLICY), u64::MAX);
-        assert!(!queue.should_switch(1_000_000, &POLICY));
-        queue.enqueue(7, 0, &POLICY);
-        assert_eq!(queue.slice_end(&POLICY), 1000);
-    }
-
-    #[test]
-    fn a_sleeper_preempts_a_hog_soon_but_not_at_once() {
-        let mut queue = queue(1);
-        queue.pick(0);
-        queue.enqueue(1, 0, &POLICY);
-        assert!(!queue.should_switch(0, &POLICY));
-        assert!(!queue.should_switch(POLICY.wakeup_margin - 1, &POLICY));
-        assert!(queue.should_switch(POLICY.wakeup_margin + 500, &POLICY));
-    }
-
-    #[test]
-    fn a_long_sleep_earns_no_more_than_half_a_slice() {
-        let mut queue = queue(2);
-        run(&mut queue, 2, 1_000_000);
-        queue.enqueue(2, 0, &POLICY);
-        let mut turns = 0;
-        let mut now = 1_000_000;
-        while queue.pick(now) == Some(2) {
-            turns += 1;
-            now += 1000;
-            queue.put_back(now, PutBack::Preempted);
-        }
-        assert!((1..=2).contains(&turns), "{turns} slices in a row");
-    }
-
-    #[test]
-    fn a_spinner_goes_behind_everyone_who_waits() {
-        let mut queue = queue(4);
-        let spinner = queue.pick(0).unwrap();
-        queue.put_back(1, PutBack::Yielded);
-        for turn in 0..3 {
-            let next = queue.pick(1 + turn).unwrap();
-            assert_ne!(next, spinner);
-            queue.take_off(1 + turn);
-        }
-        assert_eq!(queue.pick(10), Some(spinner));
-    }
-
-    #[test]
-    fn the_stolen_one_would_have_run_last_and_keeps_its_place() {
-        let mut queue = queue(2);
-        queue.pick(0);
-        queue.put_back(900, PutBack::Preempted);
-        let (stolen, lag) = queue.steal().unwrap();
-        assert_eq!((stolen, lag), (0, 900));
-        assert_eq!(queue.load(), 1);
-    }
-
-    #[test]
-    fn timers_expire_in_order_and_can_be_forgotten() {
-        let mut queue = queue(0);
-        queue.add_timer(30, 3);
-        queue.add_timer(10, 1);
-        queue.add_timer(20, 2);
-        assert_eq!(queue.next_timer(), 10);
-        assert_eq!(queue.pop_expired(9), None);
-        queue.remove_timer(2);
-        assert_eq!(queue.pop_expired(100), Some(1));
-        assert_eq!(queue.pop_expired(100), Some(3));
-        assert_eq!(queue.next_timer(), u64::MAX);
-    }
-}
+mod tests;

@@ -32,7 +32,7 @@ use crate::devices::platform::{Platform, PortSize, SerialPort};
 use crate::devices::power;
 use crate::hyperv::{self, CrashReport, Partition};
 use crate::loader::{self, LoadError, MemoryLayout, layout};
-use crate::sched::{Nudge, Policy, Scheduler, VcpuIndex};
+use crate::sched::{Line, Nudge, Policy, Scheduler, VcpuIndex};
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
@@ -377,10 +377,24 @@ impl Machine {
 
     /// Tells a vCPU that something was posted to it.
     pub(super) fn notify(&self, vcpu: &Vcpu) {
+        self.notify_in(vcpu, Line::Work);
+    }
+
+    /// Tells a vCPU that blocks that its timer has expired.
+    pub(super) fn notify_expired(&self, vcpu: &Vcpu) {
+        self.notify_in(vcpu, Line::Timer);
+    }
+
+    #[inline]
+    fn notify_in(&self, vcpu: &Vcpu, line: Line) {
         match vcpu.target.post_event() {
+            Notify::None if line == Line::Work => match self.sched.promote(vcpu.index) {
+                Nudge::Nothing => {}
+                nudge => self.nudge(nudge),
+            },
             Notify::None => {}
             Notify::Kick(cpu) => self.kick_for(vcpu, cpu.0),
-            Notify::Wake => self.nudge(self.sched.wake(vcpu.index)),
+            Notify::Wake => self.nudge(self.sched.wake(vcpu.index, line)),
         }
     }
 
@@ -406,7 +420,7 @@ impl Machine {
             match vcpu.target.post_event() {
                 Notify::None => return,
                 Notify::Kick(cpu) => return self.kick_for(vcpu, cpu.0),
-                Notify::Wake => nudge = self.sched.wake(vcpu.index),
+                Notify::Wake => nudge = self.sched.wake(vcpu.index, Line::Work),
             }
         }
         if let Nudge::Idle(cpu) = nudge {
@@ -515,7 +529,7 @@ impl Machine {
         self.load_guest().unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
         self.resetting.store(0, Ordering::Release);
         for vcpu in &self.vcpus {
-            self.nudge(self.sched.wake(vcpu.index));
+            self.nudge(self.sched.wake(vcpu.index, Line::Work));
         }
     }
 }

@@ -19,7 +19,7 @@ use super::svm::state::{Activity, note_current};
 use super::svm::step::Nmi;
 use super::{clock, panic};
 use crate::devices::message::Trigger;
-use crate::sched::{Block, Outlook, PutBack, Turn};
+use crate::sched::{Block, Line, Outlook, PutBack, Turn};
 
 /// Set when the machine is ready to run.
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -47,7 +47,7 @@ pub(super) fn start() {
     let vm = machine::machine();
     for vcpu in &vm.vcpus {
         // All of them, not just the boot vCPU: the others find that they wait for start-up, and block.
-        let _no_cpu_runs_yet = vm.sched.wake(vcpu.index);
+        let _no_cpu_runs_yet = vm.sched.wake(vcpu.index, Line::Work);
     }
     STARTED.store(true, Ordering::Release);
     let me = PerCpu::current();
@@ -133,7 +133,7 @@ fn wake_expired(vm: &Machine, cpu: &PerCpu) -> bool {
     let now = clock::now();
     let mut any = false;
     while let Some(vcpu) = vm.sched.pop_expired(cpu.index, now) {
-        vm.notify(&vm.vcpus[vcpu as usize]);
+        vm.notify_expired(&vm.vcpus[vcpu as usize]);
         any = true;
     }
     any

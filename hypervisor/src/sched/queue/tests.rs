@@ -1,0 +1,262 @@
+use super::*;
+
+const POLICY: Policy = Policy::new(1000);
+const WORK: Standing = Standing { lag: 0, line: Line::Work };
+const EXPIRED: Standing = Standing { lag: 0, line: Line::Timer };
+
+fn queue(vcpus: u32) -> RunQueue {
+    let mut queue = RunQueue::with_capacity(vcpus as usize);
+    for vcpu in 0..vcpus {
+        _ = queue.enqueue(vcpu, WORK, &POLICY);
+    }
+    queue
+}
+
+/// Runs `queue` until `end`, each vCPU to the end of its slice; returns the time that each one had.
+fn run(queue: &mut RunQueue, vcpus: usize, end: u64) -> Vec<u64> {
+    let mut had = alloc::vec![0; vcpus];
+    let mut now = 0;
+    while now < end {
+        let vcpu = queue.pick(now).unwrap();
+        let until = queue.outlook(0, &POLICY).next_event.min(end);
+        had[vcpu as usize] += until - now;
+        now = until;
+        queue.put_back(now, PutBack::Preempted, &POLICY);
+    }
+    had
+}
+
+#[test]
+fn busy_vcpus_share_the_cpu_evenly() {
+    let had = run(&mut queue(5), 5, 100_000);
+    assert!(had.iter().all(|time| (19_000..=21_000).contains(time)), "{had:?}");
+}
+
+#[test]
+fn a_slice_ends_only_if_someone_waits() {
+    let mut queue = queue(1);
+    queue.pick(0);
+    assert_eq!(queue.outlook(0, &POLICY).next_event, u64::MAX);
+    assert!(!queue.outlook(1_000_000, &POLICY).should_switch);
+    _ = queue.enqueue(7, WORK, &POLICY);
+    assert_eq!(queue.outlook(0, &POLICY).next_event, 1000);
+}
+
+#[test]
+fn a_sleeper_preempts_a_hog_soon_but_not_at_once() {
+    let mut queue = queue(1);
+    queue.pick(0);
+    _ = queue.enqueue(1, WORK, &POLICY);
+    assert!(!queue.outlook(0, &POLICY).should_switch);
+    assert!(!queue.outlook(POLICY.wakeup_margin - 1, &POLICY).should_switch);
+    assert!(queue.outlook(POLICY.wakeup_margin + 500, &POLICY).should_switch);
+}
+
+#[test]
+fn a_long_sleep_earns_no_more_than_half_a_slice() {
+    let mut queue = queue(2);
+    run(&mut queue, 2, 1_000_000);
+    _ = queue.enqueue(2, WORK, &POLICY);
+    let mut turns = 0;
+    let mut now = 1_000_000;
+    while queue.pick(now) == Some(2) {
+        turns += 1;
+        now += 1000;
+        queue.put_back(now, PutBack::Preempted, &POLICY);
+    }
+    assert!((1..=2).contains(&turns), "{turns} slices in a row");
+}
+
+#[test]
+fn a_spinner_goes_behind_everyone_who_waits() {
+    let mut queue = queue(4);
+    let spinner = queue.pick(0).unwrap();
+    queue.put_back(1, PutBack::Yielded, &POLICY);
+    for turn in 0..3 {
+        let next = queue.pick(1 + turn).unwrap();
+        assert_ne!(next, spinner);
+        queue.take_off(1 + turn);
+    }
+    assert_eq!(queue.pick(10), Some(spinner));
+}
+
+#[test]
+fn the_stolen_one_would_have_run_last_and_keeps_its_place() {
+    let mut queue = queue(2);
+    queue.pick(0);
+    queue.put_back(900, PutBack::Preempted, &POLICY);
+    assert_eq!(queue.steal(), Some((0, Standing { lag: 900, line: Line::Work })));
+    assert_eq!(queue.load(), 1);
+}
+
+#[test]
+fn timers_expire_in_order_and_can_be_forgotten() {
+    let mut queue = queue(0);
+    queue.add_timer(30, 3);
+    queue.add_timer(10, 1);
+    queue.add_timer(20, 2);
+    assert_eq!(queue.next_timer(), 10);
+    assert_eq!(queue.pop_expired(9), None);
+    queue.remove_timer(2);
+    assert_eq!(queue.pop_expired(100), Some(1));
+    assert_eq!(queue.pop_expired(100), Some(3));
+    assert_eq!(queue.next_timer(), u64::MAX);
+}
+
+/// Time until `end` that the only vCPU with work gets beside `tickers` that tick: each wakes in `line` one period after
+/// its last tick began, or as soon as possible then, and takes `cost`.
+fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64) -> u64 {
+    let mut queue = queue(1);
+    let mut virtual_time = vec![0; tickers as usize + 1];
+    (1..=tickers).for_each(|vcpu| queue.add_timer(u64::from(vcpu), vcpu));
+    let (mut now, mut worked) = (0, 0);
+    while now < end {
+        wake_expired(&mut queue, now, line, &virtual_time);
+        match queue.pick(now).unwrap() {
+            0 => {
+                let begin = now;
+                while now < end && !queue.outlook(now, &POLICY).should_switch {
+                    now = queue.outlook(now, &POLICY).next_event.clamp(now + 1, end);
+                    wake_expired(&mut queue, now, line, &virtual_time);
+                }
+                worked += now - begin;
+                queue.put_back(now, PutBack::Preempted, &POLICY);
+            }
+            ticker => {
+                queue.add_timer(now + period, ticker);
+                now += cost;
+                virtual_time[ticker as usize] = queue.take_off(now);
+            }
+        }
+    }
+    worked
+}
+
+fn wake_expired(queue: &mut RunQueue, now: u64, line: Line, virtual_time: &[u64]) {
+    while let Some(vcpu) = queue.pop_expired(now) {
+        let standing = queue.standing(virtual_time[vcpu as usize], line);
+        let _looked_at_next = queue.enqueue(vcpu, standing, &POLICY);
+    }
+}
+
+#[test]
+fn more_ticks_than_there_is_time_for_leave_half_of_the_cpu_to_work() {
+    // 127 ticks of 70 in each 800: eleven times what there is.
+    let worked = work_beside_ticks(127, 70, 800, Line::Timer, 1_000_000);
+    assert!((450_000..=550_000).contains(&worked), "{worked}");
+    // What the line is for: fairness among vCPUs is not enough.
+    let worked = work_beside_ticks(127, 70, 800, Line::Work, 1_000_000);
+    assert!(worked < 100_000, "{worked}");
+}
+
+#[test]
+fn few_ticks_are_not_held_back() {
+    // Two ticks of 70 in each 800.
+    let worked = work_beside_ticks(2, 70, 800, Line::Timer, 1_000_000);
+    assert!((800_000..=880_000).contains(&worked), "{worked}");
+}
+
+#[test]
+fn a_timer_that_expires_preempts_soon_but_not_at_once() {
+    let mut queue = queue(1);
+    queue.pick(0);
+    assert!(queue.enqueue(1, EXPIRED, &POLICY), "whoever runs has to look at the time again");
+    assert!(!queue.outlook(POLICY.wakeup_margin - 1, &POLICY).should_switch);
+    assert_eq!(queue.outlook(0, &POLICY).next_event, POLICY.slice / 2, "both have had nothing");
+    queue.put_back(900, PutBack::Preempted, &POLICY);
+    assert_eq!(queue.pick(900), Some(1));
+    queue.take_off(950);
+    assert_eq!(queue.pick(950), Some(0));
+    // The line was empty: it is owed the credit, whatever it had.
+    assert!(queue.enqueue(1, EXPIRED, &POLICY));
+    assert_eq!(queue.outlook(0, &POLICY).next_event, 950 + POLICY.wakeup_margin);
+}
+
+#[test]
+fn timers_do_not_interrupt_only_to_make_their_line_longer() {
+    let mut queue = queue(1);
+    queue.pick(0);
+    queue.add_timer(10, 7);
+    assert_eq!(queue.outlook(0, &POLICY).next_event, 10);
+    let _ = queue.enqueue(1, WORK, &POLICY);
+    assert_eq!(
+        queue.outlook(0, &POLICY).next_event,
+        POLICY.wakeup_margin,
+        "nobody would be preempted before"
+    );
+    let _ = queue.enqueue(2, EXPIRED, &POLICY);
+    assert!(!queue.enqueue(3, EXPIRED, &POLICY));
+    assert_eq!(queue.outlook(0, &POLICY).next_event, POLICY.slice / 2, "the end of its turn");
+}
+
+#[test]
+fn what_takes_longer_than_a_tick_gets_in_line_with_the_others_that_have_work() {
+    let mut queue = queue(0);
+    (0..2).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
+    assert_eq!(queue.pick(0), Some(0));
+    assert_eq!(queue.outlook(0, &POLICY).next_event, POLICY.wakeup_margin);
+    assert!(queue.outlook(POLICY.wakeup_margin, &POLICY).should_switch);
+    queue.put_back(POLICY.wakeup_margin, PutBack::Preempted, &POLICY);
+    assert_eq!((queue.waiting.len(), queue.expired.len()), (1, 1));
+}
+
+#[test]
+fn an_interrupt_takes_a_vcpu_out_of_the_timer_line() {
+    let mut queue = queue(1);
+    (1..4).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
+    assert!(queue.promote(2, &POLICY));
+    assert!(!queue.promote(2, &POLICY) && !queue.promote(0, &POLICY), "not there");
+    assert_eq!(queue.load(), 4);
+    let order = core::array::from_fn(|_| {
+        let next = queue.pick(0);
+        queue.take_off(0);
+        next
+    });
+    assert_eq!(order, [Some(0), Some(2), Some(1), Some(3)]);
+}
+
+#[test]
+fn a_spinner_leaves_its_turn_to_the_timer_line() {
+    let mut queue = queue(1);
+    (1..4).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
+    let mut now = 0;
+    assert_eq!(queue.pick(now), Some(0));
+    queue.put_back(now, PutBack::Yielded, &POLICY);
+    for expected in 1..4 {
+        assert_eq!(queue.pick(now), Some(expected));
+        now += 100;
+        queue.take_off(now);
+    }
+    assert_eq!(queue.pick(now), Some(0));
+}
+
+#[test]
+fn sleeps_of_no_length_earn_nothing() {
+    let mut queue = queue(2);
+    let mut had = [0_u64; 2];
+    for turn in 0..1000 {
+        let now = turn * 300;
+        let vcpu = queue.pick(now).unwrap();
+        had[vcpu as usize] += 300;
+        if vcpu == 0 {
+            let virtual_time = queue.take_off(now + 300);
+            let standing = queue.standing(virtual_time, Line::Work);
+            let _nobody_runs = queue.enqueue(0, standing, &POLICY);
+        } else {
+            queue.put_back(now + 300, PutBack::Preempted, &POLICY);
+        }
+    }
+    assert!(had[0].abs_diff(had[1]) <= 600, "{had:?}");
+}
+
+#[test]
+fn those_of_the_timer_line_are_stolen_first_and_stay_in_line() {
+    let (mut victim, mut thief) = (queue(2), queue(1));
+    let _ = victim.enqueue(5, EXPIRED, &POLICY);
+    let (stolen, standing) = victim.steal().unwrap();
+    assert_eq!(stolen, 5);
+    assert!(standing.is_expired());
+    thief.pick(0);
+    assert!(thief.enqueue(stolen, standing, &POLICY));
+    assert_eq!((thief.waiting.len(), thief.expired.len()), (0, 1));
+}
