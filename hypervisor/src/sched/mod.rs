@@ -71,8 +71,6 @@ pub struct Turn {
     pub vcpu: VcpuIndex,
     /// It ran on another CPU before.
     pub migrated: bool,
-    /// What it begins with.
-    pub outlook: Outlook,
 }
 
 /// What came of an attempt to block.
@@ -88,9 +86,10 @@ pub enum Block {
 #[derive(Debug)]
 struct Place {
     queue: Mutex<RunQueue>,
-    /// [`RunQueue::load`] as of the last release of the lock. To look for a better place by, no more: it may be out
-    /// of date when it is read.
+    /// [`RunQueue::load`] as of the last release of the lock. It may be out of date when it is read without.
     load: AtomicUsize,
+    /// [`RunQueue::next_timer`], likewise.
+    next_timer: AtomicU64,
 }
 
 impl Place {
@@ -100,6 +99,7 @@ impl Place {
         let mut queue = self.queue.lock();
         let result = act(&mut queue);
         self.load.store(queue.load(), Ordering::Relaxed);
+        self.next_timer.store(queue.next_timer(), Ordering::Relaxed);
         result
     }
 
@@ -127,6 +127,7 @@ impl Scheduler {
         let place = |_| Place {
             queue: Mutex::new(RunQueue::with_capacity(vcpus as usize)),
             load: AtomicUsize::new(0),
+            next_timer: AtomicU64::new(u64::MAX),
         };
         Self { places: cpus.clone().map(place).collect(), homes: homes.collect(), policy, cpus }
     }
@@ -163,6 +164,7 @@ impl Scheduler {
         })
     }
 
+    #[inline]
     fn start(&self, cpu: CpuIndex, queue: &mut RunQueue, now: u64) -> Option<Turn> {
         let vcpu = queue.pick(now)?;
         // Only the holder of the vCPU writes its home; wakers read it after the next release of this lock.
@@ -172,7 +174,7 @@ impl Scheduler {
         if migrated {
             home.cpu.store(cpu, Ordering::Relaxed);
         }
-        Some(Turn { vcpu, migrated, outlook: queue.outlook(now, &self.policy) })
+        Some(Turn { vcpu, migrated })
     }
 
     fn steal_for(&self, thief: CpuIndex) -> Option<(VcpuIndex, Standing)> {
@@ -248,11 +250,12 @@ impl Scheduler {
         placed.unwrap_or_else(|(emptier, standing)| self.enqueue(emptier, vcpu, standing))
     }
 
+    #[inline(never)] // To another CPU, mostly.
     fn enqueue(&self, cpu: CpuIndex, vcpu: VcpuIndex, standing: Standing) -> Nudge {
         self.place(cpu).with(|queue| self.enqueue_in(queue, cpu, vcpu, standing))
     }
 
-    #[inline]
+    #[inline(always)] // Waking is half of a switch between two vCPUs.
     fn enqueue_in(&self, queue: &mut RunQueue, cpu: CpuIndex, vcpu: VcpuIndex, standing: Standing) -> Nudge {
         if standing.is_expired() {
             self.homes[vcpu as usize].timer_line.store(cpu + 1, Ordering::Relaxed);
@@ -287,8 +290,29 @@ impl Scheduler {
         })
     }
 
-    /// What `cpu` has to reckon with while its vCPU runs.
+    /// What `cpu`, which asks, has to reckon with while its vCPU runs.
+    ///
+    /// Whoever puts a vCPU into the queue afterwards, and so does not count here, posts the running one an event
+    /// after that: it looks again before it next enters the guest.
+    #[inline]
     pub fn outlook(&self, cpu: CpuIndex, now: u64) -> Outlook {
+        let place = self.place(cpu);
+        if place.load() > 1 {
+            return self.outlook_among_others(place, now);
+        }
+        // Only this CPU adds timers.
+        let timer = place.next_timer.load(Ordering::Relaxed);
+        Outlook { should_switch: false, has_waiting: false, timer_expired: timer <= now, next_event: timer }
+    }
+
+    #[inline(never)]
+    fn outlook_among_others(&self, place: &Place, now: u64) -> Outlook {
+        place.queue.lock().outlook(now, &self.policy)
+    }
+
+    /// The same after `cpu` has put a vCPU into its own queue, so that another waits there in all likelihood.
+    #[inline(always)]
+    pub fn outlook_after_wake(&self, cpu: CpuIndex, now: u64) -> Outlook {
         self.place(cpu).queue.lock().outlook(now, &self.policy)
     }
 
@@ -299,12 +323,12 @@ impl Scheduler {
 
     /// When `cpu`, which idles, must look up again on the scheduler's account: the next timer.
     pub fn next_event(&self, cpu: CpuIndex) -> u64 {
-        self.place(cpu).queue.lock().next_timer()
+        self.place(cpu).next_timer.load(Ordering::Relaxed)
     }
 
     /// Takes one vCPU that blocked on `cpu` and whose time has come; the caller posts it its event.
     pub fn pop_expired(&self, cpu: CpuIndex, now: u64) -> Option<VcpuIndex> {
-        self.place(cpu).queue.lock().pop_expired(now)
+        self.place(cpu).with(|own| own.pop_expired(now))
     }
 }
 
@@ -364,8 +388,8 @@ mod tests {
         enqueue(&sched, 0, 0..3);
         assert_eq!(next(&sched, 0), Some((0, false)));
         let Block::Next(Some(turn)) = sched.block(0, 5, 300, || true) else { panic!("nobody has the CPU") };
-        assert_eq!((turn.vcpu, turn.outlook.has_waiting, turn.outlook.next_event), (1, true, 300));
-        assert_eq!(turn.outlook, sched.outlook(0, 5));
+        let outlook = sched.outlook(0, 5);
+        assert_eq!((turn.vcpu, outlook.has_waiting, outlook.next_event), (1, true, 300));
         assert!(sched.has_waiting(0), "vCPU 2");
     }
 

@@ -146,7 +146,7 @@ impl RunQueue {
     }
 
     /// Puts a vCPU into a line. One that nobody was in before is owed at most the credit of a sleeper by the other.
-    #[inline]
+    #[inline(always)]
     fn insert(&mut self, line: Line, waiting: Waiting, policy: &Policy) {
         if !self.waits_in(line) && self.running.is_none_or(|running| running.line != line) {
             self.lead = match line {
@@ -167,7 +167,7 @@ impl RunQueue {
     /// Adds a vCPU that woke up or came from another queue. A sleeper is owed at most the credit.
     ///
     /// Returns whether whoever runs here has to make room sooner than it was told.
-    #[inline]
+    #[inline(always)]
     #[must_use = "the running vCPU does not know yet"]
     pub fn enqueue(&mut self, vcpu: VcpuIndex, standing: Standing, policy: &Policy) -> bool {
         let lag = standing.lag.clamp(-policy.sleeper_credit(), policy.slice.cast_signed());
@@ -195,6 +195,7 @@ impl RunQueue {
     }
 
     /// Takes the vCPU that is next in the line that has had less, and lets it run.
+    #[inline]
     pub fn pick(&mut self, now: u64) -> Option<VcpuIndex> {
         debug_assert!(self.running.is_none());
         let timer_first = self.waits_in(Line::Timer) && (!self.waits_in(Line::Work) || self.lead < 0);
@@ -250,7 +251,7 @@ impl RunQueue {
     }
 
     /// What the CPU has to reckon with.
-    #[inline]
+    #[inline(always)]
     pub fn outlook(&self, now: u64, policy: &Policy) -> Outlook {
         let timer = self.next_timer();
         let (should_switch, next_event) = match self.running {

@@ -1,15 +1,18 @@
 //! NMIs and timers.
 
+use core::arch::asm;
+
 use tlfs::msr::{self, StimerConfig};
 use x86_64::instructions::interrupts;
 
 use crate::apic::{self, LVT_MASKED, LVT_PERIODIC, LVT_TSC_DEADLINE};
-use crate::guarded::{rdmsr, wrmsr};
+use crate::guarded::{Fault, guarded, rdmsr, wrmsr};
 use crate::interrupts::{VECTOR_TEST, count, fault_in_nmi, nmi_count, nmi_depth_max, resend_nmis};
 use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure, failure};
 use crate::{clock, hypercall};
 
+const VECTOR_DB: u8 = 1;
 const VECTOR_GP: u8 = 13;
 
 /// Within this time all that is to come has come.
@@ -81,6 +84,49 @@ pub(super) fn timer() -> Verdict {
         deadline(wait)?;
         synthetic(wait)?;
     }
+    Ok(())
+}
+
+/// Breakpoint addresses outlast a halt, and a breakpoint that is turned on after one works.
+pub(super) fn debug_registers() -> Verdict {
+    const ADDRESSES: [u64; 4] = [0, 0x1111_2222_3333, 0x4444_5555_6666, 0x7777_8888_9999];
+    let mut read = [0u64; 4];
+    let (fault, error): (u64, u64);
+    // SAFETY: no breakpoint is on.
+    unsafe {
+        asm!(
+            "lea {at}, [rip + 2f]", "mov dr0, {at}", "mov dr1, {one}", "mov dr2, {two}", "mov dr3, {three}",
+            "jmp 4f",
+            // The place that the breakpoint is for; the code below comes here with R10 and R11 zero.
+            guarded!("nop"),
+            "jmp r9",
+            "4:",
+            at = out(reg) read[0], one = in(reg) ADDRESSES[1], two = in(reg) ADDRESSES[2], three = in(reg) ADDRESSES[3],
+        );
+    }
+    let place = read[0];
+    deadline(Wait::Halt)?;
+    // SAFETY: reading changes nothing.
+    unsafe {
+        asm!(
+            "mov {}, dr0", "mov {}, dr1", "mov {}, dr2", "mov {}, dr3",
+            out(reg) read[0], out(reg) read[1], out(reg) read[2], out(reg) read[3],
+        );
+    }
+    let written = [place, ADDRESSES[1], ADDRESSES[2], ADDRESSES[3]];
+    ensure!(read == written, "after a halt {read:#x?} instead of {written:#x?}");
+    deadline(Wait::Halt)?;
+    // SAFETY: the one instruction with a breakpoint is guarded, and jumps back here.
+    unsafe {
+        asm!(
+            "mov dr7, {on}", "lea r9, [rip + 5f]", "xor r10d, r10d", "xor r11d, r11d", "jmp {place}",
+            "5:", "mov dr7, {off}",
+            on = in(reg) 0x401u64, off = in(reg) 0x400u64, place = in(reg) place,
+            out("r9") _, out("r10") error, out("r11") fault,
+        );
+    }
+    let hit = Fault::check(fault, error);
+    ensure!(hit == Err(Fault { vector: VECTOR_DB, error: 0 }), "a breakpoint leads to {hit:?}");
     Ok(())
 }
 

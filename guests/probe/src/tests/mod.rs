@@ -24,7 +24,7 @@ const fn test(name: &'static str, run: fn() -> Verdict) -> Test {
 const TRIPLE_FAULT: &str = "triple-fault";
 
 /// The others.
-const TESTS: [Test; 18] = [
+const TESTS: [Test; 19] = [
     test("unknown-msr", cpuid_and_msrs::unknown_msr),
     test("x2apic-reserved", cpuid_and_msrs::x2apic_reserved),
     test("read-everything", cpuid_and_msrs::read_everything),
@@ -42,6 +42,7 @@ const TESTS: [Test; 18] = [
     test("garbage-hypercalls", hypercalls::garbage),
     test("nmi", events::nmi),
     test("timer", events::timer),
+    test("debug-registers", events::debug_registers),
     test("stale", stale::stale),
 ];
 

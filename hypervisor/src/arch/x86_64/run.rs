@@ -1,5 +1,6 @@
 //! The loop that each CPU runs for ever: take a vCPU, run it until it gives the CPU up, take the next.
 
+use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use alloc::boxed::Box;
@@ -11,7 +12,7 @@ use hostlink::exit::ExitCode;
 use tlfs::InputPage;
 use x86_64::instructions::interrupts;
 
-use super::machine::{self, FlushScratch, Machine, increase};
+use super::machine::{self, FlushScratch, Machine, Vcpu, increase};
 use super::percpu::PerCpu;
 use super::svm::exits::{Context, Next};
 use super::svm::features;
@@ -19,7 +20,7 @@ use super::svm::state::{Activity, note_current};
 use super::svm::step::Nmi;
 use super::{clock, panic};
 use crate::devices::message::Trigger;
-use crate::sched::{Block, Line, Outlook, PutBack, Turn};
+use crate::sched::{Block, Line, PutBack, Turn};
 
 /// Set when the machine is ready to run.
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -94,11 +95,11 @@ pub(super) fn cpu_loop() -> ! {
         page: InputPage::new(),
     });
     let turn = wait_for_turn(vm, cpu);
-    let mut context = Context::begin(vm, cpu, &turn, &mut workspace);
-    let mut leave = context.settle(Some(turn.outlook), clock::now());
+    let mut context = Context::new(vm, cpu, &turn, &mut workspace);
+    let mut leave = context.settle(clock::now());
     loop {
         if let Some(leave) = leave {
-            context = context.give_way(leave);
+            context.give_way(leave);
         }
         leave = context.step();
     }
@@ -139,42 +140,72 @@ fn wake_expired(vm: &Machine, cpu: &PerCpu) -> bool {
     any
 }
 
+/// The right to run a vCPU that the scheduler has given to this CPU.
+fn own(vcpu: &Vcpu) -> ManuallyDrop<Owner<'_>> {
+    // The scheduler gives a vCPU to one CPU at a time; two owners would be its failure.
+    ManuallyDrop::new(vcpu.target.owner().expect("the vCPU runs on another CPU"))
+}
+
 impl<'a> Context<'a> {
-    /// Brings the vCPU whose turn it is onto this CPU.
-    #[inline(always)] // This and the next make up `give_way`, in which the context need not be moved then.
-    fn begin(vm: &'a Machine, cpu: &'a PerCpu, turn: &Turn, workspace: &'a mut Workspace) -> Self {
+    /// Begins with the vCPU whose turn it is.
+    fn new(vm: &'a Machine, cpu: &'a PerCpu, turn: &Turn, workspace: &'a mut Workspace) -> Self {
         let vcpu = &vm.vcpus[turn.vcpu as usize];
-        // The scheduler gives a vCPU to one CPU at a time; two owners would be its failure.
-        let owner = vcpu.target.owner().expect("the vCPU runs on another CPU");
-        // SAFETY: the owner is held as long as the reference, by the same context.
+        let owner = own(vcpu);
+        // SAFETY: the owner is held as long as the reference is used, see `release` and `take_on`.
         let state = unsafe { vcpu.state() };
-        let context = Self { vm, cpu, vcpu, counters: vm.counters_of(vcpu), owner, state, workspace };
-        context.count(Counter::SchedIn);
-        if turn.migrated {
-            context.count(Counter::SchedMigrated);
-        }
-        note_current(cpu, Some(vcpu.index));
-        context.state.load();
+        let mut context = Self { vm, cpu, vcpu, counters: vm.counters_of(vcpu), owner, state, workspace };
+        context.arrive(turn);
         context
+    }
+
+    /// Gives up the vCPU: another CPU may run it from now on.
+    ///
+    /// # Safety
+    ///
+    /// Its state has been saved. Neither owner nor state is used before [`take_on`](Self::take_on).
+    unsafe fn release(owner: &mut ManuallyDrop<Owner<'_>>) {
+        // SAFETY: the caller does not use it any more.
+        unsafe { ManuallyDrop::drop(owner) };
+    }
+
+    /// Goes on with the vCPU whose turn it is, after the one before has been released.
+    #[inline(always)] // This and the next two make up `give_way`.
+    fn take_on(&mut self, turn: &Turn) {
+        let vcpu = &self.vm.vcpus[turn.vcpu as usize];
+        self.vcpu = vcpu;
+        self.counters = self.vm.counters_of(vcpu);
+        self.owner = own(vcpu);
+        // SAFETY: the owner is held as long as the reference is used.
+        self.state = unsafe { vcpu.state() };
+        self.arrive(turn);
+    }
+
+    #[inline(always)]
+    fn arrive(&mut self, turn: &Turn) {
+        self.count(Counter::SchedIn);
+        if turn.migrated {
+            self.count(Counter::SchedMigrated);
+        }
+        note_current(self.cpu, Some(self.vcpu.index));
+        self.state.load();
     }
 
     /// Looks at everything there is to look at before the vCPU goes on.
     #[inline(always)]
-    fn settle(&mut self, outlook: Option<Outlook>, now: u64) -> Option<Leave> {
+    fn settle(&mut self, now: u64) -> Option<Leave> {
         // What was posted before is looked at in any case.
         let _posted_before = self.owner.take_events();
-        self.look(outlook, now)
+        self.look(now)
     }
 
     /// Takes the vCPU off this CPU and goes on with the next one that can run.
     #[inline(never)] // Apart from the loop over exits.
-    fn give_way(mut self, mut leave: Leave) -> Self {
+    fn give_way(&mut self, mut leave: Leave) {
         loop {
             let now = clock::now();
-            let outlook;
-            (self, outlook) = self.switch(leave, now);
-            match self.settle(outlook, now) {
-                None => return self,
+            self.switch(leave, now);
+            match self.settle(now) {
+                None => return,
                 Some(another) => leave = another,
             }
         }
@@ -182,55 +213,52 @@ impl<'a> Context<'a> {
 
     /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one.
     #[inline(always)]
-    fn switch(self, leave: Leave, now: u64) -> (Self, Option<Outlook>) {
-        let Self { vm, cpu, vcpu, counters, owner, state, workspace } = self;
+    fn switch(&mut self, leave: Leave, now: u64) {
         // Saved before anybody else can find the vCPU.
-        state.save();
+        self.state.save();
         let known = match leave {
             Leave::Blocked(deadline) => {
-                let mut owner_cell = Some(owner);
-                let block = vm.sched.block(cpu.index, now, deadline, || {
-                    let halted = owner_cell.as_mut().is_some_and(Owner::try_halt);
+                let owner = &mut self.owner;
+                let block = self.vm.sched.block(self.cpu.index, now, deadline, || {
+                    let halted = owner.try_halt();
                     if halted {
-                        owner_cell = None;
+                        // SAFETY: the state is saved, and the next is taken on below: a scheduler that lets a vCPU
+                        // block never refuses.
+                        unsafe { Self::release(owner) };
                     }
                     halted
                 });
-                match (block, owner_cell) {
-                    (Block::Next(next), _) => {
-                        increase(&counters[Counter::SchedHalt as usize], 1);
-                        next
-                    }
-                    (Block::Refused, None) => unreachable!("a vCPU that may not block has kept its owner"),
-                    (Block::Refused, Some(owner)) => {
-                        // Something came in meanwhile: it goes on.
-                        state.load();
-                        return (Self { vm, cpu, vcpu, counters, owner, state, workspace }, None);
-                    }
-                }
+                let Block::Next(next) = block else {
+                    // Something came in meanwhile: it goes on.
+                    return self.state.load();
+                };
+                self.count(Counter::SchedHalt);
+                next
             }
             Leave::PutBack(why) => {
-                let counter = match why {
+                self.count(match why {
                     PutBack::Preempted => Counter::SchedPreempted,
                     PutBack::Yielded => Counter::SchedYield,
-                };
-                increase(&counters[counter as usize], 1);
-                drop(owner);
-                let (next, nudge) = vm.sched.switch(cpu.index, now, why);
-                vm.nudge(nudge);
+                });
+                // SAFETY: the state is saved, and the next is taken on below.
+                unsafe { Self::release(&mut self.owner) };
+                note_current(self.cpu, None);
+                let (next, nudge) = self.vm.sched.switch(self.cpu.index, now, why);
+                self.vm.nudge(nudge);
                 next
             }
             Leave::Parked => {
-                drop(owner);
-                let Block::Next(next) = vm.sched.block(cpu.index, now, u64::MAX, || true) else {
+                // SAFETY: as above.
+                unsafe { Self::release(&mut self.owner) };
+                let Block::Next(next) = self.vm.sched.block(self.cpu.index, now, u64::MAX, || true) else {
                     unreachable!("a vCPU that runs can always stop")
                 };
-                vm.park();
+                self.vm.park();
                 next
             }
         };
-        let turn = known.unwrap_or_else(|| wait_for_turn(vm, cpu));
-        (Self::begin(vm, cpu, &turn, workspace), Some(turn.outlook))
+        let turn = known.unwrap_or_else(|| wait_for_turn(self.vm, self.cpu));
+        self.take_on(&turn);
     }
 
     /// One entry into the guest and what follows from its exit.
@@ -255,7 +283,7 @@ impl<'a> Context<'a> {
 
     /// Looks at everything that may have come up: interrupts, timers, a reset, and what [`plan`](Self::plan) sees.
     #[inline(always)] // It has two callers, each of which does little else.
-    fn look(&mut self, outlook: Option<Outlook>, now: u64) -> Option<Leave> {
+    fn look(&mut self, now: u64) -> Option<Leave> {
         if self.vm.is_resetting() {
             return Some(Leave::Parked);
         }
@@ -269,14 +297,13 @@ impl<'a> Context<'a> {
         if self.state.activity != Activity::Running {
             return Some(Leave::Blocked(deadline));
         }
-        let outlook = outlook.unwrap_or_else(|| self.vm.sched.outlook(self.cpu.index, now));
-        self.plan(outlook, now, deadline)
+        self.plan(now, deadline)
     }
 
     /// An event was posted, or a timer was changed.
     #[inline(never)]
     fn attend(&mut self) -> Option<Leave> {
-        self.look(None, clock::now())
+        self.look(clock::now())
     }
 
     /// This CPU has put another vCPU into its own queue.
@@ -284,13 +311,20 @@ impl<'a> Context<'a> {
     fn replan(&mut self) -> Option<Leave> {
         self.cpu.replan.set(false);
         let now = clock::now();
-        let deadline = self.state.next_deadline(now);
-        self.plan(self.vm.sched.outlook(self.cpu.index, now), now, deadline)
+        let outlook = self.vm.sched.outlook_after_wake(self.cpu.index, now);
+        if outlook.should_switch {
+            return Some(Leave::PutBack(PutBack::Preempted));
+        }
+        // The timer is set for all that was known before, and the other timers have not changed.
+        self.state.intercept_pause(outlook.has_waiting);
+        clock::set_timer(self.cpu, outlook.next_event, now);
+        None
     }
 
     /// Considers who else wants the CPU: whether to make room, and when to look again.
-    #[inline(always)] // It has two callers, each of which does little else.
-    fn plan(&mut self, mut outlook: Outlook, now: u64, deadline: u64) -> Option<Leave> {
+    #[inline(always)] // It has one caller, which is inlined itself.
+    fn plan(&mut self, now: u64, deadline: u64) -> Option<Leave> {
+        let mut outlook = self.vm.sched.outlook(self.cpu.index, now);
         if outlook.timer_expired && wake_expired(self.vm, self.cpu) {
             outlook = self.vm.sched.outlook(self.cpu.index, now);
         }

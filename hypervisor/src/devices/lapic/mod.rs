@@ -180,7 +180,10 @@ impl Lapic {
             vectors &= !ILLEGAL_VECTORS;
         }
         self.irr.set_word(word, self.irr.word(word) | vectors);
-        self.tmr.set_word(word, self.tmr.word(word) & !vectors | level & vectors);
+        let tmr = self.tmr.word(word);
+        if (tmr | level) & vectors != 0 {
+            self.tmr.set_word(word, tmr & !vectors | level & vectors);
+        }
     }
 
     /// The vector to inject next, if any has a priority class above the processor priority.

@@ -1,6 +1,8 @@
 //! What each exit means. Handlers change the vCPU's state and say how it goes on; nothing here blocks, but for
 //! the bounded wait of a flush.
 
+use core::mem::ManuallyDrop;
+
 use coherence::Owner;
 use hostlink::counters::Counter;
 use memslots::{Gpa, GuestMemory};
@@ -47,7 +49,8 @@ pub(crate) struct Context<'a> {
     pub(crate) cpu: &'a PerCpu,
     pub(crate) vcpu: &'a Vcpu,
     pub(crate) counters: &'a CounterRow,
-    pub(crate) owner: Owner<'a>,
+    /// Dropped by hand, when the vCPU leaves the CPU.
+    pub(crate) owner: ManuallyDrop<Owner<'a>>,
     pub(crate) state: &'a mut VcpuState,
     pub(crate) workspace: &'a mut Workspace,
 }
@@ -156,6 +159,10 @@ impl Context<'_> {
                 Next::Resume
             }
             exit::CR_WRITE_0..=exit::CR_WRITE_15 => self.on_control_write(),
+            exit::DR_READ_0..=exit::DR_WRITE_15 => {
+                self.state.load_debug_registers();
+                Next::Resume
+            }
             exit::SHUTDOWN => Next::TripleFault,
             exit::RDPMC => self.protection_fault(),
             // Where a control register takes values that VMRUN does not (QEMU: CR0.NW without CD), a guest can get here.
@@ -510,7 +517,7 @@ fn classify(vmcb: &Vmcb) -> (Counter, Option<&'static [u8]>) {
         exit::NESTED_FAULT => (Counter::ExitNpf, None),
         exit::INTR | exit::NMI => (Counter::ExitIntr, None),
         exit::VINTR => (Counter::ExitVintr, None),
-        exit::CR_WRITE_0..=exit::CR_WRITE_15 => (Counter::ExitControl, None),
+        exit::CR_WRITE_0..=exit::DR_WRITE_15 => (Counter::ExitControl, None),
         _ => (Counter::ExitOther, None),
     }
 }

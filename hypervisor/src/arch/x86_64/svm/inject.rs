@@ -58,7 +58,8 @@ impl VcpuState {
     /// Fills in the event for the next entry, or arranges for an exit as soon as the guest can take one.
     /// Returns the vector of an interrupt that goes in.
     pub(crate) fn prepare_events(&mut self) -> Option<u8> {
-        if self.has_no_events() {
+        let is_arranged = self.is_window_arranged();
+        if !is_arranged && self.has_no_events() {
             return None;
         }
         // There may be one from an entry that did not come about.
@@ -79,20 +80,26 @@ impl VcpuState {
             // It comes next: the kick is taken once the event is delivered.
             machine::kick(PerCpu::current().index);
         }
-        self.request_window();
+        if is_arranged || self.nmi.is_deliverable() || self.lapic.highest_irr().is_some() {
+            self.request_window();
+        }
         injected
     }
 
-    /// Whether nothing waits to be delivered and nothing is arranged in the VMCB for something that waited: the case
-    /// of most entries.
+    /// Whether the VMCB asks for an exit when something can be delivered, or has another task priority than the local
+    /// APIC.
+    #[inline]
+    fn is_window_arranged(&self) -> bool {
+        let quiet = vintr::MASKING | u64::from(self.lapic.tpr() >> 4);
+        self.vmcb.interrupt_control != quiet
+            || self.vmcb.intercept_misc1 & misc1::VINTR != 0
+            || self.vmcb.intercept_cr & CR_WRITE_8 != 0
+    }
+
+    /// Whether nothing waits to be delivered: the case of most entries.
     #[inline]
     fn has_no_events(&self) -> bool {
-        let quiet = vintr::MASKING | u64::from(self.lapic.tpr() >> 4);
-        let nothing_arranged = self.vmcb.interrupt_control == quiet
-            && self.vmcb.intercept_misc1 & misc1::VINTR == 0
-            && self.vmcb.intercept_cr & CR_WRITE_8 == 0
-            && self.vmcb.event_injection & event::VALID == 0;
-        nothing_arranged
+        self.vmcb.event_injection & event::VALID == 0
             && self.exception.is_none()
             && self.nmi.is_idle()
             && self.lapic.highest_irr().is_none()

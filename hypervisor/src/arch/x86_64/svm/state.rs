@@ -4,10 +4,10 @@ use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
 
 use coherence::asid::AsidSlot;
-use x86_64::registers::debug::{DebugAddressRegister, Dr0, Dr1, Dr2, Dr3};
 use x86_64::registers::model_specific::Msr;
 
 use super::code_path::CodePaths;
+use super::debug::DebugRegisters;
 use super::entry::{RAX, RBX, RDX, RSI, RSP, Registers};
 use super::features::{self, Features};
 use super::fpu::FpuState;
@@ -73,7 +73,7 @@ pub(crate) struct VcpuState {
     /// The way to its code.
     pub(crate) code: CodePaths,
     fpu: FpuState,
-    debug: [u64; 4],
+    debug: DebugRegisters,
     tsc_aux: u64,
 }
 
@@ -99,7 +99,7 @@ impl VcpuState {
             view,
             code: CodePaths::default(),
             fpu: FpuState::new(),
-            debug: [0; 4],
+            debug: DebugRegisters::default(),
             tsc_aux: 0,
         };
         state.set_controls(permissions);
@@ -186,7 +186,7 @@ impl VcpuState {
         self.lapic.init();
         self.hyperv.reset();
         self.fpu.reset();
-        self.debug = [0; 4];
+        self.debug = DebugRegisters::default();
         self.tsc_aux = 0;
         self.tsc_adjust = 0;
         self.vmcb.tsc_offset = 0;
@@ -225,10 +225,7 @@ impl VcpuState {
     /// Loads what VMRUN and [`run_guest`](super::entry::run_guest) do not exchange.
     pub(crate) fn load(&mut self) {
         self.fpu.load();
-        Dr0::write(self.debug[0]);
-        Dr1::write(self.debug[1]);
-        Dr2::write(self.debug[2]);
-        Dr3::write(self.debug[3]);
+        self.debug.arrive(&mut self.vmcb);
         if features::has_tsc_aux() {
             // SAFETY: the MSR is there, and the hypervisor does not use it.
             unsafe { Msr::new(MSR_TSC_AUX).write(self.tsc_aux) };
@@ -239,11 +236,17 @@ impl VcpuState {
     /// Saves what [`load`](Self::load) loaded.
     pub(crate) fn save(&mut self) {
         self.fpu.save();
-        self.debug = [Dr0::read(), Dr1::read(), Dr2::read(), Dr3::read()];
+        self.debug.leave();
         if features::has_tsc_aux() {
             // SAFETY: as in `load`.
             self.tsc_aux = unsafe { Msr::new(MSR_TSC_AUX).read() };
         }
+    }
+
+    /// The guest wants to read or write a debug register: it does so at the next entry.
+    #[cold]
+    pub(crate) fn load_debug_registers(&mut self) {
+        self.debug.load(&mut self.vmcb);
     }
 
     /// Copies RAX out of the VMCB after an exit.

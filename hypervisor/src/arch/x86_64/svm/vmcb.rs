@@ -234,6 +234,8 @@ pub(crate) mod event {
 pub(crate) mod exit {
     pub(crate) const CR_WRITE_0: u64 = 0x10;
     pub(crate) const CR_WRITE_15: u64 = 0x1f;
+    pub(crate) const DR_READ_0: u64 = 0x20;
+    pub(crate) const DR_WRITE_15: u64 = 0x3f;
     pub(crate) const EXCEPTION_0: u64 = 0x40;
     pub(crate) const EXCEPTION_DB: u64 = 0x41;
     pub(crate) const EXCEPTION_31: u64 = 0x5f;

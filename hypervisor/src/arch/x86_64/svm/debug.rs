@@ -1,0 +1,60 @@
+//! The guest's breakpoint addresses, DR0 to DR3. DR6 and DR7 are in the VMCB.
+//!
+//! Hardly any vCPU uses them, and moving them is slow. So a vCPU comes onto a CPU without them, and its first access
+//! to one of them, or to DR7, which might turn them on, causes an exit: it brings them, and the instruction is executed
+//! again. A vCPU whose breakpoints are on brings them along. APM volume 2, sections 13.1.1 and 15.8.1.
+
+use x86_64::registers::debug::{DebugAddressRegister, Dr0, Dr1, Dr2, Dr3};
+
+use super::vmcb::{Vmcb, clean};
+
+/// Reads of DR0 to DR3, writes of them and of DR7: bits of the VMCB's intercept vector.
+const INTERCEPTS: u32 = 0x000f | 0x008f << 16;
+/// DR7: the enable bits of all four breakpoints.
+const DR7_ENABLED: u64 = 0xff;
+
+/// DR0 to DR3 of one vCPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DebugRegisters {
+    values: [u64; 4],
+    /// They are in the processor, not here.
+    are_loaded: bool,
+}
+
+impl DebugRegisters {
+    /// The vCPU comes onto this CPU.
+    #[inline]
+    pub(super) fn arrive(&mut self, vmcb: &mut Vmcb) {
+        vmcb.intercept_dr = INTERCEPTS;
+        if vmcb.dr7 & DR7_ENABLED != 0 {
+            self.load(vmcb);
+        }
+    }
+
+    /// The vCPU uses them.
+    #[cold]
+    pub(super) fn load(&mut self, vmcb: &mut Vmcb) {
+        let [dr0, dr1, dr2, dr3] = self.values;
+        Dr0::write(dr0);
+        Dr1::write(dr1);
+        Dr2::write(dr2);
+        Dr3::write(dr3);
+        self.are_loaded = true;
+        vmcb.intercept_dr = 0;
+        vmcb.mark_dirty(clean::INTERCEPTS);
+    }
+
+    /// The vCPU leaves this CPU.
+    #[inline]
+    pub(super) fn leave(&mut self) {
+        if self.are_loaded {
+            self.save();
+        }
+    }
+
+    #[cold]
+    fn save(&mut self) {
+        self.values = [Dr0::read(), Dr1::read(), Dr2::read(), Dr3::read()];
+        self.are_loaded = false;
+    }
+}
