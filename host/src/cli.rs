@@ -231,6 +231,9 @@ pub(crate) enum Reset {
     Reboot,
     /// End the run
     Exit,
+    /// Let the hypervisor panic, to see its report
+    #[value(hide = true)]
+    Panic,
 }
 
 impl From<Reset> for ResetPolicy {
@@ -238,6 +241,7 @@ impl From<Reset> for ResetPolicy {
         match reset {
             Reset::Reboot => Self::Reboot,
             Reset::Exit => Self::Exit,
+            Reset::Panic => Self::Panic,
         }
     }
 }

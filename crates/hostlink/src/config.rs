@@ -6,7 +6,7 @@
 //! | `memory` | guest memory in bytes, a multiple of 2 MiB | 256 MiB |
 //! | `flush` | `hypercall`: recommend the remote flush hypercalls to the guest; `ipi`: do not | `hypercall` |
 //! | `slice_us` | longest time slice of a vCPU in microseconds while others wait, 100 to 1,000,000 | 5000 |
-//! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run | `reboot` |
+//! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run; `panic`: the hypervisor panics, to try its report | `reboot` |
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 
@@ -35,6 +35,8 @@ pub enum ResetPolicy {
     Reboot,
     /// End the run.
     Exit,
+    /// Fail as if there were an error in the hypervisor, for tests of what it then reports.
+    Panic,
 }
 
 /// What the boot CPU does.
@@ -164,7 +166,8 @@ impl<'a> Config<'a> {
                 self.reset = match value {
                     "reboot" => ResetPolicy::Reboot,
                     "exit" => ResetPolicy::Exit,
-                    _ => return Err(bad("reboot or exit")),
+                    "panic" => ResetPolicy::Panic,
+                    _ => return Err(bad("reboot, exit or panic")),
                 };
             }
             "boot_cpu" => {
@@ -191,6 +194,7 @@ impl fmt::Display for Config<'_> {
         let reset = match self.reset {
             ResetPolicy::Reboot => "reboot",
             ResetPolicy::Exit => "exit",
+            ResetPolicy::Panic => "panic",
         };
         let boot_cpu = match self.boot_cpu {
             BootCpu::Run => "run",

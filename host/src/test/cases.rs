@@ -85,7 +85,7 @@ const fn tool(
 
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
 
-pub(super) const CASES: [Case; 21] = [
+pub(super) const CASES: [Case; 23] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -116,6 +116,18 @@ pub(super) const CASES: [Case; 21] = [
         TestFile::None,
         (7, ""),
     ),
+    tool(
+        "panic_is_reported_with_symbols",
+        "a panic of the hypervisor ends the run with status 70 and a backtrace with names",
+        &["run", "--exec", "reboot -f", "--reset", "panic", "--timeout", "100"],
+        TestFile::None,
+        (70, "hypervisor::arch::x86_64::run::cpu_loop"),
+    ),
+    Case {
+        name: "refused_vmrun_ends_the_run",
+        about: "a state that VMRUN refuses ends the guest with a register dump, not the hypervisor",
+        body: Body::Probe("no_write_through", ProbeEnd::TripleFault),
+    },
     Case {
         name: "guest_triple_fault_ends_the_run",
         about: "with the guest's registers in the log",

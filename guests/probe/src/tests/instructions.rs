@@ -9,6 +9,21 @@ use crate::guarded::{Fault, attempt, attempt_in_ring3, guarded, write_cr4};
 use crate::hypercall;
 use crate::report::{Verdict, ensure};
 
+/// CR0.NW without CD: a processor refuses it with #GP; QEMU takes it, and then VMRUN refuses the state.
+pub(super) fn no_write_through() {
+    const NW: u64 = 1 << 29;
+    const CD: u64 = 1 << 30;
+    // SAFETY: the bits do nothing to what this program does.
+    unsafe {
+        core::arch::asm!(
+            "mov {cr0}, cr0", "and {cr0}, {keep}", "or {cr0}, {nw}", "mov cr0, {cr0}",
+            cr0 = out(reg) _, keep = in(reg) !CD, nw = in(reg) NW,
+        );
+    }
+    // An exit, and with it a VMRUN.
+    let _ = core::arch::x86_64::__cpuid(0);
+}
+
 /// Instructions that CPUID does not show are #UD.
 pub(super) fn not_shown() -> Verdict {
     let results = [

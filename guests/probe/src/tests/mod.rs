@@ -20,8 +20,9 @@ const fn test(name: &'static str, run: fn() -> Verdict) -> Test {
     Test { name, run }
 }
 
-/// The test that does not come back.
+/// The tests that do not come back.
 const TRIPLE_FAULT: &str = "triple-fault";
+const NO_WRITE_THROUGH: &str = "no-write-through";
 
 /// The others.
 const TESTS: [Test; 19] = [
@@ -62,6 +63,10 @@ pub(crate) fn run(asked: &'static str) {
     }
     report::begin(asked);
     if is_name(asked, TRIPLE_FAULT) {
+        tables::triple_fault();
+    }
+    if is_name(asked, NO_WRITE_THROUGH) {
+        instructions::no_write_through();
         tables::triple_fault();
     }
     let verdict = match TESTS.iter().find(|test| is_name(asked, test.name)) {

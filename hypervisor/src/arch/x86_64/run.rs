@@ -400,6 +400,7 @@ impl<'a> Context<'a> {
             Next::Yield => None,
             Next::Reset => match self.vm.reset_policy() {
                 ResetPolicy::Exit => panic::exit(ExitCode::GuestReset),
+                ResetPolicy::Panic => panic!("the guest resets, which is to be taken for an error here"),
                 ResetPolicy::Reboot => {
                     self.vm.begin_reset();
                     Some(Leave::Parked)

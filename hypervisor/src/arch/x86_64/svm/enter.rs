@@ -45,7 +45,7 @@ impl Context<'_> {
         // SAFETY: both VMCBs are complete, the registers are this vCPU's; the nested tables map its memory only.
         unsafe { run_guest(guest, &raw mut self.state.registers, self.cpu.host_vmcb.get()) };
         in_guest.leave();
-        if self.state.vmcb.exit_code != exit::INVALID {
+        if self.state.vmcb.exit_code as u32 != exit::INVALID as u32 {
             self.workspace.asids.executed(&mut self.state.asid, assignment);
         }
         open_interrupt_window();

@@ -166,7 +166,7 @@ impl Context<'_> {
             exit::SHUTDOWN => Next::TripleFault,
             exit::RDPMC => self.protection_fault(),
             // Where a control register takes values that VMRUN does not (QEMU: CR0.NW without CD), a guest can get here.
-            exit::INVALID => {
+            exit::INVALID | exit::INVALID_LOW => {
                 log::error!("VMRUN refuses the state of vCPU {}", self.vcpu.index);
                 Next::TripleFault
             }

@@ -27,6 +27,7 @@ const KERNEL_GS_BASE: u32 = 0xc000_0102;
 const TSC_AUX: u32 = 0xc000_0103;
 const SYSCFG: u32 = 0xc001_0010;
 const HWCR: u32 = 0xc001_0015;
+const NB_CFG: u32 = 0xc001_001f;
 const LS_CFG: u32 = 0xc001_1020;
 const DC_CFG: u32 = 0xc001_1022;
 const BU_CFG2: u32 = 0xc001_102a;
@@ -91,7 +92,7 @@ impl VcpuState {
             EFER => self.vmcb.efer & !EFER_SVME,
             HWCR => HWCR_TSC_FREQ_SEL,
             DE_CFG => DE_CFG_LFENCE,
-            SYSCFG | LS_CFG | DC_CFG | BU_CFG2 => 0,
+            SYSCFG | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 => 0,
             _ => return Err(GeneralProtection),
         })
     }
@@ -123,7 +124,7 @@ impl VcpuState {
             }
             EFER => self.write_efer(value)?,
             // Configuration that the guest may have its way with in name: nothing depends on it here.
-            PATCH_LEVEL | SYSCFG | HWCR | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
+            PATCH_LEVEL | SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
             _ => return Err(GeneralProtection),
         }
         Ok(())

@@ -268,5 +268,7 @@ pub(crate) mod exit {
     pub(crate) const INVLPGB: u64 = 0xa0;
     pub(crate) const TLBSYNC: u64 = 0xa4;
     pub(crate) const NESTED_FAULT: u64 = 0x400;
+    /// VMRUN has refused the state. QEMU 7.2 writes the lower half of it.
     pub(crate) const INVALID: u64 = u64::MAX;
+    pub(crate) const INVALID_LOW: u64 = 0xffff_ffff;
 }
