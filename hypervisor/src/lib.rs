@@ -12,3 +12,4 @@ pub mod devices;
 pub mod hyperv;
 pub mod loader;
 pub mod sched;
+pub mod tlb;

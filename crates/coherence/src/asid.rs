@@ -76,6 +76,11 @@ impl AsidSlot {
     pub const fn owe_flush(&mut self) {
         self.owed += 1;
     }
+
+    /// Whether the next VMRUN begins without any translation of this vCPU.
+    pub const fn owes_flush(&self) -> bool {
+        self.owed != self.settled
+    }
 }
 
 impl Default for AsidSlot {
@@ -128,6 +133,13 @@ impl AsidAllocator {
             generation: self.generation,
             debt: slot.owed,
         }
+    }
+
+    /// The slot's ASID if this CPU may hold translations under it: the one to invalidate single pages for. `None` if no
+    /// VMRUN has used it, or if the next assignment replaces it.
+    pub fn resident(&self, slot: &AsidSlot) -> Option<u32> {
+        let is_present = slot.home == self.cpu && slot.generation == self.generation && !slot.is_new;
+        is_present.then_some(slot.asid)
     }
 
     /// VMRUN has been executed with `done`, the slot's last assignment.

@@ -112,8 +112,18 @@ counters! {
     FlushMerged = "flush.merged",
     /// Kicks sent to physical CPUs on behalf of flushes.
     FlushKicks = "flush.kicks",
+    /// Flush hypercalls of this vCPU with a list that went to the targets as ranges.
+    FlushLists = "flush.lists",
+    /// Flush hypercalls of this vCPU that asked for everything.
+    FlushWholeAsked = "flush.whole.asked",
+    /// Its lists that became a flush of everything because they had more ranges than a mailbox holds.
+    FlushWholeRanges = "flush.whole.ranges",
+    /// Its lists that became a flush of everything because they had more pages than are worth it.
+    FlushWholePages = "flush.whole.pages",
     /// Ranges flushed page by page on this vCPU.
     FlushRanges = "flush.ranges",
+    /// Pages in them.
+    FlushPages = "flush.pages",
     /// Flushes of this vCPU's whole address space tag.
     FlushWhole = "flush.whole",
     /// Kicks sent for interrupts and rescheduling.

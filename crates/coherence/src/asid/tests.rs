@@ -176,3 +176,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn only_an_asid_that_was_run_here_may_have_entries() {
+    let (mut here, mut there, mut slot) = (allocator(0, 3, true), allocator(1, 3, true), AsidSlot::new());
+    assert_eq!(here.resident(&slot), None, "never run");
+    let _not_executed = here.assign(&mut slot);
+    assert_eq!(here.resident(&slot), None, "not run yet");
+    let (asid, ..) = enter(&mut here, &mut slot);
+    assert_eq!((here.resident(&slot), there.resident(&slot)), (Some(asid), None));
+    enter(&mut there, &mut slot);
+    assert_eq!(here.resident(&slot), None, "it comes back to a new one");
+    enter(&mut here, &mut slot);
+    let mut others: [AsidSlot; 3] = Default::default();
+    others.iter_mut().for_each(|other| _ = enter(&mut here, other));
+    assert_eq!(here.resident(&slot), None, "of an earlier generation");
+    slot.owe_flush();
+    assert!(slot.owes_flush());
+    enter(&mut here, &mut slot);
+    assert!(!slot.owes_flush());
+}

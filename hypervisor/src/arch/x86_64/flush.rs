@@ -12,6 +12,7 @@ use tlfs::{FlushCall, InputError, InputSource};
 use super::machine::{self, Machine, Vcpu};
 use super::percpu::PerCpu;
 use crate::hyperv::{FlushEngine, Platform};
+use crate::tlb::{self, Plan, Why};
 
 /// Banks of 64 that all vCPUs fit into.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
@@ -59,9 +60,36 @@ impl Hardware for Ipi {
 }
 
 impl FlushEngine for FlushTargets<'_> {
-    /// Flushes the whole tag of each target: what was asked for, and more.
+    /// Flushes what was asked for, or more where that costs less.
     fn flush(&mut self, call: &FlushCall<'_>) {
-        let set = match call.targets {
+        let plan = tlb::plan(&call.scope, self.vm.flush_cost.page_limit());
+        let (scope, counter) = match &plan {
+            Plan::Whole(Why::Asked) => (Scope::All, Counter::FlushWholeAsked),
+            Plan::Whole(Why::ManyRanges) => (Scope::All, Counter::FlushWholeRanges),
+            Plan::Whole(Why::ManyPages) => (Scope::All, Counter::FlushWholePages),
+            Plan::Ranges(ranges) => (Scope::Ranges(ranges), Counter::FlushLists),
+        };
+        // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
+        // still uses.
+        let receipt = coherence::flush(self.vm, &self.targets(call), scope, self.scratch, &Ipi)
+            .unwrap_or_else(|stalled| panic!("{stalled}"));
+        let outcome = receipt.outcome();
+        let counters = self.vm.counters_of(self.initiator);
+        let count = |counter: Counter, amount: u32| {
+            machine::increase(&counters[counter as usize], amount.into());
+        };
+        count(Counter::FlushRequests, 1);
+        count(counter, 1);
+        count(Counter::FlushTargets, outcome.targets);
+        count(Counter::FlushDeferred, outcome.deferred);
+        count(Counter::FlushMerged, outcome.merged);
+        count(Counter::FlushKicks, outcome.kicks);
+    }
+}
+
+impl FlushTargets<'_> {
+    fn targets(&self, call: &FlushCall<'_>) -> TargetSet<BANKS> {
+        match call.targets {
             tlfs::Targets::All => TargetSet::first(self.vm.vcpus.len()),
             tlfs::Targets::Set(members) => {
                 let mut banks = [0; BANKS];
@@ -72,21 +100,7 @@ impl FlushEngine for FlushTargets<'_> {
                 }
                 TargetSet::from_banks(banks)
             }
-        };
-        // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
-        // still uses.
-        let receipt = coherence::flush(self.vm, &set, Scope::All, self.scratch, &Ipi)
-            .unwrap_or_else(|stalled| panic!("{stalled}"));
-        let outcome = receipt.outcome();
-        let counters = self.vm.counters_of(self.initiator);
-        let count = |counter: Counter, amount: u32| {
-            machine::increase(&counters[counter as usize], amount.into());
-        };
-        count(Counter::FlushRequests, 1);
-        count(Counter::FlushTargets, outcome.targets);
-        count(Counter::FlushDeferred, outcome.deferred);
-        count(Counter::FlushMerged, outcome.merged);
-        count(Counter::FlushKicks, outcome.kicks);
+        }
     }
 }
 

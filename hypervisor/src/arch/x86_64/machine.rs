@@ -22,7 +22,7 @@ use super::memory::{self, FreeMemory, HeapTables};
 use super::overlay::Overlays;
 use super::percpu::PerCpu;
 use super::svm::state::{Permissions, VcpuState};
-use super::svm::{cpuid, msr};
+use super::svm::{cpuid, invalidate, msr};
 use super::{apic, clock, console};
 use crate::devices::acpi;
 use crate::devices::inbox::Inbox;
@@ -33,6 +33,7 @@ use crate::devices::power;
 use crate::hyperv::{self, CrashReport, Partition};
 use crate::loader::{self, LoadError, MemoryLayout, layout};
 use crate::sched::{Line, Nudge, Policy, Scheduler, VcpuIndex};
+use crate::tlb::{self, Measured};
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
@@ -89,6 +90,8 @@ pub(super) struct Machine {
     /// Bits of CR4 that the guest may set.
     pub(super) cr4_mask: u64,
     pub(super) sched: Scheduler,
+    /// What flushing costs here.
+    pub(super) flush_cost: tlb::Cost,
     /// Longest time in TSC ticks that a CPU goes without a timer interrupt; `u64::MAX` where no interrupt is ever
     /// lost, which is everywhere but in QEMU's multi-threaded emulation (`docs/qemu.md`).
     pub(super) tick_max: u64,
@@ -228,6 +231,7 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         largest_page: if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M },
         cr4_mask: cpuid::guest_cr4_mask(),
         sched: Scheduler::new(cpus, config.vcpus, policy),
+        flush_cost: measure_flushes(),
         tick_max: match config.boot_cpu {
             BootCpu::Run => u64::MAX,
             BootCpu::Serve => clock::ticks_of_us(TICK_MAX_US),
@@ -245,6 +249,18 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     machine.publish_counters();
     MACHINE.call_once(|| machine);
     Ok(())
+}
+
+/// Finds out what flushing costs on this machine.
+fn measure_flushes() -> tlb::Cost {
+    // No vCPU has run yet, so nobody uses any tag.
+    let cost = invalidate::measure(1);
+    let Measured { page, miss, entries, .. } = cost.measured();
+    log::info!(
+        "INVLPGA takes {page} ticks, a TLB miss {miss}, {entries} entries: up to {} pages are flushed one by one",
+        cost.page_limit()
+    );
+    cost
 }
 
 /// Takes memory for the guest and makes slots of it.

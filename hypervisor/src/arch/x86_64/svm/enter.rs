@@ -3,7 +3,7 @@
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 
-use coherence::CpuId;
+use coherence::{CpuId, Scope};
 use hostlink::counters::Counter;
 use memslots::Gpa;
 
@@ -11,8 +11,10 @@ use super::super::machine::increase;
 use super::entry::run_guest;
 use super::exits::Context;
 use super::features::Features;
-use super::vmcb::{clean, exit};
+use super::invalidate::invalidate;
+use super::vmcb::{CR4_PCIDE, clean, exit};
 use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
+use crate::tlb;
 
 impl Context<'_> {
     /// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked
@@ -53,13 +55,34 @@ impl Context<'_> {
         true
     }
 
-    /// Takes a flush that pends: the next VMRUN carries it out.
+    /// Takes a flush that pends: carries it out, or has the next VMRUN do so.
+    #[cold]
     pub(super) fn take_flush(&mut self) {
-        if let Some(work) = self.owner.take_flush() {
-            self.state.asid.owe_flush();
+        let Some(work) = self.owner.take_flush() else { return };
+        let (asids, slot) = (&self.workspace.asids, &mut self.state.asid);
+        let whole = match work.scope() {
+            Scope::All => true,
+            Scope::Ranges(ranges) => {
+                let pages = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.pages));
+                let pcid = self.state.vmcb.cr4 & CR4_PCIDE != 0;
+                let limit = self.vm.flush_cost.page_limit();
+                match tlb::obey(pages, asids.resident(slot), slot.owes_flush(), pcid, limit) {
+                    tlb::Work::Nothing => false,
+                    tlb::Work::Whole => true,
+                    tlb::Work::Pages { asid } => {
+                        invalidate(ranges, asid);
+                        increase(&self.counters[Counter::FlushRanges as usize], ranges.len() as u64);
+                        increase(&self.counters[Counter::FlushPages as usize], pages);
+                        false
+                    }
+                }
+            }
+        };
+        if whole {
+            slot.owe_flush();
             increase(&self.counters[Counter::FlushWhole as usize], 1);
-            work.complete();
         }
+        work.complete();
     }
 
     fn after_exit(&mut self) {

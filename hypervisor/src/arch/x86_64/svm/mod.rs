@@ -12,6 +12,7 @@ pub(super) mod features;
 pub(super) mod fpu;
 pub(super) mod inject;
 pub(super) mod instruction;
+pub(super) mod invalidate;
 pub(super) mod msr;
 pub(super) mod nested;
 pub(super) mod state;

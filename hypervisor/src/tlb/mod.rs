@@ -1,0 +1,107 @@
+//! What a flush takes: single pages as long as that is cheaper than to lose everything.
+//!
+//! A list of ranges that a guest passes is [planned](plan) once, by the vCPU that asks, before it is given to the flush
+//! engine; each target then [obeys](Work) when it next enters. Neither step is longer than [`STEP_MAX_US`], however
+//! long the guest's list is (pitfalls H24, H25): a plan holds at most [`RANGES_MAX`] ranges of at most
+//! [`Cost::page_limit`] pages together, and everything beyond is one flush of the whole tag, which is constant work.
+//! So there is nothing left that a call would have to continue later by its rep start index.
+
+mod cost;
+
+use coherence::{GvaRange, RANGE_CAPACITY};
+use tlfs::{FlushScope, GvaList};
+
+pub use cost::{Cost, Measured};
+
+/// Most ranges of a plan: as many as a mailbox holds.
+pub const RANGES_MAX: usize = RANGE_CAPACITY;
+/// Longest time of flush work in one step, in microseconds. TLFS, "Hypercall Continuation", has the figure for calls.
+pub const STEP_MAX_US: u64 = 50;
+
+/// Why a list is not flushed page by page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The guest asked for everything.
+    Asked,
+    /// More ranges than a mailbox holds.
+    ManyRanges,
+    /// More pages than it is worth.
+    ManyPages,
+}
+
+/// What to ask of the targets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "lives on the stack of one hypercall; nothing is allocated")]
+pub enum Plan {
+    /// Everything.
+    Whole(Why),
+    /// These ranges; an empty list is nothing.
+    Ranges(Ranges),
+}
+
+/// Up to [`RANGES_MAX`] ranges.
+pub type Ranges = arrayvec::ArrayVec<GvaRange, RANGES_MAX>;
+
+/// What to ask of the targets so that `scope` is flushed, if single pages are worth it up to `page_limit`.
+///
+/// Ranges that continue each other become one, as the lists of kernels often do.
+pub fn plan(scope: &FlushScope<'_>, page_limit: u64) -> Plan {
+    match scope {
+        FlushScope::Everything => Plan::Whole(Why::Asked),
+        FlushScope::List(list) => plan_list(list, page_limit),
+    }
+}
+
+fn plan_list(list: &GvaList<'_>, page_limit: u64) -> Plan {
+    let mut ranges = Ranges::new();
+    let mut pages = 0;
+    for range in list.ranges() {
+        pages += range.pages;
+        if pages > page_limit {
+            return Plan::Whole(Why::ManyPages);
+        }
+        match ranges.last_mut() {
+            Some(last) if last.first.wrapping_add(last.pages << 12) == range.start => {
+                last.pages += range.pages;
+            }
+            _ => {
+                let range = GvaRange { first: range.start, pages: range.pages };
+                if ranges.try_push(range).is_err() {
+                    return Plan::Whole(Why::ManyRanges);
+                }
+            }
+        }
+    }
+    Plan::Ranges(ranges)
+}
+
+/// What a target does about a request that it finds at its entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing: the next VMRUN begins without entries of this vCPU anyway.
+    Nothing,
+    /// A flush of the tag.
+    Whole,
+    /// Page by page, under this tag.
+    Pages {
+        /// The vCPU's ASID on this CPU.
+        asid: u32,
+    },
+}
+
+/// How a target obeys a request for ranges of `pages` pages together. `asid` is its tag on this CPU if entries may
+/// exist under it, `owes` whether the next VMRUN flushes the tag anyway, `pcid` whether its CR4.PCIDE is set.
+///
+/// Requests of several initiators may have been merged, so the limit is looked at here once more. With PCIDs the tag
+/// goes as a whole: the manual does not say of which of them INVLPGA drops an entry (APM volume 3, INVLPGA).
+pub const fn obey(pages: u64, asid: Option<u32>, owes: bool, pcid: bool, page_limit: u64) -> Work {
+    match asid {
+        None => Work::Nothing,
+        Some(_) if owes || pages == 0 => Work::Nothing,
+        Some(_) if pcid || pages > page_limit => Work::Whole,
+        Some(asid) => Work::Pages { asid },
+    }
+}
+
+#[cfg(test)]
+mod tests;
