@@ -37,7 +37,8 @@ fn dispatch(command: &Command) -> Result<u8> {
     match command {
         Command::Run(args) => run::run(args, &signals),
         Command::Demo(args) => demo::demo(args, &signals),
-        Command::Bench(BenchCommand::Exits(args)) => bench::exits::exits(args, &signals),
+        Command::Bench(BenchCommand::Exits(args)) => bench::counts::exits(args, &signals),
+        Command::Bench(BenchCommand::Flush(args)) => bench::counts::flush(args, &signals),
         Command::Bench(BenchCommand::Boot(args)) => bench::boot::boot(args, &signals),
         Command::Test(args) => test::test(args, &signals),
         Command::Fetch(args) => {

@@ -36,6 +36,17 @@ pub trait Targets {
     /// The target of this index; the same one for as long as a flush lasts. `None` is skipped:
     /// guests name virtual processors that do not exist.
     fn target(&self, index: usize) -> Option<&Target>;
+
+    /// Calls `act` with each target of `set` that exists, in any order. Worth overriding where targets lie side by
+    /// side: a flush of many vCPUs that do not run does little else.
+    #[inline(always)]
+    fn for_each<const BANKS: usize>(&self, set: &TargetSet<BANKS>, mut act: impl FnMut(usize, &Target)) {
+        for index in set.iter() {
+            if let Some(target) = self.target(index) {
+                act(index, target);
+            }
+        }
+    }
 }
 
 impl Targets for [Target] {
@@ -106,18 +117,38 @@ pub fn issue<'a, T: Targets + ?Sized, const BANKS: usize>(
     ledger: &'a mut Ledger<BANKS>,
 ) -> Issued<'a, T, BANKS> {
     ledger.awaited = TargetSet::new();
-    let mut outcome = Outcome::default();
-    for index in set.iter() {
-        let Some(target) = targets.target(index) else { continue };
-        let requested = target.request(scope);
-        outcome.targets += 1;
-        if requested.busy {
-            ledger.note(index, requested.generation);
-        } else {
-            outcome.deferred += 1;
-        }
-    }
+    let everything = matches!(scope, Scope::All);
+    let (mut asked, mut busy) = (0u32, 0);
+    targets.for_each(
+        set,
+        #[inline(always)]
+        |index, target| {
+            // Fewer than there are addresses.
+            asked = asked.wrapping_add(1);
+            // Nearly all of them where there are more vCPUs than CPUs.
+            if !(everything && target.request_all_if_idle()) {
+                request(target, index, scope, ledger, &mut busy);
+            }
+        },
+    );
+    let outcome = Outcome { targets: asked, deferred: asked - busy, ..Outcome::default() };
     Issued { targets, ledger, outcome }
+}
+
+/// Asks a target that may be in guest mode. Counts it in `busy` if it is.
+#[inline(never)]
+fn request<const BANKS: usize>(
+    target: &Target,
+    index: usize,
+    scope: Scope<'_>,
+    ledger: &mut Ledger<BANKS>,
+    busy: &mut u32,
+) {
+    let requested = target.request(scope);
+    if requested.busy {
+        *busy += 1;
+        ledger.note(index, requested.generation);
+    }
 }
 
 /// [`issue`], [`dispatch`](Issued::dispatch) and [`wait`](Dispatched::wait) in one.

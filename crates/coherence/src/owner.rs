@@ -94,8 +94,11 @@ impl<'a> Owner<'a> {
         if self.target.word.load(Ordering::Relaxed) & word::FLUSH == 0 {
             return None; // one that is issued after this load makes try_enter fail
         }
-        self.target.word.fetch_and(!word::FLUSH, Ordering::AcqRel);
-        let (generation, work) = self.target.mailbox.take();
+        let old = self.target.word.fetch_and(!(word::FLUSH | word::ALL), Ordering::AcqRel);
+        let (generation, mut work) = self.target.mailbox.take();
+        if old & word::ALL != 0 {
+            work = Work::All;
+        }
         Some(FlushWork { target: self.target, generation, work, is_complete: false })
     }
 

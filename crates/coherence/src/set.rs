@@ -67,6 +67,12 @@ impl<const BANKS: usize> TargetSet<BANKS> {
         self.banks.iter().map(|bits| bits.count_ones() as usize).sum()
     }
 
+    /// Targets `64 * bank` and up, one bit each; none beyond the last bank.
+    #[inline]
+    pub fn bank(&self, bank: usize) -> u64 {
+        self.banks.get(bank).copied().unwrap_or(0)
+    }
+
     /// The indices in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.banks.iter().enumerate().flat_map(|(bank, &bits)| Bits(bits).map(move |bit| bank * 64 + bit))

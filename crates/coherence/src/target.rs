@@ -20,6 +20,9 @@
 //! M before O   only what was sampled is published (O8)
 //! ```
 //!
+//! A request for everything to a target that is out of guest mode is C alone, with ALL beside FLUSH:
+//! there is nobody to wait for, so it needs no generation, and L takes ALL along with FLUSH.
+//!
 //! C and P change the same word by read-modify-write, so one of them comes first and the other
 //! sees it: there is no store-then-load on either side and no fence to forget (O3, O5). The last
 //! step is outside the language: Q is one VMRUN instruction, which applies `TLB_CONTROL` before
@@ -120,6 +123,17 @@ impl Target {
         let generation = self.mailbox.post(scope);
         let old = self.word.fetch_or(word::FLUSH, Ordering::AcqRel);
         Requested { generation, busy: old & word::BUSY != 0 }
+    }
+
+    /// B and C in one step, for a request for everything: true if the target is out of guest mode, so that nobody has to
+    /// wait for it and the request needs no generation. If false, [`request`](Self::request) it as well.
+    ///
+    /// The look at BUSY comes after the request on the same word. If it shows a target that is not busy, then what the
+    /// guest did before is visible, and whatever it does later begins with the flush.
+    #[inline]
+    pub(crate) fn request_all_if_idle(&self) -> bool {
+        self.word.fetch_or(word::FLUSH | word::ALL, Ordering::AcqRel);
+        self.word.load(Ordering::Acquire) & word::BUSY == 0
     }
 
     /// D. Whoever gets [`Claim::Kick`] must kick: others rely on it from now on.

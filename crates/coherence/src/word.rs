@@ -9,6 +9,7 @@
 //! | 4 | `OWNED` | owner: claim | owner: drop |
 //! | 8 | `FLUSH` | initiator: issue | owner: takes the flush |
 //! | 9 | `EVENT` | poster | owner: takes the event |
+//! | 10 | `ALL` | initiator: issue, together with `FLUSH` | owner: takes the flush |
 //! | 32–63 | CPU | owner: entry | – (meaningful while `IN_GUEST`) |
 
 use crate::CpuId;
@@ -27,6 +28,8 @@ pub(crate) const OWNED: u64 = 1 << 4;
 pub(crate) const FLUSH: u64 = 1 << 8;
 /// Something else must be looked at before the guest runs.
 pub(crate) const EVENT: u64 = 1 << 9;
+/// What `FLUSH` announces is everything, whatever the mailbox holds.
+pub(crate) const ALL: u64 = 1 << 10;
 
 /// What keeps the target from entering the guest.
 pub(crate) const REQUESTS: u64 = FLUSH | EVENT;
@@ -36,7 +39,7 @@ pub(crate) const BUSY: u64 = IN_GUEST | TRANSLATING;
 const CPU_SHIFT: u32 = 32;
 const CPU: u64 = !0 << CPU_SHIFT;
 
-const _: () = assert!(CPU & (REQUESTS | BUSY | HALTED | KICKED | OWNED) == 0);
+const _: () = assert!(CPU & (REQUESTS | BUSY | HALTED | KICKED | OWNED | ALL) == 0);
 
 /// The CPU on which the target is in guest mode.
 pub(crate) const fn cpu(word: u64) -> CpuId {

@@ -1,7 +1,9 @@
-//! `bench=exits`: what operations of the hypervisor take.
+//! `bench=exits`, `bench=flush`: what operations of the hypervisor take.
 //!
 //! The unit is the TSC's. On a machine whose clock is the number of instructions executed (QEMU's
 //! `-icount shift=0`) that is instructions, those of the guest's own loop not counted.
+
+mod flush;
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
@@ -11,6 +13,8 @@ use x86_64::instructions::interrupts;
 use x86_64::instructions::port::Port;
 use x86_64::registers::control::Cr4;
 use x86_64::registers::model_specific::Msr;
+
+pub(crate) use flush::flush;
 
 use crate::apic::{self, LVT_TSC_DEADLINE};
 use crate::interrupts::{VECTOR_ECHO, VECTOR_TICK, count};

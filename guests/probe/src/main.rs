@@ -1,6 +1,6 @@
 //! A tiny bare guest: instruction counts of exits, and the wrong things a guest can do.
 //!
-//! The kernel command line says which: `bench=exits`, or `test=NAME` with a name from the table in [`tests`] or
+//! The kernel command line says which: `bench=exits`, `bench=flush`, or `test=NAME` with a name from the table in [`tests`] or
 //! `all`. What came of it goes to COM2 in lines of JSON, and in words to COM1; then the machine is
 //! switched off.
 #![no_std]
@@ -37,6 +37,7 @@ extern "C" fn first_main(start_info: u32) -> ! {
     let mut words = cmdline.split_whitespace().filter_map(|word| word.split_once('='));
     match words.find(|(key, _)| matches!(*key, "bench" | "test")) {
         Some(("bench", "exits")) => bench::exits(),
+        Some(("bench", "flush")) => bench::flush(),
         Some(("test", name)) => tests::run(name),
         _ => report::end("", &Err(report::failure(format_args!("nothing to do: '{cmdline}'")))),
     }

@@ -1,4 +1,4 @@
 //! `quell bench`: measurements that stand on their own.
 
 pub(crate) mod boot;
-pub(crate) mod exits;
+pub(crate) mod counts;

@@ -7,8 +7,7 @@
 use super::machine::Machine;
 use super::protocol::Protocol;
 use super::scenarios::{
-    consecutive, consecutive_all, event_in_guest, explore, halting, overflow, passing, returning, staying,
-    translating,
+    consecutive, event_in_guest, explore, halting, overflow, passing, returning, staying, translating,
 };
 use crate::mailbox::{Generation, Work};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -307,12 +306,38 @@ mutant! {
 
 mutant! {
     /// The sample does not acquire the page-table change of a request whose FLUSH comes later.
-    SampleRelaxed fails sample_without_acquire: consecutive_all::<SampleRelaxed>, "used after", {
+    SampleRelaxed fails sample_without_acquire: consecutive::<SampleRelaxed>, "used after", {
         fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
             take_by(owner, |target| {
                 target.word.fetch_and(!word::FLUSH, AcqRel);
                 let header = target.mailbox.header.fetch_and(!3, Relaxed);
                 (Generation(header >> 2), Work::All)
+            })
+        }
+    }
+}
+
+mutant! {
+    /// O4: whether a target is idle is looked at before the request for everything is there.
+    IdleSeenBefore fails o4_idle_seen_before_the_request: passing::<IdleSeenBefore>, "used after", {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            let request = |target: &Target| {
+                let busy = target.word.load(Acquire) & word::BUSY != 0;
+                target.word.fetch_or(word::FLUSH | word::ALL, AcqRel);
+                if busy { target.request(scope) } else { Requested { generation: Generation(0), busy } }
+            };
+            flush_by(machine, request, Target::claim_kick, Target::is_quiet)
+        }
+    }
+}
+
+mutant! {
+    /// ALL in the word is not heeded: only what the mailbox holds is flushed.
+    AllForgotten fails all_in_the_word_forgotten: passing::<AllForgotten>, "used after", {
+        fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
+            take_by(owner, |target| {
+                target.word.fetch_and(!(word::FLUSH | word::ALL), AcqRel);
+                target.mailbox.take()
             })
         }
     }

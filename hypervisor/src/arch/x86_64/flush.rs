@@ -37,6 +37,19 @@ impl Targets for Machine {
     fn target(&self, index: usize) -> Option<&Target> {
         self.vcpus.get(index).map(|vcpu| &vcpu.target)
     }
+
+    #[inline(always)]
+    fn for_each<const N: usize>(&self, set: &TargetSet<N>, mut act: impl FnMut(usize, &Target)) {
+        for (bank, vcpus) in self.vcpus.chunks(64).enumerate() {
+            let mut bits = set.bank(bank);
+            while bits != 0 {
+                let place = bits.trailing_zeros() as usize;
+                bits &= bits.wrapping_sub(1);
+                let Some(vcpu) = vcpus.get(place) else { break };
+                act(bank * 64 + place, &vcpu.target);
+            }
+        }
+    }
 }
 
 /// Kicks by IPI.

@@ -1,4 +1,4 @@
-//! `quell bench exits`: instructions per operation, exit to entry included.
+//! `quell bench exits` and `quell bench flush`: instructions per operation, exit to entry included.
 //!
 //! A bare guest performs each operation many times on a machine whose clock is the number of
 //! instructions executed, and reports one line per case.
@@ -14,7 +14,7 @@ use crate::table::table;
 use crate::vm::{Guest, Hypervisor};
 use crate::workspace;
 use anyhow::Result;
-use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::time::Duration;
@@ -44,15 +44,46 @@ const CASES: [Case; 6] = [
     case("ipi-round-trip", "IPI round trip, 2 vCPUs on 1 CPU", 4000, "41,957"),
 ];
 
+const FLUSH_CASES: [Case; 5] = [
+    space("space-idle-1", "flush all of 1 vCPU that does not run", 1),
+    space("space-idle-8", "… of 8", 8),
+    space("space-idle-64", "… of 64", 64),
+    space("space-idle-128", "… of 128", 128),
+    space("space-idle-254", "… of 254", 254),
+];
+
+/// A flush of everything of so many targets.
+const fn space(name: &'static str, label: &'static str, targets: u64) -> Case {
+    case(name, label, 700 + 12 * targets, "")
+}
+
+/// A guest that counts, and what it counts.
+struct Bench {
+    /// Its name in the guest and in results.
+    name: &'static str,
+    vcpus: u32,
+    cases: &'static [Case],
+}
+
 const METRIC: &str = "instructions";
 
-/// Runs the guest; the status is 1 if a case is missing or over its budget.
+/// `quell bench exits`.
 pub(crate) fn exits(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
+    run(&Bench { name: "exits", vcpus: 2, cases: &CASES }, args, signals)
+}
+
+/// `quell bench flush`.
+pub(crate) fn flush(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
+    run(&Bench { name: "flush", vcpus: MAX_VCPUS, cases: &FLUSH_CASES }, args, signals)
+}
+
+/// Runs the guest; the status is 1 if a case is missing or over its budget.
+fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals) -> Result<u8> {
     let guest = Guest {
         kernel: workspace::build(workspace::PROBE)?,
         initrd: None,
-        cmdline: "bench=exits".to_owned(),
-        vcpus: 2,
+        cmdline: format!("bench={}", bench.name),
+        vcpus: bench.vcpus,
         memory: 64 * MIB,
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
@@ -69,9 +100,9 @@ pub(crate) fn exits(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
             samples.add(case, Subject::Quell, METRIC, METRIC, value);
         }
     }
-    let within = print(&samples);
+    let within = print(bench.cases, &samples);
     if let Some(path) = &args.json {
-        results::write(path, "exits", None, &samples)?;
+        results::write(path, bench.name, None, &samples)?;
     }
     match outcome.end {
         End::Hypervisor(ExitCode::GuestPowerOff) => Ok(u8::from(!within)),
@@ -80,10 +111,10 @@ pub(crate) fn exits(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
 }
 
 /// Prints the table; says whether each case is there and within its budget.
-fn print(samples: &Samples) -> bool {
+fn print(cases: &[Case], samples: &Samples) -> bool {
     let mut rows = Vec::new();
     let mut within = true;
-    for case in &CASES {
+    for case in cases {
         let row = samples.row(case.name, Subject::Quell, METRIC);
         #[expect(clippy::cast_precision_loss, reason = "budgets are small")]
         let good = row.as_ref().is_some_and(|row| row.max <= case.budget as f64);
@@ -94,7 +125,7 @@ fn print(samples: &Samples) -> bool {
         rows.push([case.label, &value, &budget, case.kvm, verdict].map(str::to_owned));
     }
     // What the guest measured beyond the list.
-    for row in samples.rows().iter().filter(|row| CASES.iter().all(|case| case.name != row.case)) {
+    for row in samples.rows().iter().filter(|row| cases.iter().all(|case| case.name != row.case)) {
         rows.push([row.case.as_str(), &format!("{:.0}", row.median), "", "", ""].map(str::to_owned));
     }
     let header = ["instructions per operation", "Quell", "at most", "KVM 6.1", ""];
@@ -113,13 +144,13 @@ mod tests {
     #[test]
     fn a_case_that_is_missing_or_over_its_budget_fails() {
         let mut samples = Samples::default();
-        assert!(!print(&samples), "nothing was reported");
+        assert!(!print(&CASES, &samples), "nothing was reported");
         for case in &CASES {
             samples.add(case.name, Subject::Quell, METRIC, METRIC, 399.0);
         }
-        assert!(print(&samples));
+        assert!(print(&CASES, &samples));
         samples.add("cpuid", Subject::Quell, METRIC, METRIC, 401.0);
-        assert!(!print(&samples), "the worst run counts");
+        assert!(!print(&CASES, &samples), "the worst run counts");
     }
 
     #[test]

@@ -1,0 +1,57 @@
+//! `bench=flush`: what flush hypercalls take.
+
+use tlfs::{CallCode, Control, HvResult, Status};
+
+use super::case;
+use crate::report::{self, Failure, Verdict, failure};
+use crate::{clock, hypercall};
+
+/// Numbers of idle targets.
+const IDLE: [(&str, u32); 5] = [
+    ("space-idle-1", 1),
+    ("space-idle-8", 8),
+    ("space-idle-64", 64),
+    ("space-idle-128", 128),
+    ("space-idle-254", 254),
+];
+/// Banks of 64 that these fit into.
+const BANKS: usize = 4;
+
+/// Runs every case. The machine has 255 vCPUs, of which the first alone has been started.
+pub(crate) fn flush() {
+    report::begin("flush");
+    match idle_targets() {
+        Ok(()) => report::done(),
+        failed => report::end("flush", &failed),
+    }
+}
+
+/// HvCallFlushVirtualAddressSpaceEx for the VPs from 1 on, none of which runs.
+fn idle_targets() -> Verdict {
+    hypercall::enable()?;
+    for (name, targets) in IDLE {
+        // Address space, flags, the sparse format, valid banks, banks.
+        let mut words = [0; 4 + BANKS];
+        words[3] = (1 << BANKS) - 1;
+        for vp in 1..=targets {
+            words[4 + vp as usize / 64] |= 1 << (vp % 64);
+        }
+        let control = Control::new()
+            .with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX.0)
+            .with_variable_header_words(BANKS as u16);
+        hypercall::write_input(&words);
+        let input = hypercall::input_address();
+        let mut last = Ok(HvResult::new());
+        case(name, || last = hypercall::call(control, input, 0));
+        let wanted = HvResult::of(Status::SUCCESS, 0);
+        let check = |last| if last == Ok(wanted) { Ok(()) } else { Err(fails(name, last)) };
+        check(last)?;
+        // Nobody's timer is to go off within a measurement.
+        clock::wait_until(1, || false);
+    }
+    Ok(())
+}
+
+fn fails(name: &str, result: Result<HvResult, crate::guarded::Fault>) -> Failure {
+    failure(format_args!("{name}: the call ends with {result:?}"))
+}
