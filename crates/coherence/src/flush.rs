@@ -176,7 +176,15 @@ pub struct Issued<'a, T: ?Sized, const BANKS: usize> {
 
 impl<'a, T: Targets + ?Sized, const BANKS: usize> Issued<'a, T, BANKS> {
     /// Kicks the targets that are still in guest mode and that nobody else has kicked.
+    #[inline]
     pub fn dispatch(mut self, hardware: &impl Hardware) -> Dispatched<'a, T, BANKS> {
+        if self.outcome.deferred != self.outcome.targets {
+            self.kick(hardware);
+        }
+        Dispatched { targets: self.targets, ledger: self.ledger, outcome: self.outcome }
+    }
+
+    fn kick(&mut self, hardware: &impl Hardware) {
         for (index, _) in self.ledger.entries() {
             let Some(target) = self.targets.target(index) else { continue };
             match target.claim_kick() {
@@ -188,7 +196,6 @@ impl<'a, T: Targets + ?Sized, const BANKS: usize> Issued<'a, T, BANKS> {
                 Claim::Unneeded => {}
             }
         }
-        Dispatched { targets: self.targets, ledger: self.ledger, outcome: self.outcome }
     }
 }
 
@@ -207,7 +214,15 @@ impl<T: Targets + ?Sized, const BANKS: usize> Dispatched<'_, T, BANKS> {
     /// # Errors
     /// [`Stalled`] when [`Hardware::relax`] gave up on a target. Nothing that was unmapped may be
     /// freed then; the request stays published.
+    #[inline]
     pub fn wait(self, hardware: &impl Hardware) -> Result<Receipt, Stalled> {
+        if self.outcome.deferred != self.outcome.targets {
+            self.wait_for_each(hardware)?;
+        }
+        Ok(Receipt { outcome: self.outcome })
+    }
+
+    fn wait_for_each(&self, hardware: &impl Hardware) -> Result<(), Stalled> {
         for (index, generation) in self.ledger.entries() {
             let Some(target) = self.targets.target(index) else { continue };
             let mut turns = 0u64;
@@ -218,7 +233,7 @@ impl<T: Targets + ?Sized, const BANKS: usize> Dispatched<'_, T, BANKS> {
                 turns = turns.saturating_add(1);
             }
         }
-        Ok(Receipt { outcome: self.outcome })
+        Ok(())
     }
 }
 

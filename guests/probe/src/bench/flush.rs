@@ -26,20 +26,11 @@ pub(crate) fn flush() {
     }
 }
 
-/// HvCallFlushVirtualAddressSpaceEx for the VPs from 1 on, none of which runs.
+/// Flushes of everything for the VPs from 1 on, none of which runs.
 fn idle_targets() -> Verdict {
     hypercall::enable()?;
     for (name, targets) in IDLE {
-        // Address space, flags, the sparse format, valid banks, banks.
-        let mut words = [0; 4 + BANKS];
-        words[3] = (1 << BANKS) - 1;
-        for vp in 1..=targets {
-            words[4 + vp as usize / 64] |= 1 << (vp % 64);
-        }
-        let control = Control::new()
-            .with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX.0)
-            .with_variable_header_words(BANKS as u16);
-        hypercall::write_input(&words);
+        let control = space_call(targets);
         let input = hypercall::input_address();
         let mut last = Ok(HvResult::new());
         case(name, || last = hypercall::call(control, input, 0));
@@ -50,6 +41,25 @@ fn idle_targets() -> Verdict {
         clock::wait_until(1, || false);
     }
     Ok(())
+}
+
+/// Writes the input of a flush of everything for the VPs from 1 to `targets`, in the form that kernels choose; returns
+/// the control word.
+fn space_call(targets: u32) -> Control {
+    let mut banks = [0; BANKS];
+    (1..=targets).for_each(|vp| banks[vp as usize / 64] |= 1 << (vp % 64));
+    if targets < 64 {
+        // Address space, flags, processors.
+        hypercall::write_input(&[0, 0, banks[0]]);
+        return Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE.0);
+    }
+    let count = targets as usize / 64 + 1;
+    // Address space, flags, the sparse format, valid banks, banks.
+    let [a, b, c, d] = banks;
+    hypercall::write_input(&[0, 0, 0, (1 << count) - 1, a, b, c, d]);
+    Control::new()
+        .with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX.0)
+        .with_variable_header_words(count as u16)
 }
 
 fn fails(name: &str, result: Result<HvResult, crate::guarded::Fault>) -> Failure {
