@@ -89,16 +89,32 @@ pub enum Work {
     },
 }
 
-/// How a target obeys a request for ranges of `pages` pages together. `asid` is its tag on this CPU if entries may
-/// exist under it, `owes` whether the next VMRUN flushes the tag anyway, `pcid` whether its CR4.PCIDE is set.
+/// What of a target's state decides how it obeys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Its tag on this CPU, if entries may exist under it.
+    pub asid: Option<u32>,
+    /// The next VMRUN flushes the tag anyway.
+    pub owes_flush: bool,
+    /// CR4.PCIDE: the manual does not say of which PCID INVLPGA drops an entry (APM volume 3, INVLPGA).
+    pub pcid: bool,
+    /// CR4.PAE: without it large pages are of 4 MiB.
+    pub pae: bool,
+}
+
+/// How a target obeys a request for ranges of `pages` pages together.
 ///
-/// Requests of several initiators may have been merged, so the limit is looked at here once more. With PCIDs the tag
-/// goes as a whole: the manual does not say of which of them INVLPGA drops an entry (APM volume 3, INVLPGA).
-pub const fn obey(pages: u64, asid: Option<u32>, owes: bool, pcid: bool, page_limit: u64) -> Work {
-    match asid {
+/// Requests of several initiators may have been merged, so the limit is looked at here once more.
+///
+/// An address in a large page stands for all of it, and it is not known which pages were large, for the tables have
+/// been changed. One INVLPGA drops the whole entry if the page lies in the TLB in one piece, which takes a nested page
+/// that is as large: guest memory is mapped by pages of 2 MiB at least, and larger ones are not shown to the guest; those
+/// of 4 MiB, of paging without PAE, go with the tag (pitfall A17).
+pub const fn obey(pages: u64, target: Target, page_limit: u64) -> Work {
+    match target.asid {
         None => Work::Nothing,
-        Some(_) if owes || pages == 0 => Work::Nothing,
-        Some(_) if pcid || pages > page_limit => Work::Whole,
+        Some(_) if target.owes_flush || pages == 0 => Work::Nothing,
+        Some(_) if target.pcid || !target.pae || pages > page_limit => Work::Whole,
         Some(asid) => Work::Pages { asid },
     }
 }

@@ -36,17 +36,24 @@ fn h9_what_is_not_canonical_is_no_work() {
 
 #[test]
 fn a_target_obeys_in_the_cheapest_way_that_is_right() {
-    for (pages, asid, owes, pcid, work) in [
-        (1, None, false, false, Work::Nothing),
-        (1, None, false, true, Work::Nothing),
-        (1, Some(7), true, false, Work::Nothing),
-        (0, Some(7), false, true, Work::Nothing),
-        (1, Some(7), false, true, Work::Whole),
-        (100, Some(7), false, false, Work::Pages { asid: 7 }),
-        (101, Some(7), false, false, Work::Whole),
+    let usual = Target { asid: Some(7), owes_flush: false, pcid: false, pae: true };
+    for (pages, target, work) in [
+        (1, Target { asid: None, ..usual }, Work::Nothing),
+        (1, Target { asid: None, pcid: true, pae: false, ..usual }, Work::Nothing),
+        (1, Target { owes_flush: true, ..usual }, Work::Nothing),
+        (0, Target { pcid: true, ..usual }, Work::Nothing),
+        (1, Target { pcid: true, ..usual }, Work::Whole),
+        (100, usual, Work::Pages { asid: 7 }),
+        (101, usual, Work::Whole),
     ] {
-        assert_eq!(obey(pages, asid, owes, pcid, 100), work, "{pages} {asid:?} {owes} {pcid}");
+        assert_eq!(obey(pages, target, 100), work, "{pages} {target:?}");
     }
+}
+
+#[test]
+fn a17_large_pages_that_may_lie_in_pieces_go_as_a_whole() {
+    let target = Target { asid: Some(7), owes_flush: false, pcid: false, pae: false };
+    assert_eq!(obey(1, target, 100), Work::Whole, "4 MiB in nested pages of 2 MiB");
 }
 
 #[test]

@@ -71,7 +71,8 @@ mod extended1 {
         | 1 << 27
         | 1 << 28
         | 1 << 29;
-    pub(super) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14;
+    /// Machine checks, MTRRs; 1 GiB pages, because guest memory may lie in smaller ones: see [`crate::tlb::obey`].
+    pub(super) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 26;
 }
 
 /// What of a vCPU's state CPUID depends on.

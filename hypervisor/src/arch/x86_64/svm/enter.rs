@@ -12,7 +12,7 @@ use super::entry::run_guest;
 use super::exits::Context;
 use super::features::Features;
 use super::invalidate::invalidate;
-use super::vmcb::{CR4_PCIDE, clean, exit};
+use super::vmcb::{CR4_PAE, CR4_PCIDE, clean, exit};
 use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
 use crate::tlb;
 
@@ -64,9 +64,13 @@ impl Context<'_> {
             Scope::All => true,
             Scope::Ranges(ranges) => {
                 let pages = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.pages));
-                let pcid = self.state.vmcb.cr4 & CR4_PCIDE != 0;
-                let limit = self.vm.flush_cost.page_limit();
-                match tlb::obey(pages, asids.resident(slot), slot.owes_flush(), pcid, limit) {
+                let target = tlb::Target {
+                    asid: asids.resident(slot),
+                    owes_flush: slot.owes_flush(),
+                    pcid: self.state.vmcb.cr4 & CR4_PCIDE != 0,
+                    pae: self.state.vmcb.cr4 & CR4_PAE != 0,
+                };
+                match tlb::obey(pages, target, self.vm.flush_cost.page_limit()) {
                     tlb::Work::Nothing => false,
                     tlb::Work::Whole => true,
                     tlb::Work::Pages { asid } => {

@@ -17,7 +17,7 @@ use super::fpu;
 use super::instruction::{decode_control_write, length};
 use super::state::{Activity, VcpuState};
 use super::step::Nmi;
-use super::vmcb::{CR4_PCIDE, DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
+use super::vmcb::{CR4_PAE, CR4_PCIDE, DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
 use super::{cpuid, instruction, msr};
 use crate::devices::lapic::{self, Effect};
 use crate::devices::platform::{Output, PortSize, SerialPort};
@@ -272,12 +272,11 @@ impl Context<'_> {
     /// drops them (section 5.5.2; pitfall A13).
     fn write_cr4(&mut self, value: u64) -> bool {
         const FLUSHING: u64 = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 17 | 1 << 20;
-        const PAE: u64 = 1 << 5;
         let vmcb = &mut self.state.vmcb;
         let long = vmcb.efer & super::vmcb::EFER_LMA != 0;
         let enables_pcid = value & !vmcb.cr4 & CR4_PCIDE != 0;
         if value & !self.vm.cr4_mask != 0
-            || long && value & PAE == 0
+            || long && value & CR4_PAE == 0
             || enables_pcid && (!long || vmcb.cr3 & 0xfff != 0)
         {
             return false;

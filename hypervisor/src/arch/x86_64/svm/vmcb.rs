@@ -144,6 +144,7 @@ pub(crate) const EFER_LMA: u64 = 1 << 10;
 pub(crate) const EFER_NXE: u64 = 1 << 11;
 pub(crate) const EFER_SVME: u64 = 1 << 12;
 pub(crate) const EFER_FFXSR: u64 = 1 << 14;
+pub(crate) const CR4_PAE: u64 = 1 << 5;
 pub(crate) const CR4_PCIDE: u64 = 1 << 17;
 pub(crate) const CR0_PE: u64 = 1;
 pub(crate) const CR0_PG: u64 = 1 << 31;
