@@ -4,11 +4,18 @@ use bitfield_struct::bitfield;
 
 use crate::{GvaList, HvResult, Status, VpSet};
 
+/// HV_GENERIC_SET_FORMAT: the members are listed in banks.
+pub(crate) const SET_SPARSE: u64 = 0;
+/// HV_GENERIC_SET_FORMAT: every virtual processor.
+pub(crate) const SET_ALL: u64 = 1;
+
 /// A hypercall that has been decoded and checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call<'a> {
     /// One of the four flushes of virtual addresses.
     Flush(FlushCall<'a>),
+    /// One of the two calls that send an interrupt.
+    ClusterIpi(ClusterIpi<'a>),
     /// HvCallNotifyLongSpinWait: the caller has been waiting for a lock and would rather have its
     /// holder run.
     LongSpinWait {
@@ -22,7 +29,7 @@ impl Call<'_> {
     pub const fn completed(&self) -> HvResult {
         match self {
             Self::Flush(flush) => flush.completed(),
-            Self::LongSpinWait { .. } => HvResult::of(Status::SUCCESS, 0),
+            Self::ClusterIpi(_) | Self::LongSpinWait { .. } => HvResult::of(Status::SUCCESS, 0),
         }
     }
 }
@@ -48,11 +55,34 @@ pub struct FlushCall<'a> {
 impl FlushCall<'_> {
     /// The result of the call once every element has been done.
     pub const fn completed(&self) -> HvResult {
-        HvResult::of(Status::SUCCESS, self.rep_count)
+        self.completed_to(self.rep_count)
+    }
+
+    /// The result of a call that returns to the guest after `done` elements, counted from element 0 and
+    /// so with those that earlier invocations did. A guest goes on with the rest; a hypervisor that goes
+    /// on by itself leaves the result alone and advances the rep start index instead
+    /// ([`CallRegisters::resumed_at`](crate::CallRegisters::resumed_at)). At least one element must have
+    /// been done by this invocation. TLFS, "Hypercall Continuation".
+    pub const fn completed_to(&self, done: u16) -> HvResult {
+        HvResult::of(Status::SUCCESS, if done < self.rep_count { done } else { self.rep_count })
     }
 }
 
-/// Whose TLBs to flush.
+/// An interrupt to several virtual processors. TLFS, "HvCallSendSyntheticClusterIpi".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClusterIpi<'a> {
+    /// Vector of the fixed, edge-triggered interrupt: never below [`ClusterIpi::VECTOR_MIN`].
+    pub vector: u8,
+    /// Who gets it.
+    pub targets: Targets<'a>,
+}
+
+impl ClusterIpi<'_> {
+    /// The lowest vector that can be sent; those below are the processor's own.
+    pub const VECTOR_MIN: u8 = 0x10;
+}
+
+/// Which virtual processors a call is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Targets<'a> {
     /// Every virtual processor of the partition, the caller included.
@@ -83,10 +113,9 @@ pub enum FlushScope<'a> {
 
 /// Flags of a flush call, HV_FLUSH_FLAGS.
 ///
-/// Published are bits 0 to 2, the rest is reserved and must be zero. In use elsewhere are bit 3, with
-/// which list elements have the extended format, and the trust levels' bits 4, 8 and 9. The first is
-/// announced by CPUID 0x40000003.EDX\[14\], the others come with virtual trust levels; neither is
-/// offered, so all of them count as reserved.
+/// Published are bits 0 to 2, the rest is reserved and must be zero. In use elsewhere are bit 3 and the
+/// trust levels' bits 4, 8 and 9, which come with virtual trust levels; those are not offered and count
+/// as reserved.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct FlushFlags {
@@ -97,6 +126,21 @@ pub struct FlushFlags {
     /// Mappings that are global need not be flushed. The TLFS calls it an invalid option for lists, but
     /// Windows sets it there and Hyper-V accepts it.
     pub non_global_only: bool,
-    #[bits(61)]
-    pub(crate) reserved: u64,
+    /// List elements are [`ExtendedGvaEntry`](crate::ExtendedGvaEntry); says nothing without a list.
+    /// Reserved unless the [profile](crate::Profile::extended_ranges) offers it.
+    pub extended_ranges: bool,
+    #[bits(60)]
+    reserved: u64,
+}
+
+impl FlushFlags {
+    /// The flags that the TLFS defines.
+    pub const PUBLISHED: Self =
+        Self::new().with_all_processors(true).with_all_address_spaces(true).with_non_global_only(true);
+
+    /// Whether every flag is one of `allowed`.
+    #[inline]
+    pub(crate) const fn is_within(self, allowed: Self) -> bool {
+        self.into_bits() & !allowed.into_bits() == 0
+    }
 }

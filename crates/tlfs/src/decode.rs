@@ -2,68 +2,12 @@
 
 use zerocopy::IntoBytes;
 
-use crate::control::FAST_WORDS;
+use crate::call::{SET_ALL, SET_SPARSE};
 use crate::{
-    Call, CallCode, CallShape, Control, FlushCall, FlushFlags, FlushScope, GvaList, HvResult, PAGE_SIZE,
-    Status, Targets, VaWidth, VpSet,
+    Call, CallCode, CallRegisters, CallShape, ClusterIpi, Control, EmptyTargets, FAST_WORDS, FlushCall,
+    FlushFlags, FlushScope, GvaList, HvResult, InputError, InputPage, InputSource, PAGE_SIZE, Profile,
+    Status, Targets, VpSet, XMM_FAST_WORDS,
 };
-
-/// HV_GENERIC_SET_FORMAT: the members are listed in banks.
-const SET_SPARSE: u64 = 0;
-/// HV_GENERIC_SET_FORMAT: every virtual processor.
-const SET_ALL: u64 = 1;
-
-/// The registers that a hypercall passes. TLFS, "Hypercall Inputs".
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CallRegisters {
-    /// The control word: RCX, or EDX:EAX of a 32-bit caller.
-    pub control: u64,
-    /// Address of the input, or the first word of a fast call: RDX, or EBX:ECX.
-    pub input: u64,
-    /// Address of the output, or the second word of a fast call: R8, or EDI:ESI.
-    pub output: u64,
-}
-
-/// Where a hypercall's input comes from: the memory of the guest.
-pub trait InputSource {
-    /// Copies guest memory from `gpa` on into `into`, reading each byte at most once. `gpa` is a
-    /// multiple of 8 and the bytes lie within one page.
-    ///
-    /// # Errors
-    ///
-    /// Why nothing could be copied. What `into` holds then does not matter.
-    fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError>;
-}
-
-/// Why a hypercall's input cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InputError {
-    /// The address is beyond the partition's guest physical address space.
-    OutsideGpaSpace,
-    /// There is no readable memory at the address.
-    NotMemory,
-}
-
-/// What of the specification is left to the implementation, or is done differently by others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Profile {
-    /// What a call without any target does.
-    pub empty_targets: EmptyTargets,
-    /// Width of the guest's virtual addresses.
-    pub va_width: VaWidth,
-}
-
-/// What a call does that names no target and does not set [`FlushFlags::all_processors`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EmptyTargets {
-    /// An empty 64-bit mask means every processor: Windows Server 2012 passes it and expects that, and
-    /// flushing too much is never wrong. An empty VP set means no processor: no guest is known to mean
-    /// anything else by it, and it must not grow. Linux KVM does the same.
-    #[default]
-    Lenient,
-    /// Either is an invalid parameter, as it is on Hyper-V.
-    Strict,
-}
 
 /// Why there is no [`Call`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,25 +24,6 @@ pub enum Reject {
     },
 }
 
-/// Room for the one copy of a hypercall's input.
-#[derive(Clone, Debug)]
-pub struct InputPage {
-    words: [u64; PAGE_SIZE / 8],
-}
-
-impl InputPage {
-    /// An empty page.
-    pub const fn new() -> Self {
-        Self { words: [0; PAGE_SIZE / 8] }
-    }
-}
-
-impl Default for InputPage {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// Decodes a hypercall. All of its input is copied into `page` first, in one go and no more than there
 /// is; nothing looks at guest memory afterwards, so a guest that changes it meanwhile changes nothing.
 ///
@@ -109,15 +34,17 @@ impl Default for InputPage {
 ///
 /// In the order in which they are looked for:
 ///
-/// 1. `INVALID_HYPERCALL_CODE` if the call is not known.
-/// 2. [`Reject::UndefinedOpcode`] for a fast call whose header needs more than two registers. That is
-///    the form with XMM registers, which is not offered (CPUID 0x40000003.EDX\[4\]); every flush is
-///    such a call, since its header has at least 24 bytes.
-/// 3. `INVALID_HYPERCALL_INPUT` by [`Control::check`].
+/// 1. `INVALID_HYPERCALL_CODE` if the call is not known or not offered.
+/// 2. [`Reject::UndefinedOpcode`] for a fast call whose header needs more than two registers, if the
+///    form with XMM registers is not offered. Every flush is such a call, since its header has at least
+///    24 bytes.
+/// 3. `INVALID_HYPERCALL_INPUT` by [`Control::check`], and for a fast call with more input than the
+///    registers hold.
 /// 4. `INVALID_ALIGNMENT` if the input's address is not a multiple of 8, if the input crosses a page,
 ///    or if it lies outside the guest physical address space.
 /// 5. [`Reject::InputNotMemory`].
-/// 6. `INVALID_PARAMETER` for a reserved flag, `INVALID_HYPERCALL_INPUT` for a VP set whose size is not
+/// 6. `INVALID_PARAMETER` for a reserved flag, for a vector below 0x10 or above 0xff, and for a trust level
+///    other than 0; `INVALID_HYPERCALL_INPUT` for a VP set whose size is not
 ///    that of the variable header, `INVALID_PARAMETER` for a set of unknown format, and for no targets
 ///    at all under [`EmptyTargets::Strict`].
 ///
@@ -133,24 +60,34 @@ pub fn decode<'a>(
     let undone = |status| Reject::Failed(HvResult::of(status, 0));
     let failed = |status| Reject::Failed(HvResult::of(status, control.rep_start()));
 
-    let shape = control.code().shape().ok_or(undone(Status::INVALID_HYPERCALL_CODE))?;
-    if control.fast() && shape.header_words > FAST_WORDS {
+    let shape = profile.shape(control.code()).ok_or(undone(Status::INVALID_HYPERCALL_CODE))?;
+    let needs_xmm = shape.header_words > FAST_WORDS;
+    if control.fast() && needs_xmm && !profile.xmm_input {
         return Err(Reject::UndefinedOpcode);
     }
     if !control.fits(shape) {
         return Err(undone(Status::INVALID_HYPERCALL_INPUT));
     }
 
-    let words = if control.fast() {
+    let words = if !control.fast() {
+        copy_input(control, shape, registers.input, source, page)?
+    } else if needs_xmm && profile.xmm_input {
+        copy_registers(control, shape, registers, source, page)
+            .ok_or(undone(Status::INVALID_HYPERCALL_INPUT))?
+    } else {
         page.words[..FAST_WORDS].copy_from_slice(&[registers.input, registers.output]);
         &page.words[..FAST_WORDS]
-    } else {
-        copy_input(control, shape, registers.input, source, page)?
     };
 
     match control.code() {
         CallCode::NOTIFY_LONG_SPIN_WAIT => {
             Ok(Call::LongSpinWait { spins: words.first().copied().unwrap_or_default() })
+        }
+        // The guard is true of what gets here. It lets the compiler leave out what is never offered.
+        CallCode::SEND_SYNTHETIC_CLUSTER_IPI | CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX
+            if profile.cluster_ipi =>
+        {
+            decode_cluster_ipi(control, shape, words, profile).map(Call::ClusterIpi).map_err(failed)
         }
         _ => decode_flush(control, shape, words, profile).map(Call::Flush).map_err(failed),
     }
@@ -165,8 +102,7 @@ fn copy_input<'a>(
     page: &'a mut InputPage,
 ) -> Result<&'a [u64], Reject> {
     let misplaced = Reject::Failed(HvResult::of(Status::INVALID_ALIGNMENT, control.rep_start()));
-    let count =
-        shape.header_words + usize::from(control.variable_header_words()) + usize::from(control.rep_count());
+    let count = control.input_words(shape);
     let room = (PAGE_SIZE - (gpa % PAGE_SIZE as u64) as usize) / 8;
     if !gpa.is_multiple_of(8) || count > room {
         return Err(misplaced);
@@ -179,6 +115,40 @@ fn copy_input<'a>(
     Ok(words)
 }
 
+/// Copies headers and list of a fast call from general and XMM registers into `page`; `None` if they do
+/// not hold that much.
+#[inline(never)]
+fn copy_registers<'a>(
+    control: Control,
+    shape: CallShape,
+    registers: CallRegisters,
+    source: &impl InputSource,
+    page: &'a mut InputPage,
+) -> Option<&'a [u64]> {
+    let count = control.input_words(shape);
+    let (general, xmm) = page.words.get_mut(..XMM_FAST_WORDS)?.split_at_mut_checked(FAST_WORDS)?;
+    if count > XMM_FAST_WORDS {
+        return None;
+    }
+    general.copy_from_slice(&[registers.input, registers.output]);
+    xmm.copy_from_slice(&source.xmm_words());
+    page.words.get(..count)
+}
+
+/// Fixed header, banks of the variable header, and list. The sizes are those that the copy was made by, so
+/// this cannot fail; if it could, the guest would have passed too little.
+type Parts<'a> = (&'a [u64], &'a [u64], &'a [u64]);
+
+#[inline]
+fn split(control: Control, shape: CallShape, words: &[u64]) -> Result<Parts<'_>, Status> {
+    let (header, rest) = words.split_at_checked(shape.header_words).ok_or(SHORT)?;
+    let (banks, list) = rest.split_at_checked(usize::from(control.variable_header_words())).ok_or(SHORT)?;
+    Ok((header, banks, list))
+}
+
+/// Less input than the control word announces.
+const SHORT: Status = Status::INVALID_HYPERCALL_INPUT;
+
 /// Reads a flush call from the words of its input.
 fn decode_flush<'a>(
     control: Control,
@@ -186,16 +156,12 @@ fn decode_flush<'a>(
     words: &'a [u64],
     profile: &Profile,
 ) -> Result<FlushCall<'a>, Status> {
-    // The sizes are those that the copy was made by, so this cannot fail; if it could, the guest would
-    // have passed too little.
-    let short = Status::INVALID_HYPERCALL_INPUT;
-    let (header, rest) = words.split_at_checked(shape.header_words).ok_or(short)?;
-    let (banks, list) = rest.split_at_checked(usize::from(control.variable_header_words())).ok_or(short)?;
-    let [address_space, flags, set @ ..] = header else { return Err(short) };
+    let (header, banks, list) = split(control, shape, words)?;
+    let [address_space, flags, set @ ..] = header else { return Err(SHORT) };
 
     let flags = FlushFlags::from_bits(*flags);
-    if flags.reserved() != 0 {
-        // Among them is the extended range format. To read such a list by the plain format would flush
+    if !flags.is_within(profile.flush_flags()) {
+        // The extended range format may be among them. To read such a list by the plain format would flush
         // too little; an error makes the guest flush by its own means.
         return Err(Status::INVALID_PARAMETER);
     }
@@ -203,18 +169,46 @@ fn decode_flush<'a>(
         _ if flags.all_processors() => Targets::All,
         [mask] => mask_targets(mask, profile)?,
         [format, valid_banks] => set_targets(*format, *valid_banks, banks, profile)?,
-        _ => return Err(short),
+        _ => return Err(SHORT),
     };
     let scope = if shape.rep {
-        let todo = list.get(usize::from(control.rep_start())..).ok_or(short)?;
-        FlushScope::List(GvaList::new(todo, profile.va_width))
+        let todo = list.get(usize::from(control.rep_start())..).ok_or(SHORT)?;
+        FlushScope::List(
+            GvaList::new(todo, profile.va_width)
+                .starting_at(control.rep_start())
+                .extended(flags.extended_ranges()),
+        )
     } else {
         FlushScope::Everything
     };
     Ok(FlushCall { targets, address_space: *address_space, flags, scope, rep_count: control.rep_count() })
 }
 
-/// The targets that a 64-bit mask names.
+/// Reads a call that sends an interrupt from the words of its input. Bytes 5 to 7 are padding, which says
+/// nothing.
+#[inline(never)]
+fn decode_cluster_ipi<'a>(
+    control: Control,
+    shape: CallShape,
+    words: &'a [u64],
+    profile: &Profile,
+) -> Result<ClusterIpi<'a>, Status> {
+    let (header, banks, _) = split(control, shape, words)?;
+    let [interrupt, set @ ..] = header else { return Err(SHORT) };
+    let [vector, _, _, _, trust_level, ..] = interrupt.to_le_bytes();
+    if *interrupt & 0xffff_ff00 != 0 || vector < ClusterIpi::VECTOR_MIN || trust_level != 0 {
+        return Err(Status::INVALID_PARAMETER);
+    }
+    let targets = match set {
+        [0] if profile.empty_targets == EmptyTargets::Strict => return Err(Status::INVALID_PARAMETER),
+        [mask] => Targets::Set(VpSet::from_mask(mask)),
+        [format, valid_banks] => set_targets(*format, *valid_banks, banks, profile)?,
+        _ => return Err(SHORT),
+    };
+    Ok(ClusterIpi { vector, targets })
+}
+
+/// The targets that a 64-bit mask names for a flush.
 fn mask_targets<'a>(mask: &'a u64, profile: &Profile) -> Result<Targets<'a>, Status> {
     match (*mask, profile.empty_targets) {
         (0, EmptyTargets::Lenient) => Ok(Targets::All),
@@ -244,5 +238,7 @@ fn set_targets<'a>(
     }
 }
 
+#[cfg(test)]
+mod offered_tests;
 #[cfg(test)]
 mod tests;

@@ -43,11 +43,45 @@ impl PageRange {
     }
 }
 
+/// Sizes of page that a flush list can count in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PageSize {
+    /// 4 KiB.
+    #[default]
+    Small,
+    /// 2 MiB.
+    Large,
+    /// 1 GiB.
+    Huge,
+}
+
+impl PageSize {
+    /// Binary logarithm of the size in bytes.
+    pub const fn shift(self) -> u32 {
+        match self {
+            Self::Small => PAGE_SHIFT,
+            Self::Large => 21,
+            Self::Huge => 30,
+        }
+    }
+}
+
+/// What of the pages `first` to `last` can be translated: `None` if nothing. `first <= last`, and `last` is
+/// a page number.
+///
+/// Pages that are not canonical are ignored, as the flush instructions ignore them. No element names as
+/// many pages as the hole between the halves has, so what is left is one piece: a range that starts in the
+/// lower half ends with it, and one that starts in the hole begins with the upper half.
+#[inline]
+fn canonical(first: u64, last: u64, width: VaWidth) -> Option<PageRange> {
+    let half = width.half_pages();
+    let upper = LAST_PAGE - (half - 1);
+    let (first, last) = if first < half { (first, last.min(half - 1)) } else { (first.max(upper), last) };
+    (first <= last).then(|| PageRange { start: first << PAGE_SHIFT, pages: last - first + 1 })
+}
+
 /// An element of a flush list, HV_GVA_RANGE: a page and the number of pages that follow it, so 1 to
 /// 4096 pages. TLFS, "HvCallFlushVirtualAddressList".
-///
-/// The extended format, in which bit 11 marks large pages, is not decoded: it needs flag bit 3, and a
-/// call with that flag does not pass [`decode`](crate::decode()).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct GvaEntry {
@@ -60,19 +94,69 @@ pub struct GvaEntry {
 }
 
 impl GvaEntry {
-    /// The part of the range that can be translated: `None` if there is none.
-    ///
-    /// Pages that are not canonical are ignored, as the flush instructions ignore them. A range is
-    /// much shorter than the hole between the halves, so what is left is one piece: a range that
-    /// starts in the lower half ends with it, and one that starts in the hole begins with the upper
-    /// half. A range does not wrap: it ends with the address space.
+    /// Pages that an element names at most.
+    pub const PAGES_MAX: u64 = 1 << 12;
+
+    /// The part of the range that can be translated: `None` if there is none. A range does not wrap: it
+    /// ends with the address space.
+    #[inline]
     pub fn canonical(self, width: VaWidth) -> Option<PageRange> {
-        let half = width.half_pages();
         let first = self.page_number();
-        let last = (first + u64::from(self.additional_pages())).min(LAST_PAGE);
-        let upper = LAST_PAGE - (half - 1);
-        let (first, last) = if first < half { (first, last.min(half - 1)) } else { (first.max(upper), last) };
-        (first <= last).then(|| PageRange { start: first << PAGE_SHIFT, pages: last - first + 1 })
+        canonical(first, (first + u64::from(self.additional_pages())).min(LAST_PAGE), width)
+    }
+}
+
+/// An element of a flush list in the extended format, HV_GVA_RANGE_EXTENDED: 1 to 2048 pages of 4 KiB, of
+/// 2 MiB or of 1 GiB. Lists have it if [`FlushFlags::extended_ranges`](crate::FlushFlags::extended_ranges)
+/// is set. It is not in the published TLFS; the layout is that of Microsoft's own headers.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct ExtendedGvaEntry {
+    /// Number of pages after the first one.
+    #[bits(11)]
+    pub additional_pages: u16,
+    /// The pages are large; otherwise bits 63:12 are those of the first page's address.
+    pub large: bool,
+    /// Large pages have 1 GiB, otherwise 2 MiB.
+    pub huge: bool,
+    /// Says nothing about large pages: it is below their first address bit.
+    #[bits(8)]
+    reserved: u8,
+    /// Bits 63:21 of the first page's address, whichever size the large pages have.
+    #[bits(43)]
+    pub large_page_number: u64,
+}
+
+impl ExtendedGvaEntry {
+    /// Pages that an element names at most.
+    pub const PAGES_MAX: u64 = 1 << 11;
+
+    /// What the pages' size is.
+    pub const fn size(self) -> PageSize {
+        match (self.large(), self.huge()) {
+            (false, _) => PageSize::Small,
+            (true, false) => PageSize::Large,
+            (true, true) => PageSize::Huge,
+        }
+    }
+
+    /// The part of the range that can be translated, in pages of 4 KiB: `None` if there is none. A range
+    /// does not wrap: it ends with the address space.
+    ///
+    /// An address of 1 GiB pages that is not a multiple of their size stands for every page that the range
+    /// touches from there: rather one more than one too few.
+    pub fn canonical(self, width: VaWidth) -> Option<PageRange> {
+        let pages = u64::from(self.additional_pages()) + 1;
+        let shift = self.size().shift();
+        // In 4 KiB pages, all of this stays below 2^52 + 2^29 + 2^18.
+        let in_page = (1 << (shift - PAGE_SHIFT)) - 1;
+        let start = if self.large() {
+            self.large_page_number() << (PageSize::Large.shift() - PAGE_SHIFT)
+        } else {
+            self.into_bits() >> PAGE_SHIFT
+        };
+        let last = (start + (pages << (shift - PAGE_SHIFT)) - 1) | in_page;
+        canonical(start & !in_page, last.min(LAST_PAGE), width)
     }
 }
 
@@ -81,114 +165,68 @@ impl GvaEntry {
 pub struct GvaList<'a> {
     entries: &'a [u64],
     width: VaWidth,
+    /// Index of the first element in the whole list.
+    first: u16,
+    extended: bool,
 }
 
 impl<'a> GvaList<'a> {
     /// A list over `entries`, each a [`GvaEntry`], for addresses of `width`.
     pub const fn new(entries: &'a [u64], width: VaWidth) -> Self {
-        Self { entries, width }
+        Self { entries, width, first: 0, extended: false }
     }
 
-    /// The elements as the guest wrote them.
-    pub fn entries(&self) -> impl ExactSizeIterator<Item = GvaEntry> + use<'a> {
-        self.entries.iter().map(|entry| GvaEntry::from_bits(*entry))
+    /// The same with `first` as the index of its first element in the whole list.
+    #[must_use]
+    pub const fn starting_at(self, first: u16) -> Self {
+        Self { first, ..self }
+    }
+
+    /// The same with every element an [`ExtendedGvaEntry`] if `extended`.
+    #[must_use]
+    pub const fn extended(self, extended: bool) -> Self {
+        Self { extended, ..self }
+    }
+
+    /// Whether the elements are [`ExtendedGvaEntry`]s.
+    pub const fn is_extended(&self) -> bool {
+        self.extended
+    }
+
+    /// The elements as the guest wrote them, [`GvaEntry`]s or [`ExtendedGvaEntry`]s.
+    pub const fn words(&self) -> &'a [u64] {
+        self.entries
     }
 
     /// The canonical pages that the elements name, in list order; elements without any are left out.
-    pub fn ranges(&self) -> impl Iterator<Item = PageRange> + use<'a> {
-        let width = self.width;
-        self.entries().filter_map(move |entry| entry.canonical(width))
+    #[inline]
+    pub fn ranges(&self) -> impl Iterator<Item = PageRange> + Clone + use<'a> {
+        let Self { width, extended, .. } = *self;
+        self.entries.iter().filter_map(move |entry| element(*entry, extended, width))
+    }
+
+    /// Each element's index, counted from element 0 of the whole list, and the canonical pages that it
+    /// names, `None` if there are none. Who stops before element `index` goes on from there with
+    /// [`CallRegisters::resumed_at`](crate::CallRegisters::resumed_at).
+    #[inline]
+    pub fn elements(&self) -> impl Iterator<Item = (u16, Option<PageRange>)> + Clone + use<'a> {
+        let Self { width, extended, .. } = *self;
+        // A rep count has 12 bits.
+        (self.first..=u16::MAX)
+            .zip(self.entries)
+            .map(move |(index, entry)| (index, element(*entry, extended, width)))
+    }
+}
+
+/// The canonical pages of one list element.
+#[inline]
+fn element(word: u64, extended: bool, width: VaWidth) -> Option<PageRange> {
+    if extended {
+        ExtendedGvaEntry::from_bits(word).canonical(width)
+    } else {
+        GvaEntry::from_bits(word).canonical(width)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::vec::Vec;
-
-    const LOW_LAST: u64 = 0x0000_7fff_ffff_f000;
-    const HIGH_FIRST: u64 = 0xffff_8000_0000_0000;
-    const TOP: u64 = 0xffff_ffff_ffff_f000;
-
-    #[test]
-    fn h9_ranges_at_the_edges_keep_their_valid_part() {
-        use VaWidth::{Bits48, Bits57};
-        let rows = [
-            (Bits48, 0, 0, Some((0, 1))),
-            (Bits48, 0, 4095, Some((0, 4096))),
-            (Bits48, 0x1000, 1, Some((0x1000, 2))),
-            (Bits48, LOW_LAST, 0, Some((LOW_LAST, 1))),
-            (Bits48, LOW_LAST, 1, Some((LOW_LAST, 1))),
-            (Bits48, LOW_LAST, 4095, Some((LOW_LAST, 1))),
-            (Bits48, LOW_LAST - 0x1000, 1, Some((LOW_LAST - 0x1000, 2))),
-            (Bits48, LOW_LAST - 0x1000, 2, Some((LOW_LAST - 0x1000, 2))),
-            (Bits48, LOW_LAST - 4095 * 0x1000, 4095, Some((LOW_LAST - 4095 * 0x1000, 4096))),
-            (Bits48, LOW_LAST + 0x1000, 0, None),
-            (Bits48, LOW_LAST + 0x1000, 4095, None),
-            (Bits48, 0x8000_0000_0000_0000, 4095, None),
-            (Bits48, HIGH_FIRST - 0x1000, 0, None),
-            (Bits48, HIGH_FIRST - 0x1000, 1, Some((HIGH_FIRST, 1))),
-            (Bits48, HIGH_FIRST - 0x1000, 4095, Some((HIGH_FIRST, 4095))),
-            (Bits48, HIGH_FIRST - 4095 * 0x1000, 4095, Some((HIGH_FIRST, 1))),
-            (Bits48, HIGH_FIRST - 4096 * 0x1000, 4095, None),
-            (Bits48, HIGH_FIRST, 0, Some((HIGH_FIRST, 1))),
-            (Bits48, HIGH_FIRST, 4095, Some((HIGH_FIRST, 4096))),
-            (Bits48, TOP, 0, Some((TOP, 1))),
-            (Bits48, TOP, 1, Some((TOP, 1))),
-            (Bits48, TOP, 4095, Some((TOP, 1))),
-            (Bits48, TOP - 0x1000, 4095, Some((TOP - 0x1000, 2))),
-            (Bits48, TOP - 4095 * 0x1000, 4095, Some((TOP - 4095 * 0x1000, 4096))),
-            (Bits57, LOW_LAST, 1, Some((LOW_LAST, 2))),
-            (Bits57, 0x00ff_ffff_ffff_f000, 1, Some((0x00ff_ffff_ffff_f000, 1))),
-            (Bits57, 0x0100_0000_0000_0000, 4095, None),
-            (Bits57, 0xfeff_ffff_ffff_f000, 1, Some((0xff00_0000_0000_0000, 1))),
-            (Bits57, TOP, 4095, Some((TOP, 1))),
-        ];
-        for (width, address, additional, expected) in rows {
-            let range = GvaEntry::from_bits(address | additional).canonical(width);
-            let expected = expected.map(|(start, pages)| PageRange { start, pages });
-            assert_eq!(range, expected, "{width:?} {address:#x}+{additional}");
-        }
-    }
-
-    #[test]
-    fn the_last_page_of_a_range_does_not_overflow() {
-        let range = GvaEntry::from_bits(u64::MAX).canonical(VaWidth::Bits48).unwrap();
-        assert_eq!((range.start, range.last()), (TOP, TOP));
-    }
-
-    #[test]
-    fn a_list_leaves_out_what_has_no_canonical_page() {
-        let list = [0x5000, LOW_LAST + 0x1000, TOP | 5];
-        let list = GvaList::new(&list, VaWidth::Bits48);
-        assert_eq!(list.entries().len(), 3);
-        assert_eq!(list.ranges().map(|range| range.start).collect::<Vec<_>>(), [0x5000, TOP]);
-    }
-
-    fn is_canonical(address: u64, bits: u32) -> bool {
-        let sign = (address as i64) >> (bits - 1);
-        sign == 0 || sign == -1
-    }
-
-    proptest! {
-        #[test]
-        fn h9_a_range_holds_exactly_the_canonical_pages_named(
-            edge in prop_oneof![
-                Just(0), Just(LOW_LAST), Just(HIGH_FIRST), Just(TOP), Just(1 << 56), Just(!0 << 56), any::<u64>(),
-            ],
-            distance in -5000i64..5000,
-            additional in 0u64..4096,
-            wide in any::<bool>(),
-        ) {
-            let start = (edge & !0xfff).wrapping_add((distance << 12) as u64);
-            let (width, bits) = if wide { (VaWidth::Bits57, 57) } else { (VaWidth::Bits48, 48) };
-            let named = (0..=additional).map_while(|page| start.checked_add(page << 12));
-            let model: Vec<u64> = named.filter(|page| is_canonical(*page, bits)).collect();
-            let range = GvaEntry::from_bits(start | additional).canonical(width);
-            let pages: Vec<u64> =
-                range.into_iter().flat_map(|range| (0..range.pages).map(move |page| range.start + (page << 12))).collect();
-            prop_assert_eq!(pages, model);
-        }
-    }
-}
+mod tests;

@@ -3,9 +3,11 @@
 //! Layouts and rules follow Microsoft's *Hypervisor Top Level Functional Specification* (TLFS); each
 //! item names the chapter it comes from. The crate has three layers:
 //!
-//! * layouts: [`Control`], [`HvResult`], [`FlushFlags`], [`GvaEntry`], [`msr`], [`cpuid`];
+//! * layouts: [`Control`], [`HvResult`], [`FlushFlags`], [`GvaEntry`], [`ExtendedGvaEntry`], [`msr`],
+//!   [`cpuid`];
 //! * sets: [`VpSet`] and [`GvaList`], views of memory that was copied from the guest;
-//! * [`decode()`], which turns the registers of a hypercall and one copy of its input into a [`Call`].
+//! * the two ends: [`decode()`] turns the registers of a hypercall and one copy of its input into a
+//!   [`Call`]; [`encode`] turns ranges and targets into the calls that a guest makes.
 //!
 //! What a guest passes is an allegation until it was checked. A [`Call`] is checked: its targets,
 //! flags and list have been held against every rule that does not need to know the partition. Only
@@ -22,15 +24,22 @@ mod call;
 mod control;
 pub mod cpuid;
 mod decode;
+pub mod encode;
 mod gva;
+mod input;
 pub mod msr;
+mod profile;
 mod status;
 mod vp_set;
 
-pub use call::{Call, FlushCall, FlushFlags, FlushScope, Targets};
+pub use call::{Call, ClusterIpi, FlushCall, FlushFlags, FlushScope, Targets};
 pub use control::{CallCode, CallShape, Control, HvResult};
-pub use decode::{CallRegisters, EmptyTargets, InputError, InputPage, InputSource, Profile, Reject, decode};
-pub use gva::{GvaEntry, GvaList, PageRange, VaWidth};
+pub use decode::{Reject, decode};
+pub use gva::{ExtendedGvaEntry, GvaEntry, GvaList, PageRange, PageSize, VaWidth};
+pub use input::{
+    CallRegisters, FAST_WORDS, InputError, InputPage, InputSource, PAGE_WORDS, XMM_FAST_WORDS, XMM_WORDS,
+};
+pub use profile::{EmptyTargets, Profile};
 pub use status::Status;
 pub use vp_set::{BankCountError, MAX_BANKS, MAX_VPS, VPS_PER_BANK, VpSet, VpSetMembers};
 

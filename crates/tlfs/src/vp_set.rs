@@ -23,7 +23,8 @@ pub struct VpSet<'a> {
     packed: &'a [u64],
 }
 
-/// The number of packed words is not the number of banks that the mask announces.
+/// The number of packed words is not the number of banks that the mask announces, or more than there can
+/// be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BankCountError;
 
@@ -46,6 +47,19 @@ impl<'a> VpSet<'a> {
     /// The set that a 64-bit processor mask names: bit `i` is VP index `i`.
     pub const fn from_mask(mask: &'a u64) -> Self {
         Self { valid_banks: 1, packed: core::slice::from_ref(mask) }
+    }
+
+    /// The set whose bank `i` is `banks[i]`: a bitmap of VP indices from 0 on, as kernels keep it.
+    ///
+    /// # Errors
+    ///
+    /// [`BankCountError`] if there are more than [`MAX_BANKS`] banks.
+    pub const fn dense(banks: &'a [u64]) -> Result<Self, BankCountError> {
+        match banks.len() {
+            0 => Ok(Self { valid_banks: 0, packed: banks }),
+            count @ 1..=MAX_BANKS => Ok(Self { valid_banks: u64::MAX >> (MAX_BANKS - count), packed: banks }),
+            _ => Err(BankCountError),
+        }
     }
 
     /// Whether `vp` is a member. Indices from [`MAX_VPS`] on are in no set.
@@ -172,6 +186,17 @@ mod tests {
         for vp in [MAX_VPS, MAX_VPS + 63, 1 << 16, u32::MAX - 1, u32::MAX] {
             assert!(!all.contains(vp), "{vp}");
         }
+    }
+
+    #[test]
+    fn a_bitmap_is_a_set() {
+        let mut banks = [0; 65];
+        banks[63] = 1 << 63;
+        let set = VpSet::dense(&banks[..64]).unwrap();
+        assert_eq!(set.iter().collect::<Vec<_>>(), [4095]);
+        assert_eq!(VpSet::dense(&banks), Err(BankCountError));
+        assert!(VpSet::dense(&[]).unwrap().is_empty());
+        assert_eq!(VpSet::dense(&[0, 2]).unwrap().iter().collect::<Vec<_>>(), [65]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! From a VMMCALL to its outcome.
 
-use tlfs::{Call, CallRegisters, FlushCall, HvResult, InputPage, InputSource, Profile, Reject};
+use tlfs::{Call, CallRegisters, FlushCall, HvResult, InputPage, InputSource, Profile, Reject, Status};
 
 use super::partition::Partition;
 
@@ -121,6 +121,8 @@ pub fn handle(
             Outcome::Complete(flush.completed())
         }
         Call::LongSpinWait { .. } => Outcome::Yield(call.completed()),
+        // The profile does not offer it.
+        Call::ClusterIpi(_) => Outcome::Complete(HvResult::of(Status::INVALID_HYPERCALL_CODE, 0)),
     }
 }
 

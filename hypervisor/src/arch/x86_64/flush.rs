@@ -1,5 +1,6 @@
 //! The flush hypercalls' way into the flush engine.
 
+use core::arch::asm;
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
@@ -7,7 +8,7 @@ use coherence::{CpuId, Hardware, Ledger, Scope, Target, TargetSet, Targets};
 use hostlink::config::MAX_VCPUS;
 use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots};
-use tlfs::{FlushCall, InputError, InputSource};
+use tlfs::{FlushCall, InputError, InputSource, XMM_WORDS};
 
 use super::machine::{self, Machine, Vcpu};
 use super::percpu::PerCpu;
@@ -129,5 +130,20 @@ impl InputSource for MemorySource<'_> {
             return Err(InputError::OutsideGpaSpace);
         }
         self.memslots.memory().read(Gpa(gpa), into).map_err(|_| InputError::NotMemory)
+    }
+
+    fn xmm_words(&self) -> [u64; XMM_WORDS] {
+        let mut words = [0; XMM_WORDS];
+        // SAFETY: the six registers are stored into the array, which is as large as they are. `fpu::enable` has
+        // allowed the instruction on every CPU, and the hypervisor itself uses no vector registers, so they are
+        // those of the guest that called.
+        unsafe {
+            asm!(
+                "movups [{0}], xmm0", "movups [{0} + 16], xmm1", "movups [{0} + 32], xmm2",
+                "movups [{0} + 48], xmm3", "movups [{0} + 64], xmm4", "movups [{0} + 80], xmm5",
+                in(reg) &raw mut words, options(nostack, preserves_flags),
+            );
+        }
+        words
     }
 }

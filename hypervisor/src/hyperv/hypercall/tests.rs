@@ -1,7 +1,7 @@
 use super::super::cpuid::Platform;
 use super::super::vp::Vp;
 use super::*;
-use tlfs::{InputError, Status, Targets, msr};
+use tlfs::{InputError, Targets, XMM_WORDS, msr};
 
 const LONG: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: false, long_mode_64: true };
 const LEGACY: Caller = Caller { long_mode_64: false, ..LONG };
@@ -41,6 +41,10 @@ impl InputSource for Memory {
         let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
         into.iter_mut().enumerate().for_each(|(i, to)| *to = bytes.get(offset + i).copied().unwrap_or(0));
         Ok(())
+    }
+
+    fn xmm_words(&self) -> [u64; XMM_WORDS] {
+        unreachable!("not offered")
     }
 }
 

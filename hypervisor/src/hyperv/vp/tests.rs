@@ -117,6 +117,10 @@ impl InputSource for Words<'_> {
         into.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
         Ok(())
     }
+
+    fn xmm_words(&self) -> [u64; tlfs::XMM_WORDS] {
+        unreachable!("not offered")
+    }
 }
 
 #[derive(Default)]

@@ -1,0 +1,166 @@
+//! The control word against the text.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::CallRegisters;
+
+/// Call, rep, variable header: the TLFS's pages of the calls, written down once more.
+const KNOWN: [(u16, bool, bool); 7] = [
+    (0x02, false, false),
+    (0x03, true, false),
+    (0x08, false, false),
+    (0x0b, false, false),
+    (0x13, false, true),
+    (0x14, true, true),
+    (0x15, false, true),
+];
+
+/// The rules on the control word by their text, on bare bits.
+fn oracle(word: u64, cluster_ipi: bool) -> Status {
+    let field = |low: u32, high: u32| word >> low & ((1 << (high - low + 1)) - 1);
+    let offered = |code: u16| cluster_ipi || !matches!(code, 0x0b | 0x15);
+    let known = |row: &&(u16, bool, bool)| u64::from(row.0) == field(0, 15) && offered(row.0);
+    let Some((_, rep, variable)) = KNOWN.iter().find(known) else {
+        return Status::INVALID_HYPERCALL_CODE;
+    };
+    let (header, count, start) = (field(17, 26), field(32, 43), field(48, 59));
+    let wrong = [
+        field(27, 30) != 0,
+        field(31, 31) != 0,
+        field(44, 47) != 0,
+        field(60, 63) != 0,
+        !variable && header != 0,
+        *variable && header > 64,
+        *rep && count == 0,
+        *rep && start >= count,
+        !rep && count != 0,
+        !rep && start != 0,
+    ];
+    if wrong.contains(&true) { Status::INVALID_HYPERCALL_INPUT } else { Status::SUCCESS }
+}
+
+fn check(word: u64, cluster_ipi: bool) -> Status {
+    let profile = Profile { cluster_ipi, ..Profile::default() };
+    Control::from_bits(word).check(&profile).map_or_else(|status| status, |_| Status::SUCCESS)
+}
+
+#[test]
+fn h1_h2_every_combination_of_fields_is_judged_by_the_text() {
+    let codes =
+        [0x00, 0x01, 0x02, 0x03, 0x04, 0x08, 0x0b, 0x12, 0x13, 0x14, 0x15, 0x16, 0xaf, 0x8001, 0xffff];
+    let counts = [0, 1, 2, 3, 509, 4094, 4095];
+    let reserved = (27..=31).chain(44..=47).chain(60..=63).map(|bit| 1u64 << bit).chain([0]);
+    let mut accepted = [0; 2];
+    for bits in reserved {
+        for code in codes {
+            for header in [0u64, 1, 2, 63, 64, 65, 512, 1023] {
+                for (count, start) in counts.iter().flat_map(|c| counts.map(|s| (*c, s))) {
+                    for fast in [0, 1 << 16] {
+                        let word = bits | code | fast | header << 17 | count << 32 | start << 48;
+                        for ipi in [false, true] {
+                            let status = check(word, ipi);
+                            assert_eq!(status, oracle(word, ipi), "{word:#018x}");
+                            accepted[usize::from(ipi)] += u32::from(status == Status::SUCCESS);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // 2 fast × (2 fixed simple + 5 headers × variable simple + (1 + 5 headers) × 21 rep pairs)
+    assert_eq!(accepted, [2 * (2 + 5 + 6 * 21), 2 * (3 + 2 * 5 + 6 * 21)]);
+}
+
+#[test]
+fn h1_every_code_and_every_header_size() {
+    let judged = |word: u64| assert_eq!(check(word, true), oracle(word, true), "{word:#018x}");
+    for code in 0..=0xffff {
+        for rest in [0, 1 << 17, 1 << 32] {
+            judged(rest | code);
+        }
+    }
+    for (code, ..) in KNOWN {
+        for header in 0..1024 {
+            for count in [0, 1, 509, 4095] {
+                judged(count << 32 | header << 17 | u64::from(code));
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn h1_any_word_is_judged_by_the_text(
+        noise in any::<u64>(),
+        sparse in any::<u64>(),
+        code in prop::sample::select(KNOWN.as_slice()),
+        ipi in any::<bool>(),
+    ) {
+        for word in [noise, noise & sparse, noise & !0xffff | u64::from(code.0), noise & sparse & !0xffff | u64::from(code.0)] {
+            prop_assert_eq!(check(word, ipi), oracle(word, ipi), "{:#018x}", word);
+        }
+    }
+}
+
+#[test]
+fn h25_going_on_changes_the_start_alone() {
+    let control = Control::from_bits(0x0003_01fd_0000_0003);
+    assert_eq!(control.resumed_at(508).into_bits(), 0x01fc_01fd_0000_0003);
+    assert_eq!(control.resumed_at(0xf000).into_bits(), 0x0000_01fd_0000_0003, "reserved bits stay clear");
+    let input = CallRegisters { control: control.into_bits(), input: 0x1000, output: 7 };
+    assert_eq!(input.resumed_at(4), CallRegisters { control: 0x0004_01fd_0000_0003, ..input });
+}
+
+#[test]
+fn h19_golden_control_words() {
+    const CODE: Status = Status(2);
+    const INPUT: Status = Status(3);
+    const OK: Status = Status(0);
+    for (word, status, why) in [
+        (0x0000_0000_0000_0002, OK, "space"),
+        (0x0000_0001_0000_0003, OK, "list of one"),
+        (0x0004_0005_0000_0003, OK, "list, the last of five"),
+        (0x0000_0000_0002_0013, OK, "space ex, one bank"),
+        (0x0000_0000_0000_0013, OK, "space ex, no bank"),
+        (0x0000_0001_0080_0014, OK, "list ex, 64 banks"),
+        (0x0000_0001_0082_0014, INPUT, "list ex, 65 banks"),
+        (0x0000_0000_0000_0003, INPUT, "list of none"),
+        (0x0005_0005_0000_0003, INPUT, "list, start at the count"),
+        (0x0006_0005_0000_0003, INPUT, "list, start past the count"),
+        (0x0000_0001_0000_0002, INPUT, "space with a count"),
+        (0x0001_0000_0000_0002, INPUT, "space with a start"),
+        (0x0000_0000_0002_0002, INPUT, "space with a variable header"),
+        (0x0000_0001_0002_0003, INPUT, "list with a variable header"),
+        (0x0000_0000_0800_0002, INPUT, "bit 27"),
+        (0x0000_0000_8000_0002, INPUT, "nested"),
+        (0x0000_1000_0000_0002, INPUT, "bit 44"),
+        (0x1000_0000_0000_0002, INPUT, "bit 60"),
+        (0x0000_0000_0000_0000, CODE, "no call"),
+        (0x0000_0000_0001_000b, OK, "cluster IPI, fast"),
+        (0x0000_0000_0002_0015, OK, "cluster IPI ex, one bank"),
+        (0x0000_0000_0000_0015, OK, "cluster IPI ex, no bank"),
+        (0x0000_0000_0082_0015, INPUT, "cluster IPI ex, 65 banks"),
+        (0x0000_0000_0002_000b, INPUT, "cluster IPI with a variable header"),
+        (0x0000_0001_0000_000b, INPUT, "cluster IPI with a count"),
+        (0x0001_0000_0000_0015, INPUT, "cluster IPI ex with a start"),
+        (0x0000_0000_0000_00af, CODE, "GPA flush is not offered"),
+        (0xf000_f000_f800_ffff, CODE, "unknown wins over all else"),
+    ] {
+        assert_eq!(check(word, true), status, "{why}: {word:#018x}");
+    }
+}
+
+#[test]
+fn h3_the_result_has_its_count_in_bits_43_to_32() {
+    assert_eq!(HvResult::of(Status::SUCCESS, 509).into_bits(), 509 << 32);
+    assert_eq!(HvResult::of(Status::INVALID_PARAMETER, 7).into_bits(), 7 << 32 | 5);
+    assert_eq!(HvResult::of(Status::SUCCESS, 0xffff).into_bits(), 0xfff << 32, "nothing beyond");
+}
+
+#[test]
+fn h19_calls_that_are_not_offered_are_unknown() {
+    for word in [0x0b, 0x15, 0x0002_0015, 0x0001_000b, 0xf000_f000_f800_0015] {
+        assert_eq!(check(word, false), Status::INVALID_HYPERCALL_CODE, "{word:#x}");
+    }
+}

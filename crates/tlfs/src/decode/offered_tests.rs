@@ -1,0 +1,278 @@
+//! Decoding of what is offered on request only: XMM registers, interrupts, large pages.
+
+use std::cell::Cell;
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{PAGE_WORDS, PageRange, XMM_WORDS};
+
+/// Everything is offered.
+const FULL: Profile = Profile {
+    empty_targets: EmptyTargets::Lenient,
+    va_width: crate::VaWidth::Bits48,
+    xmm_input: true,
+    cluster_ipi: true,
+    extended_ranges: true,
+};
+const STRICT: Profile = Profile { empty_targets: EmptyTargets::Strict, ..FULL };
+
+const FAST: u64 = 1 << 16;
+
+/// The same words in memory and in registers.
+struct Guest {
+    words: Vec<u64>,
+    xmm_reads: Cell<usize>,
+}
+
+impl Guest {
+    fn new(words: &[u64]) -> Self {
+        let mut words = words.to_vec();
+        words.resize(PAGE_WORDS, 0);
+        Self { words, xmm_reads: Cell::new(0) }
+    }
+
+    /// Decodes a call by memory or, if the control word says so, by registers.
+    fn call<'p>(&self, control: u64, page: &'p mut InputPage, profile: &Profile) -> Result<Call<'p>, Reject> {
+        let fast = Control::from_bits(control).fast();
+        let (input, output) = if fast { (self.words[0], self.words[1]) } else { (0x1000, !0) };
+        decode(CallRegisters { control, input, output }, self, page, profile)
+    }
+}
+
+impl InputSource for Guest {
+    fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError> {
+        assert_eq!(gpa, 0x1000, "a fast call reads no memory");
+        into.copy_from_slice(&self.words.as_bytes()[..into.len()]);
+        Ok(())
+    }
+
+    fn xmm_words(&self) -> [u64; XMM_WORDS] {
+        self.xmm_reads.set(self.xmm_reads.get() + 1);
+        self.words[FAST_WORDS..XMM_FAST_WORDS].try_into().unwrap()
+    }
+}
+
+fn status(control: u64, words: &[u64], profile: &Profile) -> Status {
+    match Guest::new(words).call(control, &mut InputPage::new(), profile) {
+        Ok(_) => Status::SUCCESS,
+        Err(Reject::Failed(result)) => result.status(),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+fn banks(count: u64) -> u64 {
+    count << 17
+}
+
+fn reps(count: u64) -> u64 {
+    count << 32
+}
+
+#[test]
+fn h4_entries_that_the_registers_hold() {
+    let set = |count: u64| {
+        let mut words = vec![0, 0, 0, u64::MAX.checked_shr(64 - count as u32).unwrap_or(0)];
+        words.resize(XMM_FAST_WORDS, 1);
+        words
+    };
+    assert_eq!(status(3 | FAST | reps(11), &[0, 0, 1], &STRICT), Status::SUCCESS);
+    assert_eq!(status(3 | FAST | reps(12), &[0, 0, 1], &STRICT), Status::INVALID_HYPERCALL_INPUT);
+    for count in 1..10 {
+        let call = 0x14 | FAST | banks(count);
+        assert_eq!(status(call | reps(10 - count), &set(count), &STRICT), Status::SUCCESS);
+        assert_eq!(status(call | reps(11 - count), &set(count), &STRICT), Status::INVALID_HYPERCALL_INPUT);
+    }
+    assert_eq!(status(0x13 | FAST | banks(10), &set(10), &STRICT), Status::SUCCESS);
+    assert_eq!(status(0x13 | FAST | banks(11), &set(11), &STRICT), Status::INVALID_HYPERCALL_INPUT);
+    assert_eq!(
+        status(0x14 | FAST | banks(64) | reps(4095), &set(10), &STRICT),
+        Status::INVALID_HYPERCALL_INPUT
+    );
+}
+
+#[test]
+fn h15_without_the_offer_the_form_is_undefined() {
+    for code in [0x02, 0x03 | reps(1), 0x13, 0x14 | reps(1), 0x15] {
+        let guest = Guest::new(&[0x20, 1, 1, 1]);
+        let call =
+            guest.call(code | FAST, &mut InputPage::new(), &Profile { xmm_input: false, ..FULL }).err();
+        assert_eq!(call, Some(Reject::UndefinedOpcode), "{code:#x}");
+        assert_eq!(guest.xmm_reads.get(), 0);
+    }
+}
+
+#[test]
+fn h15_xmm_registers_are_read_by_calls_that_need_them_alone() {
+    let words = [0x20, 1, 1, 1, 0x5000];
+    for (control, reads) in [
+        (0x02, 0),
+        (0x02 | FAST, 1),
+        (0x03 | reps(1) | FAST, 1),
+        (0x03 | reps(12) | FAST, 0),
+        (0x02 | reps(1) | FAST, 0),
+        (0x08 | FAST, 0),
+        (0x0b | FAST, 0),
+        (0x0b, 0),
+    ] {
+        let guest = Guest::new(&words);
+        let _ = guest.call(control, &mut InputPage::new(), &FULL);
+        assert_eq!(guest.xmm_reads.get(), reads, "{control:#x}");
+    }
+}
+
+#[test]
+fn h29_the_list_that_windows_sends() {
+    // Fast, four elements, every flag: 4 KiB pages, two large pages, one of 1 GiB.
+    let words = [0, 0xf, 0, 0x5001, 0xffff_8000_0020_0801, 0x4000_0000 | 0x1800, 0x7000];
+    let guest = Guest::new(&words);
+    let mut page = InputPage::new();
+    let Ok(Call::Flush(flush)) = guest.call(3 | FAST | reps(4), &mut page, &FULL) else { panic!() };
+    let FlushScope::List(list) = flush.scope else { panic!("{flush:?}") };
+    let expected = [(0x5000, 2), (0xffff_8000_0020_0000, 1024), (0x4000_0000, 1 << 18), (0x7000, 1)];
+    assert!(list.ranges().eq(expected.map(|(start, pages)| PageRange { start, pages })));
+    assert_eq!(flush.targets, Targets::All);
+    assert!(flush.flags.extended_ranges() && flush.flags.non_global_only());
+}
+
+#[test]
+fn h22_the_extended_flag_changes_the_format_and_needs_its_offer() {
+    let words = [0, 8, 1, 0x20_0804];
+    let plain = Profile { extended_ranges: false, ..FULL };
+    for control in [0x03 | reps(1), 0x02] {
+        assert_eq!(status(control, &words, &plain), Status::INVALID_PARAMETER);
+        assert_eq!(status(control, &words, &FULL), Status::SUCCESS);
+    }
+    for (flags, pages) in [(8, 5 * 512), (0, 0x805)] {
+        let guest = Guest::new(&[0, flags, 1, 0x20_0804]);
+        let mut page = InputPage::new();
+        let Ok(Call::Flush(flush)) = guest.call(0x03 | reps(1), &mut page, &FULL) else { panic!() };
+        let FlushScope::List(list) = flush.scope else { panic!("{flush:?}") };
+        assert!(list.ranges().eq([PageRange { start: 0x20_0000, pages }]));
+        assert_eq!(list.is_extended(), flags == 8);
+    }
+    for bit in (4..64).map(|bit| 1 << bit) {
+        assert_eq!(status(0x03 | reps(1), &[0, bit | 8, 1, 0], &FULL), Status::INVALID_PARAMETER, "{bit:#x}");
+    }
+}
+
+#[test]
+fn h24_h25_a_list_goes_on_where_it_stopped() {
+    let mut words = vec![0, 0, 1];
+    words.extend((0..100u64).map(|index| index << 12));
+    words[3 + 41] = 1 << 63; // not canonical: named by index all the same
+    let guest = Guest::new(&words);
+    let mut registers = CallRegisters { control: 3 | reps(100), input: 0x1000, output: 0 };
+    let (mut flushed, mut invocations) = (vec![], 0);
+    let result = 'call: loop {
+        invocations += 1;
+        let mut page = InputPage::new();
+        let Ok(Call::Flush(flush)) = decode(registers, &guest, &mut page, &STRICT) else { panic!() };
+        let FlushScope::List(list) = flush.scope else { panic!("{flush:?}") };
+        for (done, (index, range)) in list.elements().enumerate() {
+            if done == 7 {
+                assert_eq!(flush.completed_to(index).into_bits(), u64::from(index) << 32, "from element 0");
+                registers = registers.resumed_at(index);
+                continue 'call;
+            }
+            flushed.extend(range.map(|range| range.start >> 12));
+        }
+        break flush.completed();
+    };
+    assert_eq!(result, HvResult::of(Status::SUCCESS, 100));
+    assert_eq!(invocations, 15);
+    assert!(flushed.iter().copied().eq((0..100).filter(|index| *index != 41)), "each once, in order");
+}
+
+#[test]
+fn h3_no_result_has_more_elements_than_there_are() {
+    let guest = Guest::new(&[0, 0, 1]);
+    let mut page = InputPage::new();
+    let Ok(Call::Flush(flush)) = guest.call(3 | reps(9), &mut page, &STRICT) else { panic!() };
+    for (done, complete) in [(1, 1), (8, 8), (9, 9), (10, 9), (u16::MAX, 9)] {
+        assert_eq!(flush.completed_to(done), HvResult::of(Status::SUCCESS, complete));
+    }
+}
+
+/// Vector and members, `None` for all, of an interrupt.
+fn ipi(control: u64, words: &[u64]) -> (u8, Option<Vec<u32>>) {
+    let mut page = InputPage::new();
+    let call = Guest::new(words).call(control, &mut page, &FULL);
+    let Ok(Call::ClusterIpi(ClusterIpi { vector, targets })) = call else { panic!("{call:?}") };
+    assert_eq!(call.map(|call| call.completed()), Ok(HvResult::of(Status::SUCCESS, 0)));
+    match targets {
+        Targets::All => (vector, None),
+        Targets::Set(set) => (vector, Some(set.iter().collect())),
+    }
+}
+
+#[test]
+fn h26_vectors_and_trust_levels() {
+    for vector in (0u64..0x300).chain([1 << 16, 1 << 31, 0xffff_ff20]) {
+        let expected =
+            if (0x10..=0xff).contains(&vector) { Status::SUCCESS } else { Status::INVALID_PARAMETER };
+        for (control, words) in [(0x0b, vec![vector, 1]), (0x15 | banks(1), vec![vector, 0, 1, 1])] {
+            for fast in [0, FAST] {
+                assert_eq!(status(control | fast, &words, &STRICT), expected, "{vector:#x}");
+            }
+        }
+    }
+    for level in 1..=0xff {
+        assert_eq!(status(0x0b, &[level << 32 | 0x20, 1], &FULL), Status::INVALID_PARAMETER, "{level:#x}");
+    }
+    assert_eq!(ipi(0x0b, &[0xffff_ff00_0000_00e1, 1]), (0xe1, Some(vec![0])), "padding says nothing");
+}
+
+#[test]
+fn h26_h11_h12_who_gets_an_interrupt() {
+    assert_eq!(ipi(0x0b | FAST, &[0xfe, 1 << 63 | 5]), (0xfe, Some(vec![0, 2, 63])));
+    assert_eq!(ipi(0x15 | banks(2), &[0x10, 0, 0b101, 0x21, 0x4]), (0x10, Some(vec![0, 5, 130])));
+    assert_eq!(ipi(0x15, &[0xff, SET_ALL, 0]), (0xff, None), "all, without banks");
+    assert_eq!(ipi(0x15 | banks(1), &[0xff, SET_ALL, 3, 0]), (0xff, None), "all, with stray banks");
+    assert_eq!(status(0x15, &[0xff, 2, 0], &FULL), Status::INVALID_PARAMETER);
+    assert_eq!(status(0x15 | banks(1), &[0xff, 0, 3, 0], &FULL), Status::INVALID_HYPERCALL_INPUT);
+}
+
+#[test]
+fn h8_an_interrupt_to_nobody_is_never_one_to_everyone() {
+    assert_eq!(ipi(0x0b, &[0x20, 0]).1, Some(vec![]));
+    assert_eq!(ipi(0x15, &[0x20, 0, 0]).1, Some(vec![]));
+    assert_eq!(status(0x0b, &[0x20, 0], &STRICT), Status::INVALID_PARAMETER);
+    assert_eq!(status(0x15, &[0x20, 0, 0], &STRICT), Status::INVALID_PARAMETER);
+}
+
+#[test]
+fn h19_interrupts_that_are_not_offered_are_unknown_and_read_nothing() {
+    let profile = Profile { cluster_ipi: false, ..FULL };
+    for control in [0x0b, 0x0b | FAST, 0x15, 0x15 | FAST, 0x15 | 1 << 63] {
+        let call = Guest::new(&[0x20, 1, 1]).call(control, &mut InputPage::new(), &profile).err();
+        assert_eq!(call, Some(Reject::Failed(HvResult::of(Status::INVALID_HYPERCALL_CODE, 0))));
+    }
+}
+
+proptest! {
+    #[test]
+    fn h16_registers_and_memory_say_the_same(
+        code in prop::sample::select([0x02u64, 0x03, 0x0b, 0x13, 0x14, 0x15, 0x08].as_slice()),
+        header in 0u64..4,
+        count in 0u64..12,
+        start in 0u64..4,
+        words in prop::collection::vec(prop_oneof![0u64..4, 0x10u64..0x100, any::<u64>()], XMM_FAST_WORDS),
+        strict in any::<bool>(),
+    ) {
+        let control = code | banks(header) | reps(count) | start << 48;
+        let profile = if strict { STRICT } else { FULL };
+        let guest = Guest::new(&words);
+        let (mut slow_page, mut fast_page) = (InputPage::new(), InputPage::new());
+        let slow = guest.call(control, &mut slow_page, &profile);
+        let fast = guest.call(control | FAST, &mut fast_page, &profile);
+        let shape = CallCode(code as u16).shape().unwrap();
+        if Control::from_bits(control).input_words(shape) <= XMM_FAST_WORDS {
+            prop_assert_eq!(slow, fast);
+        } else {
+            prop_assert!(fast.is_err());
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The guest's end: from ranges and targets to hypercalls.
+//!
+//! ```
+//! use tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
+//! use tlfs::{HvResult, PAGE_WORDS, Status, Targets, VpSet};
+//!
+//! # fn hypercall(_: tlfs::Control, _: &[u64]) -> HvResult { HvResult::of(Status::SUCCESS, 2) }
+//! let interface = Interface { vp_sets: true, ..Interface::default() };
+//! let cpus = [0b1010, 0, 1 << 5]; // a bitmap of VP indices: 1, 3 and 133
+//! let request = FlushRequest {
+//!     targets: Targets::Set(VpSet::dense(&cpus)?),
+//!     address_space: Some(0x1234_5000),
+//!     non_global_only: true,
+//! };
+//! let ranges = [VaRange::new(0x7000_0000, 0x7000_ffff), VaRange::new(0x7fff_0000, 0x7fff_0fff)];
+//! let mut page = [0; PAGE_WORDS]; // one for each CPU, at an address that the hypervisor is told
+//! let mut calls = FlushCalls::list(request, interface, ranges.into_iter(), ListLimit::default());
+//! while let Some(mut call) = calls.next_into(&mut page) {
+//!     loop {
+//!         match call.progress(hypercall(call.control, call.words(&page))) {
+//!             Progress::Done => break,
+//!             Progress::Unfinished(rest) => call = rest,
+//!             Progress::Failed { .. } => return Ok(()), // flush by interrupts instead
+//!         }
+//!     }
+//! }
+//! # Ok::<(), tlfs::BankCountError>(())
+//! ```
+//!
+//! Nothing here allocates; every page is the caller's, and is written within its bounds by construction.
+
+mod cluster_ipi;
+mod flush;
+mod ranges;
+mod targets;
+
+pub use cluster_ipi::{IpiError, cluster_ipi};
+pub use flush::{FlushCalls, FlushRequest, ListLimit};
+pub use ranges::VaRange;
+
+use crate::cpuid::{feature, hint};
+use crate::{Control, HvResult, PAGE_WORDS, Status, XMM_FAST_WORDS};
+
+/// What of the interface the hypervisor offers to a guest that calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// The calls that take VP sets. Without them, and with a target beyond index 63, a flush is one of all
+    /// processors: more than was asked for, never less.
+    pub vp_sets: bool,
+    /// Input in XMM registers. Leave it off if the caller may not use them.
+    pub xmm_input: bool,
+    /// List elements that name large pages.
+    pub extended_ranges: bool,
+}
+
+impl Interface {
+    /// What CPUID says: EDX of [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES), EAX of
+    /// [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS).
+    pub const fn from_cpuid(features_edx: u32, hints_eax: u32) -> Self {
+        Self {
+            vp_sets: hints_eax & hint::EX_PROCESSOR_MASKS != 0,
+            xmm_input: features_edx & feature::XMM_INPUT != 0,
+            extended_ranges: features_edx & feature::EXTENDED_GVA_RANGES != 0,
+        }
+    }
+}
+
+/// A call that is ready to be made: its control word, and how much of the page is its input.
+///
+/// A [fast](Control::fast) call takes its input from registers: words 0 and 1 in RDX and R8, the following
+/// ones in XMM0 to XMM5, low word first ([`EncodedCall::registers`]). Any other takes the guest physical
+/// address of the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodedCall {
+    /// The control word.
+    pub control: Control,
+    count: usize,
+}
+
+impl EncodedCall {
+    /// The call with input of `count` words.
+    const fn new(control: Control, count: usize) -> Self {
+        Self { control, count }
+    }
+
+    /// The words of input.
+    pub fn words<'p>(&self, page: &'p [u64; PAGE_WORDS]) -> &'p [u64] {
+        page.get(..self.count).unwrap_or_default()
+    }
+
+    /// What a fast call has in its registers: RDX, R8, XMM0 to XMM5. Those that it does not use are 0.
+    pub fn registers(&self, page: &[u64; PAGE_WORDS]) -> [u64; XMM_FAST_WORDS] {
+        let mut registers = [0; XMM_FAST_WORDS];
+        registers.iter_mut().zip(self.words(page)).for_each(|(register, word)| *register = *word);
+        registers
+    }
+
+    /// What to do after the hypervisor has returned `result` for this call. TLFS, "Hypercall Outputs".
+    pub const fn progress(&self, result: HvResult) -> Progress {
+        let (start, count) = (self.control.rep_start(), self.control.rep_count());
+        let done = result.reps_complete();
+        match result.status() {
+            Status::SUCCESS if count == 0 || done >= count => Progress::Done,
+            Status::SUCCESS if done > start => {
+                Progress::Unfinished(Self { control: self.control.resumed_at(done), ..*self })
+            }
+            status => Progress::Failed { status, done: if done < count { done } else { count } },
+        }
+    }
+}
+
+/// What the result of a call means for who made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Progress {
+    /// All of it has been done.
+    Done,
+    /// A part of the list has been done; the call to make next, with the same page or registers, does the
+    /// rest.
+    Unfinished(EncodedCall),
+    /// The call failed. `SUCCESS` here is a list call without progress: a hypervisor that reports no
+    /// elements as complete would have its caller spin forever.
+    Failed {
+        /// How it ended.
+        status: Status,
+        /// Elements that have been done, counted from element 0.
+        done: u16,
+    },
+}
+
+/// Fills the words of a page from the front; what does not fit is refused.
+struct Writer<'p> {
+    page: &'p mut [u64],
+    count: usize,
+}
+
+impl<'p> Writer<'p> {
+    fn new(page: &'p mut [u64; PAGE_WORDS]) -> Self {
+        Self { page, count: 0 }
+    }
+
+    /// Words that can still be written.
+    fn room(&self) -> usize {
+        self.page.len() - self.count
+    }
+
+    /// Appends `word`; no words follow the last one that the page has room for.
+    fn push(&mut self, word: u64) {
+        if let Some(slot) = self.page.get_mut(self.count) {
+            *slot = word;
+            self.count += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
