@@ -79,8 +79,11 @@ pub(crate) struct RunArgs {
     /// What a reset by the guest does [default: reboot; exit with --exec]
     #[arg(long, value_name = "WHAT")]
     pub(crate) reset: Option<Reset>,
+    /// Whether flushes kick their targets out of guest mode; off breaks them, for tests that must notice
+    #[arg(long, value_name = "SWITCH", default_value = "on", hide = true)]
+    pub(crate) kick: Switch,
     /// Run the guest directly on the emulated machine, without Quell, for comparison
-    #[arg(long, conflicts_with_all = ["vcpus", "flush", "reset"])]
+    #[arg(long, conflicts_with_all = ["vcpus", "flush", "reset", "kick"])]
     pub(crate) bare: bool,
     /// Kill the machine after so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
@@ -179,6 +182,9 @@ pub(crate) struct TestArgs {
     /// Print the tests' names instead of running them
     #[arg(long)]
     pub(crate) list: bool,
+    /// Run the tests that search for something for longer: some minutes more in all
+    #[arg(long)]
+    pub(crate) long: bool,
 }
 
 /// [`SizeArgs`] with the demo's defaults: overcommitted.
@@ -249,6 +255,13 @@ impl From<Reset> for ResetPolicy {
             Reset::Panic => Self::Panic,
         }
     }
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `quell run`: one guest, its console on the terminal.
 
-use crate::cli::{Reset, RunArgs};
+use crate::cli::{Reset, RunArgs, Switch};
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Console};
@@ -74,6 +74,7 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         memory: args.size.memory,
         flush: args.flush.into(),
         reset: args.reset.map_or(usual, Reset::into),
+        kick: args.kick == Switch::On,
     })
 }
 

@@ -32,6 +32,8 @@ pub(crate) struct Guest {
     pub(crate) flush: FlushMode,
     /// What its reset does.
     pub(crate) reset: ResetPolicy,
+    /// Whether flushes end their targets' stay in guest mode; off for tests that have to notice.
+    pub(crate) kick: bool,
 }
 
 impl Guest {
@@ -82,6 +84,7 @@ impl Guest {
             flush: self.flush,
             reset: self.reset,
             boot_cpu,
+            kick: self.kick,
             cmdline: &self.cmdline,
             ..Config::default()
         };
@@ -159,7 +162,9 @@ impl StockGuest {
     pub(crate) fn prepare() -> Result<Self> {
         let files = cache::guest_files(false)?;
         let thrash = workspace::build(workspace::THRASH)?;
-        let initramfs = initramfs::base(&files, &[("thrash", thrash.as_path())])?;
+        let stale = workspace::build(workspace::STALE)?;
+        let programs = [("thrash", thrash.as_path()), ("stale", stale.as_path())];
+        let initramfs = initramfs::base(&files, &programs)?;
         Ok(Self { files, initramfs })
     }
 
@@ -204,6 +209,7 @@ mod tests {
             memory: 64 * MIB,
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Reboot,
+            kick: true,
         }
     }
 

@@ -41,6 +41,10 @@ pub(crate) const PROBE: Image =
 pub(crate) const THRASH: Image =
     Image { package: "quell-workloads", binary: "thrash", target: LINUX_TARGET, features: &[], strip: true };
 
+/// The workload that looks for stale translations.
+pub(crate) const STALE: Image =
+    Image { package: "quell-workloads", binary: "stale", target: LINUX_TARGET, features: &[], strip: true };
+
 /// The root of the source tree that this tool was built from.
 pub(crate) fn root() -> &'static Path {
     let host = Path::new(env!("CARGO_MANIFEST_DIR"));

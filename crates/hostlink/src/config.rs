@@ -8,6 +8,7 @@
 //! | `slice_us` | longest time slice of a vCPU in microseconds while others wait, 100 to 1,000,000 | 5000 |
 //! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run; `panic`: the hypervisor panics, to try its report | `reboot` |
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
+//! | `kick` | `off`: a flush neither kicks targets out of guest mode nor waits for them, for tests that must notice | `on` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 
 use core::fmt;
@@ -64,6 +65,9 @@ pub struct Config<'a> {
     pub reset: ResetPolicy,
     /// What the boot CPU does.
     pub boot_cpu: BootCpu,
+    /// Whether a flush ends the stay in guest mode of its targets. Without, it is broken: tests prove by that
+    /// that they notice.
+    pub kick: bool,
     /// The guest's kernel command line.
     pub cmdline: &'a str,
 }
@@ -77,6 +81,7 @@ impl Default for Config<'_> {
             slice_us: 5000,
             reset: ResetPolicy::Reboot,
             boot_cpu: BootCpu::Run,
+            kick: true,
             cmdline: "",
         }
     }
@@ -177,6 +182,13 @@ impl<'a> Config<'a> {
                     _ => return Err(bad("run or serve")),
                 };
             }
+            "kick" => {
+                self.kick = match value {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err(bad("on or off")),
+                };
+            }
             "cmdline" => self.cmdline = value,
             _ => return Err(ConfigError::UnknownKey { line, key }),
         }
@@ -202,6 +214,7 @@ impl fmt::Display for Config<'_> {
         };
         writeln!(f, "vcpus={}\nmemory={}\nflush={flush}", self.vcpus, self.memory)?;
         writeln!(f, "slice_us={}\nreset={reset}\nboot_cpu={boot_cpu}", self.slice_us)?;
+        writeln!(f, "kick={}", if self.kick { "on" } else { "off" })?;
         writeln!(f, "cmdline={}", self.cmdline)
     }
 }
@@ -220,6 +233,7 @@ mod tests {
             slice_us: 2500,
             reset: ResetPolicy::Exit,
             boot_cpu: BootCpu::Serve,
+            kick: false,
             cmdline: "console=ttyS0 quiet a=b # not a comment",
         };
         assert_eq!(Config::parse(&config.to_string()), Ok(config));
@@ -236,6 +250,7 @@ mod tests {
             ("# fine\n\nslice_us=1", 3),
             ("reset=never", 1),
             ("boot_cpu=rest", 1),
+            ("kick=softly", 1),
             ("nonsense", 1),
             ("colour=blue", 1),
         ] {

@@ -50,6 +50,43 @@ pub(crate) fn call(control: Control, input: u64, output: u64) -> Result<HvResult
     Fault::check(fault, error).map(|()| HvResult::from_bits(result))
 }
 
+/// The general registers but RSP: RAX, RBX, RCX, RDX, RSI, RDI, RBP, R8 to R15.
+pub(crate) type Registers = [u64; 15];
+/// Where some of them are.
+pub(crate) const RAX: usize = 0;
+pub(crate) const RCX: usize = 2;
+pub(crate) const RDX: usize = 3;
+pub(crate) const R8: usize = 7;
+pub(crate) const R10: usize = 9;
+pub(crate) const R11: usize = 10;
+
+/// A hypercall with all registers as given but R11, which is 0; leaves them as they are afterwards. A fault
+/// changes R10 and R11.
+pub(crate) fn call_with_registers(registers: &mut Registers) -> Result<(), Fault> {
+    registers[R11] = 0;
+    // SAFETY: the calls that the probe makes write no memory; a fault is guarded, and leaves the stack alone.
+    unsafe {
+        asm!(
+            "push rbx", "push rbp", "push rdi",
+            "mov rax, [rdi]", "mov rbx, [rdi + 8]", "mov rcx, [rdi + 16]", "mov rdx, [rdi + 24]",
+            "mov rsi, [rdi + 32]", "mov rbp, [rdi + 48]", "mov r8, [rdi + 56]", "mov r9, [rdi + 64]",
+            "mov r10, [rdi + 72]", "mov r11, [rdi + 80]", "mov r12, [rdi + 88]", "mov r13, [rdi + 96]",
+            "mov r14, [rdi + 104]", "mov r15, [rdi + 112]", "mov rdi, [rdi + 40]",
+            guarded!("vmmcall"),
+            "push rax", "mov rax, [rsp + 8]",
+            "mov [rax + 8], rbx", "mov [rax + 16], rcx", "mov [rax + 24], rdx", "mov [rax + 32], rsi",
+            "mov [rax + 40], rdi", "mov [rax + 48], rbp", "mov [rax + 56], r8", "mov [rax + 64], r9",
+            "mov [rax + 72], r10", "mov [rax + 80], r11", "mov [rax + 88], r12", "mov [rax + 96], r13",
+            "mov [rax + 104], r14", "mov [rax + 112], r15",
+            "pop qword ptr [rax]", "pop rdi", "pop rbp", "pop rbx",
+            in("rdi") registers,
+            out("rax") _, out("rcx") _, out("rdx") _, out("rsi") _, out("r8") _, out("r9") _, out("r10") _,
+            out("r11") _, out("r12") _, out("r13") _, out("r14") _, out("r15") _,
+        );
+    }
+    Fault::check(registers[R11], registers[R10])
+}
+
 /// HvCallNotifyLongSpinWait in its fast form, through the hypercall page: with nobody else to run, a call that
 /// only returns.
 #[inline(always)]
@@ -72,14 +109,14 @@ pub(crate) fn call_that_only_returns() -> u64 {
 /// The input of a call: a page that only the first processor's calls use.
 static INPUT: Page = Page::new();
 
-/// Writes `words` to the beginning of the input page.
-pub(crate) fn write_input(words: &[u64]) {
-    INPUT.write(words);
+/// The input page.
+pub(crate) fn input_page() -> &'static Page {
+    &INPUT
 }
 
 /// A hypercall whose input is `words`, at the beginning of the input page.
 pub(crate) fn call_with(control: Control, words: &[u64]) -> Result<HvResult, Fault> {
-    write_input(words);
+    INPUT.write(words);
     call(control, INPUT.address(), 0)
 }
 

@@ -48,7 +48,12 @@ impl Page {
 
     /// Copies `words` to its beginning.
     pub(crate) fn write(&self, words: &[u64]) {
-        for (slot, word) in self.0.iter().zip(words) {
+        self.write_at(0, words);
+    }
+
+    /// Copies `words` to where its word `first` is; what goes beyond its end is left out.
+    pub(crate) fn write_at(&self, first: usize, words: &[u64]) {
+        for (slot, word) in self.0.iter().skip(first).zip(words) {
             slot.store(*word, Ordering::Relaxed);
         }
     }

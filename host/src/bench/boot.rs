@@ -26,6 +26,7 @@ pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
         memory: args.size.memory,
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
+        kick: true,
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;

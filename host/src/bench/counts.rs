@@ -87,6 +87,7 @@ fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals) -> Result<u8> {
         memory: 64 * MIB,
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
+        kick: true,
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;

@@ -77,6 +77,7 @@ fn one_run(
         memory: args.size.memory,
         flush: mode,
         reset: ResetPolicy::Exit,
+        kick: true,
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;

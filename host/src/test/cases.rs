@@ -7,6 +7,8 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
     pub(super) body: Body,
+    /// With `--long` the guest is told this instead of what `body` says.
+    pub(super) long: Option<&'static str>,
 }
 
 /// How a test is run and what is expected of it.
@@ -39,6 +41,10 @@ pub(super) enum Expect {
     PowerOff,
     /// Thrash runs to its end, with or without TLB IPIs, and the other way round with flush hypercalls.
     TlbIpis(bool),
+    /// The hunter for stale translations has looked at pages remapped in all ways, and found none.
+    NothingStale,
+    /// Flushes are broken, for they kick nobody, and the hunter notices.
+    Stale,
 }
 
 /// How a run of the bare guest has to end.
@@ -70,7 +76,16 @@ const fn stock(
     command: &'static str,
     expect: Expect,
 ) -> Case {
-    Case { name, about, body: Body::Stock(Stock { vcpus, cpus, flush, command, expect }) }
+    let body = Body::Stock(Stock { vcpus, cpus, flush, command, expect });
+    Case { name, about, body, long: None }
+}
+
+const fn typed(name: &'static str, about: &'static str, texts: &'static [&'static str]) -> Case {
+    Case { name, about, body: Body::Typed(texts), long: None }
+}
+
+const fn probe(name: &'static str, about: &'static str, test: &'static str, end: ProbeEnd) -> Case {
+    Case { name, about, body: Body::Probe(test, end), long: None }
 }
 
 const fn tool(
@@ -80,12 +95,24 @@ const fn tool(
     file: TestFile,
     (status, message): (i32, &'static str),
 ) -> Case {
-    Case { name, about, body: Body::Tool { args, file, status, message } }
+    Case { name, about, body: Body::Tool { args, file, status, message }, long: None }
 }
 
+impl Case {
+    /// The same, with something else to do under `--long`.
+    const fn or_long(self, told: &'static str) -> Self {
+        Self { long: Some(told), ..self }
+    }
+}
+
+const STALE: &str = "stale --threads 8 --seconds 5 --report /dev/ttyS1";
+/// On a busy machine the emulated CPUs seldom run at the same time.
+const STALE_TRIES: &str =
+    "for try in 1 2 3; do stale --threads 8 --seconds 5 --report /dev/ttyS1 || exit; done";
+const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/ttyS1";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
 
-pub(super) const CASES: [Case; 23] = [
+pub(super) const CASES: [Case; 26] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -123,31 +150,37 @@ pub(super) const CASES: [Case; 23] = [
         TestFile::None,
         (70, "hypervisor::arch::x86_64::run::cpu_loop"),
     ),
-    Case {
-        name: "refused_vmrun_ends_the_run",
-        about: "a state that VMRUN refuses ends the guest with a register dump, not the hypervisor",
-        body: Body::Probe("no_write_through", ProbeEnd::TripleFault),
-    },
-    Case {
-        name: "guest_triple_fault_ends_the_run",
-        about: "with the guest's registers in the log",
-        body: Body::Probe("triple_fault", ProbeEnd::TripleFault),
-    },
-    Case {
-        name: "unknown_msr_faults_in_the_guest",
-        about: "reading or writing an unknown MSR is #GP for the guest",
-        body: Body::Probe("unknown_msr", ProbeEnd::Passed),
-    },
-    Case {
-        name: "ring3_hypercall_faults_in_the_guest",
-        about: "a hypercall from ring 3 is #UD for the guest",
-        body: Body::Probe("ring3_hypercall", ProbeEnd::Passed),
-    },
-    Case {
-        name: "probe_all",
-        about: "what else a guest can do wrong comes to what the manuals say",
-        body: Body::Probe("all", ProbeEnd::AllPassed),
-    },
+    probe(
+        "refused_vmrun_ends_the_run",
+        "a state that VMRUN refuses ends the guest with a register dump, not the hypervisor",
+        "no_write_through",
+        ProbeEnd::TripleFault,
+    ),
+    probe(
+        "guest_triple_fault_ends_the_run",
+        "with the guest's registers in the log",
+        "triple_fault",
+        ProbeEnd::TripleFault,
+    ),
+    probe(
+        "unknown_msr_faults_in_the_guest",
+        "reading or writing an unknown MSR is #GP for the guest",
+        "unknown_msr",
+        ProbeEnd::Passed,
+    ),
+    probe(
+        "ring3_hypercall_faults_in_the_guest",
+        "a hypercall from ring 3 is #UD for the guest",
+        "ring3_hypercall",
+        ProbeEnd::Passed,
+    ),
+    probe(
+        "probe_all",
+        "what else a guest can do wrong comes to what the manuals say",
+        "all",
+        ProbeEnd::AllPassed,
+    )
+    .or_long("all count=1000000"),
     stock(
         "flush_hypercall_line_in_the_log",
         "Linux finds and uses the flush hypercalls",
@@ -221,6 +254,32 @@ pub(super) const CASES: [Case; 23] = [
         Expect::TlbIpis(true),
     ),
     stock(
+        "o1_nothing_stale_with_hypercalls",
+        "no reader sees a page after the system call that took it away has returned",
+        (8, 2),
+        FlushMode::Hypercall,
+        STALE,
+        Expect::NothingStale,
+    )
+    .or_long(STALE_LONG),
+    stock(
+        "o1_nothing_stale_with_ipis",
+        "nor without the hint",
+        (8, 2),
+        FlushMode::Ipi,
+        STALE,
+        Expect::NothingStale,
+    )
+    .or_long(STALE_LONG),
+    stock(
+        "e3_stale_pages_without_kicks",
+        "a flush that kicks nobody is noticed by the same guest within the same time",
+        (8, 2),
+        FlushMode::Hypercall,
+        STALE_TRIES,
+        Expect::Stale,
+    ),
+    stock(
         "poweroff_ends_the_run",
         "with the guest's consent and status 0",
         (2, 2),
@@ -228,11 +287,7 @@ pub(super) const CASES: [Case; 23] = [
         "poweroff; sleep 60",
         Expect::PowerOff,
     ),
-    Case {
-        name: "reboot_reboots",
-        about: "typed at the console; the guest comes up again",
-        body: Body::Typed(&["reboot\n", "poweroff\n"]),
-    },
+    typed("reboot_reboots", "typed at the console; the guest comes up again", &["reboot\n", "poweroff\n"]),
 ];
 
 #[cfg(test)]

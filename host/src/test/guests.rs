@@ -21,8 +21,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Longest time for a boot with a short command.
+/// Longest time for a boot with a short command, and for one that is to search for long.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What the guest's shell shows when it takes input, and how long after its announcement at most.
 const PROMPT: &str = "# ";
@@ -36,12 +37,19 @@ struct Lab<'a> {
     probe: LazyCell<Result<PathBuf>>,
     directory: &'a Path,
     signals: &'a Signals,
+    /// Whether searches are to take long.
+    long: bool,
     /// Whether the machine that was started last ran into its time limit.
     hung: Cell<bool>,
 }
 
-/// Runs the cases.
-pub(super) fn run_all(cases: &[&Case], progress: &mut Progress, signals: &Signals) -> Result<Tally> {
+/// Runs the cases; `long` as the command line says.
+pub(super) fn run_all(
+    cases: &[&Case],
+    long: bool,
+    progress: &mut Progress,
+    signals: &Signals,
+) -> Result<Tally> {
     let directory = tempfile::Builder::new().prefix("quell-test-").tempdir()?;
     let lab = Lab {
         stock: LazyCell::new(StockGuest::prepare),
@@ -49,6 +57,7 @@ pub(super) fn run_all(cases: &[&Case], progress: &mut Progress, signals: &Signal
         probe: LazyCell::new(|| workspace::build(workspace::PROBE)),
         directory: directory.path(),
         signals,
+        long,
         hung: Cell::new(false),
     };
     let mut tally = Tally::default();
@@ -57,13 +66,13 @@ pub(super) fn run_all(cases: &[&Case], progress: &mut Progress, signals: &Signal
             break;
         }
         progress.begin(case.name);
-        let mut result = lab.run(&case.body);
+        let mut result = lab.run(case);
         let mut note = "";
         if result.is_err() && lab.hung.replace(false) {
             // QEMU's multi-threaded emulation loses an interrupt now and then (docs/qemu.md). A machine that
             // hangs is tried once more, and the row says so; a failure of any other kind stands.
             note = "second try: the first machine hung";
-            result = lab.run(&case.body);
+            result = lab.run(case);
         }
         let why = result.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
         progress.end(case.name, result.is_ok(), note, &why);
@@ -78,31 +87,38 @@ fn made<T>(part: &LazyCell<Result<T>>) -> Result<&T> {
 }
 
 impl Lab<'_> {
-    fn run(&self, body: &Body) -> Result<()> {
-        match body {
-            Body::Stock(stock) => self.stock(stock),
+    fn run(&self, case: &Case) -> Result<()> {
+        let told = |usual| case.long.filter(|_| self.long).unwrap_or(usual);
+        match &case.body {
+            Body::Stock(stock) => self.stock(stock, told(stock.command)),
             Body::Typed(texts) => self.typed(texts),
-            Body::Probe(name, end) => self.probe(name, *end),
+            Body::Probe(test, end) => self.probe(told(test), *end),
             Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
         }
     }
 
-    fn stock(&self, test: &Stock) -> Result<()> {
-        let mut guest = self.stock_guest(Some(test.command))?;
+    fn stock(&self, test: &Stock, command: &str) -> Result<()> {
+        let mut guest = self.stock_guest(Some(command))?;
+        guest.kick = !matches!(test.expect, Expect::Stale);
         guest.vcpus = test.vcpus;
         guest.flush = test.flush;
         let outcome = self.boot(&guest, test.cpus, |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || {
             expect_end(&outcome, ExitCode::GuestPowerOff)?;
             match test.expect {
-                Expect::Success => {
-                    let exit = outcome.report("exit").context("the command did not come to its end")?;
-                    ensure!(exit["status"] == 0, "the command's status is {}", exit["status"]);
-                }
+                Expect::Success => expect_status(&outcome, 0)?,
                 Expect::PowerOff => {
                     ensure!(outcome.report("exit").is_none(), "the command ended before the guest");
                 }
                 Expect::TlbIpis(expected) => expect_tlb_ipis(&outcome, expected)?,
+                Expect::NothingStale => {
+                    expect_status(&outcome, 0)?;
+                    expect_a_search(&outcome)?;
+                }
+                Expect::Stale => {
+                    ensure!(outcome.report("stale").is_some(), "nothing stale was found");
+                    expect_status(&outcome, 1)?;
+                }
             }
             Ok(())
         })
@@ -141,6 +157,7 @@ impl Lab<'_> {
             memory: 64 * MIB,
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Exit,
+            kick: true,
         };
         guest.check()?;
         let outcome = self.boot(&guest, processors, |_, _| Ok(Flow::Continue))?;
@@ -199,6 +216,7 @@ impl Lab<'_> {
             memory: 512 * MIB,
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Exit,
+            kick: true,
         })
     }
 
@@ -209,7 +227,7 @@ impl Lab<'_> {
         observe: impl FnMut(&serde_json::Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
         let mut spec = guest.on_quell(made(&self.hypervisor)?, cpus, Clock::Wall, self.directory)?;
-        spec.timeout = Some(BOOT_TIMEOUT);
+        spec.timeout = Some(if self.long { LONG_TIMEOUT } else { BOOT_TIMEOUT });
         let outcome = Machine::start(&spec, self.signals)?.run(observe)?;
         self.hung.set(matches!(outcome.end, End::TimedOut));
         Ok(outcome)
@@ -224,6 +242,21 @@ fn expect_end(outcome: &Outcome, expected: ExitCode) -> Result<()> {
         }
         end => bail!("ended by {end:?} instead of {expected:?}"),
     }
+}
+
+fn expect_status(outcome: &Outcome, expected: i32) -> Result<()> {
+    let exit = outcome.report("exit").context("the command did not come to its end")?;
+    ensure!(exit["status"] == expected, "the command's status is {}", exit["status"]);
+    Ok(())
+}
+
+/// The hunter remapped in every way it knows, and its readers saw pages change.
+fn expect_a_search(outcome: &Outcome) -> Result<()> {
+    let end = outcome.report("end").context("the hunter did not come to its end")?;
+    let remaps = end["remaps"].as_object().context("the hunter did not count its remappings")?;
+    ensure!(!remaps.is_empty() && remaps.values().all(|count| *count != 0), "not all ways were tried: {end}");
+    ensure!(end["changes"].as_u64().is_some_and(|changes| changes > 0), "the readers saw no change: {end}");
+    Ok(())
 }
 
 fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {

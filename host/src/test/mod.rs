@@ -45,7 +45,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     }
     let cases: Vec<_> = cases::CASES.iter().filter(|case| wanted(case.name)).collect();
     if !cases.is_empty() && signals.caught().is_none() {
-        total.add(guests::run_all(&cases, &mut progress, signals)?);
+        total.add(guests::run_all(&cases, args.long, &mut progress, signals)?);
     }
     if let Some(signal) = signals.caught() {
         eprintln!("quell: stopped by signal {signal}");

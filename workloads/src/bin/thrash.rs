@@ -16,6 +16,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 use std::{env, error, fs, io, ptr, thread};
 use workloads::interrupts::IpiCounts;
+use workloads::options::{self, number, unknown};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
 
@@ -56,9 +57,8 @@ impl Options {
             report: None,
             settle: Duration::ZERO,
         };
-        let mut args = args.into_iter();
-        while let Some(name) = args.next() {
-            let value = args.next().ok_or_else(|| format!("{name}: unknown, or its value is missing"))?;
+        for pair in options::pairs(args) {
+            let (name, value) = pair?;
             match name.as_str() {
                 "--threads" => options.threads = number(&name, &value, 1, 4096)?,
                 "--rounds" => options.rounds = number(&name, &value, 1, 1 << 32)?,
@@ -67,7 +67,7 @@ impl Options {
                 "--file" => options.file = PathBuf::from(value),
                 "--report" => options.report = Some(PathBuf::from(value)),
                 "--settle" => options.settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
-                _ => return Err(format!("{name}: unknown")),
+                _ => return Err(unknown(&name)),
             }
         }
         Ok(options)
@@ -77,11 +77,6 @@ impl Options {
     fn rounds_total(&self) -> u64 {
         self.threads.saturating_mul(self.rounds)
     }
-}
-
-fn number(name: &str, value: &str, min: u64, max: u64) -> Result<u64, String> {
-    let number = value.parse().ok().filter(|n| (min..=max).contains(n));
-    number.ok_or_else(|| format!("{name} {value}: expected a number from {min} to {max}"))
 }
 
 /// The shared file: sparse, and gone when the value is dropped.

@@ -19,7 +19,7 @@ fn control(code: CallCode) -> Control {
     Control::new().with_call_code(code.0)
 }
 
-fn space() -> Control {
+pub(super) fn space() -> Control {
     control(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE)
 }
 
@@ -181,64 +181,4 @@ pub(super) fn flush_idle() -> Verdict {
         )?;
     }
     expect_success("set of all", call_with(space_ex(0), &[0, ALL_SPACES, 1, 0]), 0)
-}
-
-/// Calls that [`garbage`] makes.
-const GARBAGE: u32 = 100_000;
-
-/// xorshift64*: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled".
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn one_of<const N: usize>(&mut self, values: [u64; N]) -> u64 {
-        values[(self.next() % N as u64) as usize]
-    }
-}
-
-/// Hypercalls of all kinds of nonsense end in a status or a fault, and the guest goes on.
-pub(super) fn garbage() -> Verdict {
-    enable()?;
-    let mut random = Random(0x5eed);
-    let mut succeeded = 0u32;
-    for number in 0..GARBAGE {
-        let code = random.one_of([2, 3, 8, 0x13, 0x14, 0x14, 0x0b, 0xffff]);
-        let counts = random.one_of([0, 1, 2, 5, 509]) << 32 | random.one_of([0, 0, 0, 1, 4]) << 48;
-        let banks = random.one_of([0, 0, 1, 2, 64, 65]) << 17;
-        let noise = if random.next().is_multiple_of(8) { random.next() & random.next() } else { 0 };
-        let word = (code | counts | banks) ^ noise;
-        let words: [u64; 8] = core::array::from_fn(|_| {
-            let wild = random.next();
-            random.one_of([0, 1, 2, 3, ALL_SPACES, wild, wild & 0xff])
-        });
-        let wild = random.next();
-        let page = input_address();
-        let at = random.one_of([
-            page,
-            page,
-            page,
-            page + 8,
-            page + 4,
-            wild & 0x3ff_fff8,
-            wild & 0xffff_fff8,
-            wild,
-        ]);
-        crate::hypercall::write_input(&words);
-        match call(Control::from_bits(word), at, wild) {
-            Ok(result) => {
-                ensure!(result.status().0 <= 5, "call {number}, {word:#x} at {at:#x}: {result:?}");
-                succeeded += u32::from(result.status() == Status::SUCCESS);
-            }
-            Err(Fault::UNDEFINED | Fault::PROTECTION) => {}
-            Err(fault) => ensure!(false, "call {number}, {word:#x} at {at:#x}: {fault:?}"),
-        }
-    }
-    ensure!(succeeded > GARBAGE / 100, "only {succeeded} calls went through: the garbage is too bad");
-    Ok(())
 }

@@ -2,10 +2,13 @@
 
 mod cpuid_and_msrs;
 mod events;
+mod garbage;
 mod hypercalls;
 mod instructions;
 mod io;
 mod stale;
+
+pub(crate) use garbage::set_count;
 
 use crate::report::{self, Verdict, failure};
 use crate::tables;
@@ -40,7 +43,7 @@ const TESTS: [Test; 19] = [
     test("hypercall-errors", hypercalls::errors),
     test("non-canonical-flush", hypercalls::non_canonical_flush),
     test("flush-idle", hypercalls::flush_idle),
-    test("garbage-hypercalls", hypercalls::garbage),
+    test("garbage-hypercalls", garbage::garbage),
     test("nmi", events::nmi),
     test("timer", events::timer),
     test("debug-registers", events::debug_registers),

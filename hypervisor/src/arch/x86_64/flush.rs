@@ -83,10 +83,15 @@ impl FlushEngine for FlushTargets<'_> {
             Plan::Whole(Why::ManyPages) => (Scope::All, Counter::FlushWholePages),
             Plan::Ranges(ranges) => (Scope::Ranges(ranges), Counter::FlushLists),
         };
+        let set = self.targets(call);
+        let issued = coherence::issue(self.vm, &set, scope, self.scratch);
+        if !self.vm.has_kicks() {
+            // Broken on purpose: targets in guest mode go on with old translations until they next enter.
+            return;
+        }
         // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
         // still uses.
-        let receipt = coherence::flush(self.vm, &self.targets(call), scope, self.scratch, &Ipi)
-            .unwrap_or_else(|stalled| panic!("{stalled}"));
+        let receipt = issued.dispatch(&Ipi).wait(&Ipi).unwrap_or_else(|stalled| panic!("{stalled}"));
         let outcome = receipt.outcome();
         let counters = self.vm.counters_of(self.initiator);
         let count = |counter: Counter, amount: u32| {

@@ -298,6 +298,11 @@ impl Machine {
         self.vcpus.len() as u32
     }
 
+    /// Whether flushes end their targets' stay in guest mode; they do, but in tests that have to notice.
+    pub(super) fn has_kicks(&self) -> bool {
+        self.files.config.kick
+    }
+
     /// What a guest's reset does.
     pub(super) fn reset_policy(&self) -> ResetPolicy {
         self.files.config.reset

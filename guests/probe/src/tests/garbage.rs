@@ -1,0 +1,325 @@
+//! Hypercalls of all kinds of nonsense: each ends in a status or a fault that is documented for it, and changes
+//! nothing but what is documented to change.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use tlfs::{CallCode, Control, HvResult, Status};
+
+use super::hypercalls::space;
+use crate::clock;
+use crate::guarded::Fault;
+use crate::hypercall::{
+    R8, R10, R11, RAX, RCX, RDX, Registers, call_with, call_with_registers, enable, expect_success,
+    input_page,
+};
+use crate::paging::{PAGE, Page};
+use crate::report::{self, Verdict, ensure};
+
+/// Calls of each kind.
+static COUNT: AtomicU32 = AtomicU32::new(20_000);
+
+/// Has so many calls of each kind made.
+pub(crate) fn set_count(count: u32) {
+    COUNT.store(count, Ordering::Relaxed);
+}
+
+/// Where a call's output would go, if it had one.
+static OUTPUT: Page = Page::new();
+/// What the input page has to hold.
+static EXPECTED: Page = Page::new();
+/// What is in the output page, and in registers that have no part in a call.
+const PATTERN: u64 = 0x5afe_c0de_0bad_f00d;
+/// So many calls, and the pages are compared. A change stays until then.
+const COMPARE_PERIOD: u32 = 256;
+
+/// The words of an input at most: those of a page, and a few that have no room there.
+const WORDS_MAX: usize = 520;
+
+/// Registers and input of a call.
+struct Attempt {
+    control: Control,
+    /// Where its input is said to be.
+    input: u64,
+    output: u64,
+    /// Where in the input page words were written.
+    first: usize,
+    words: usize,
+}
+
+pub(super) fn garbage() -> Verdict {
+    enable()?;
+    for word in OUTPUT.words() {
+        word.store(PATTERN, Ordering::Relaxed);
+    }
+    many("random", random)?;
+    many("structured", structured)?;
+    expect_success("space", call_with(space(), &[0, 2, 1]), 0)
+}
+
+/// Makes [`COUNT`] calls of one kind.
+fn many(kind: &str, make: fn(&mut Random, &mut [u64; WORDS_MAX]) -> Attempt) -> Verdict {
+    let count = COUNT.load(Ordering::Relaxed);
+    let mut random = Random(0x5eed);
+    let mut words = [0; WORDS_MAX];
+    let (mut succeeded, mut faulted, mut longest) = (0u32, 0u32, 0u64);
+    for (slot, word) in EXPECTED.words().iter().zip(input_page().words()) {
+        slot.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    for number in 1..=count {
+        let attempt = make(&mut random, &mut words);
+        for page in [input_page(), &EXPECTED] {
+            page.write_at(attempt.first, &words[..attempt.words]);
+        }
+        let begin = clock::now();
+        let result = attempt.make(number)?;
+        longest = longest.max(clock::now().wrapping_sub(begin));
+        match result {
+            Ok(result) => succeeded += u32::from(result.status() == Status::SUCCESS),
+            Err(_) => faulted += 1,
+        }
+        if number.is_multiple_of(COMPARE_PERIOD) || number == count {
+            compare(number)?;
+        }
+    }
+    report::say(format_args!(
+        "{kind}: {count} calls, {succeeded} successful, {faulted} faults, the longest of {} us",
+        longest / clock::ticks(1).max(1)
+    ));
+    let enough = kind == "random" || succeeded > count / 100;
+    ensure!(enough, "only {succeeded} {kind} calls went through: the garbage is too bad");
+    Ok(())
+}
+
+/// No call has written to the pages that were named to it.
+fn compare(number: u32) -> Verdict {
+    let same = input_page().words().iter().zip(EXPECTED.words());
+    let input = same.into_iter().all(|(is, was)| is.load(Ordering::Relaxed) == was.load(Ordering::Relaxed));
+    ensure!(input, "the input page is changed after call {number}");
+    let output = OUTPUT.words().iter().all(|word| word.load(Ordering::Relaxed) == PATTERN);
+    ensure!(output, "the output page is changed after call {number}");
+    Ok(())
+}
+
+impl Attempt {
+    /// Makes the call, and checks all that came of it.
+    fn make(&self, number: u32) -> Result<Result<HvResult, Fault>, report::Failure> {
+        let mut before: Registers = core::array::from_fn(|index| PATTERN ^ index as u64);
+        before[RCX] = self.control.into_bits();
+        before[RDX] = self.input;
+        before[R8] = self.output;
+        let mut after = before;
+        let outcome = call_with_registers(&mut after);
+
+        // Documented to change: RAX, and the rep start index of a call that is continued.
+        const REP_START: u64 = 0xfff << 48;
+        let faulted = outcome.is_err();
+        for (index, (before, after)) in before.iter().zip(after).enumerate() {
+            let changed = match index {
+                RAX if !faulted => 0,
+                R11 => 0,
+                R10 if faulted => 0,
+                RCX => (before ^ after) & !REP_START,
+                _ => before ^ after,
+            };
+            let word = self.control.into_bits();
+            ensure!(
+                changed == 0,
+                "call {number}, {word:#x}: register {index} is {after:#x}, not {before:#x}"
+            );
+        }
+        let result = outcome.map(|()| HvResult::from_bits(after[RAX]));
+        let (word, at) = (self.control.into_bits(), self.input);
+        ensure!(self.may_end_with(result), "call {number}, {word:#x} at {at:#x}: {result:?}");
+        Ok(result)
+    }
+
+    /// Whether the result is one that is documented for such a call.
+    fn may_end_with(&self, result: Result<HvResult, Fault>) -> bool {
+        let Self { control, .. } = *self;
+        let known = control.code().shape();
+        let result = match result {
+            Ok(result) => result,
+            Err(Fault::UNDEFINED) => return known.is_some() && control.fast(),
+            Err(Fault::PROTECTION) => return known.is_some() && !control.fast(),
+            Err(_) => return false,
+        };
+        let reps = result.reps_complete();
+        let no_more = HvResult::of(result.status(), reps) == result;
+        no_more
+            && match (result.status(), known) {
+                (Status::INVALID_HYPERCALL_CODE, None) => reps == 0,
+                (_, None) | (Status::INVALID_HYPERCALL_CODE, _) => false,
+                (Status::SUCCESS, Some(shape)) => reps == if shape.rep { control.rep_count() } else { 0 },
+                (
+                    Status::INVALID_HYPERCALL_INPUT | Status::INVALID_ALIGNMENT | Status::INVALID_PARAMETER,
+                    _,
+                ) => reps == 0 || reps == control.rep_start(),
+                _ => false,
+            }
+    }
+}
+
+/// xorshift64*: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled".
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    fn one_of<const N: usize>(&mut self, values: [u64; N]) -> u64 {
+        values[self.below(N as u64) as usize]
+    }
+}
+
+/// No sense at all, but that half of the codes are small.
+fn random(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
+    let mut word = random.next();
+    if random.one_in(2) {
+        word &= !0xffe0;
+    }
+    for word in &mut words[..8] {
+        *word = random.next();
+    }
+    Attempt {
+        control: Control::from_bits(word & random.next()),
+        input: random.next() >> random.below(64),
+        output: random.next() >> random.below(64),
+        first: random.below(PAGE / 8) as usize,
+        words: 8,
+    }
+}
+
+/// A call that is right, and then up to three things that are wrong with it.
+fn structured(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
+    const CODES: [CallCode; 5] = [
+        CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE,
+        CallCode::FLUSH_VIRTUAL_ADDRESS_LIST,
+        CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX,
+        CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX,
+        CallCode::NOTIFY_LONG_SPIN_WAIT,
+    ];
+    let code = CODES[random.below(CODES.len() as u64) as usize];
+    let mut control = Control::new().with_call_code(code.0);
+    let used = match code {
+        CallCode::NOTIFY_LONG_SPIN_WAIT => {
+            words[0] = random.next();
+            control = control.with_fast(random.one_in(2));
+            1
+        }
+        _ => flush(random, code, &mut control, words),
+    };
+    // At the page's end as often as anywhere else.
+    let room = (PAGE as usize / 8).saturating_sub(used);
+    let first = if random.one_in(2) { room } else { random.below(room as u64 + 1) as usize };
+    let fast = control.fast();
+    let page = input_page().address();
+    let mut attempt = Attempt {
+        control,
+        input: if fast { random.next() } else { page + 8 * first as u64 },
+        output: if fast { random.next() } else { OUTPUT.address() },
+        first,
+        words: used,
+    };
+    for _ in 0..random.below(4) {
+        attempt.spoil(random, words);
+    }
+    attempt
+}
+
+/// The input of a flush that is right; returns its length in words.
+fn flush(random: &mut Random, code: CallCode, control: &mut Control, words: &mut [u64; WORDS_MAX]) -> usize {
+    let extended =
+        matches!(code, CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX | CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX);
+    let list = matches!(code, CallCode::FLUSH_VIRTUAL_ADDRESS_LIST | CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX);
+    words[0] = random.next();
+    words[1] = random.below(8);
+    let mut used = 3;
+    if extended {
+        // A sparse set: contents of the banks that are there, one behind the other.
+        let banks = random.next() & random.next() & random.one_of([0, 1, 0xff, u64::MAX]);
+        words[2] = random.one_of([0, 0, 0, 1]);
+        words[3] = banks;
+        used = 4 + banks.count_ones() as usize;
+        for word in &mut words[4..used] {
+            *word = random.next() & random.next();
+        }
+        *control = control.with_variable_header_words(banks.count_ones() as u16);
+    } else {
+        words[2] = random.one_of([1, 2, 3, u64::MAX]);
+    }
+    if list {
+        let most = PAGE / 8 - used as u64;
+        let wild = random.below(most) + 1;
+        let reps = random.one_of([1, 2, 3, most, wild]);
+        let start = if random.one_in(4) { random.below(reps) } else { 0 };
+        *control = control.with_rep_count(reps as u16).with_rep_start(start as u16);
+        for word in &mut words[used..used + reps as usize] {
+            *word = range(random);
+        }
+        used += reps as usize;
+    }
+    used
+}
+
+/// A range of addresses: anywhere, or at one of the edges of what is canonical.
+fn range(random: &mut Random) -> u64 {
+    const EDGES: [u64; 6] =
+        [0, 0x7fff_ffff_f000, 0x8000_0000_0000, 0xffff_7fff_ffff_f000, 0xffff_8000_0000_0000, !0xfff];
+    let wild = random.next();
+    if random.one_in(2) {
+        return wild;
+    }
+    let pages = random.below(9).wrapping_sub(4).wrapping_mul(PAGE);
+    random.one_of(EDGES).wrapping_add(pages) | random.one_of([0, 1, 0xfff, wild & 0xfff])
+}
+
+impl Attempt {
+    /// Spoils one thing.
+    fn spoil(&mut self, random: &mut Random, words: &mut [u64; WORDS_MAX]) {
+        let wild = random.next();
+        let control = self.control;
+        match random.below(8) {
+            0 => self.control = Control::from_bits(control.into_bits() ^ 1 << (wild % 64)),
+            1 => {
+                self.control =
+                    control.with_rep_count(random.one_of([0, 1, 509, 510, 4095, wild & 0xfff]) as u16)
+            }
+            2 => self.control = control.with_rep_start(random.one_of([0, 1, 508, 4095, wild & 0xfff]) as u16),
+            3 => {
+                let headers = random.one_of([0, 1, 63, 64, 65, wild & 0x3ff]);
+                self.control = control.with_variable_header_words(headers as u16);
+            }
+            4 => words[random.below(4) as usize] = random.one_of([0, 1, 2, 1 << 63, wild, 1 << (wild % 64)]),
+            5 => self.input = self.input.wrapping_add(random.one_of([1, 4, 8, 16, 4088, 4096, wild & 0xfff])),
+            // Near the end of a memory of 64 MiB, in devices' space, and past what an address can be.
+            6 => {
+                let top = 64 << 20;
+                self.input = random.one_of([
+                    top - 8,
+                    top - 32,
+                    top,
+                    0xd000_0000,
+                    0xfec0_0000,
+                    (1 << 40) - 8,
+                    1 << 52,
+                    u64::MAX - 7,
+                    wild & 0xffff_fff8,
+                    wild,
+                ]);
+            }
+            _ => self.output = random.one_of([0, 4, PAGE - 8, wild]).wrapping_add(self.output),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A load that may find nothing.
+//!
+//! Pages are unmapped under readers. The load is one instruction at a known address; the handler of the
+//! fault that it may raise goes on where the load reports nothing.
+
+use std::arch::global_asm;
+use std::mem::MaybeUninit;
+use std::{io, ptr};
+
+// System V: the address in RDI; the value in RAX, and in RDX whether there is none.
+global_asm!(
+    ".pushsection .text.stale_load,\"ax\",@progbits",
+    ".balign 64",
+    "stale_load:",
+    "    xor edx, edx",
+    "stale_load_access:",
+    "    mov rax, [rdi]",
+    "    ret",
+    "stale_load_absent:",
+    "    mov edx, 1",
+    "    ret",
+    ".popsection",
+);
+
+#[repr(C)]
+struct Loaded {
+    value: u64,
+    absent: u64,
+}
+
+unsafe extern "C" {
+    fn stale_load(address: *const u64) -> Loaded;
+    static stale_load_access: u8;
+    static stale_load_absent: u8;
+}
+
+/// Has faults of [`load`] handled. For the whole process; others remain fatal.
+pub(crate) fn install() -> io::Result<()> {
+    // SAFETY: all zeroes is a valid `sigaction`: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+    action.sa_flags = libc::SA_SIGINFO;
+    action.sa_sigaction = on_fault as *const () as usize;
+    // SAFETY: the handler has the signature that SA_SIGINFO asks for, and is safe to run at any point: it changes
+    // the interrupted registers and nothing else.
+    match unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn on_fault(signal: libc::c_int, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes the interrupted context, which is ours until the handler returns.
+    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let rip = &mut registers[libc::REG_RIP as usize];
+    if *rip == (&raw const stale_load_access).addr() as i64 {
+        *rip = (&raw const stale_load_absent).addr() as i64;
+    } else {
+        // The instruction is tried again, and ends the process.
+        // SAFETY: the default action is always valid.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+/// The word at `address`, unless nothing readable is mapped there.
+///
+/// # Safety
+///
+/// The address is a multiple of 8, and what may be mapped there may be read. [`install`] was called.
+#[inline]
+pub(crate) unsafe fn load(address: *const u64) -> Option<u64> {
+    // SAFETY: the caller's; a fault is handled.
+    let Loaded { value, absent } = unsafe { stale_load(address) };
+    (absent == 0).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+
+    #[test]
+    fn a_page_without_rights_holds_nothing() {
+        install().expect("installs");
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let page = unsafe { mmap_anonymous(ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::PRIVATE) };
+        let page = page.expect("maps");
+        for (rights, expected) in [(MprotectFlags::empty(), None), (MprotectFlags::READ, Some(0))] {
+            // SAFETY: nobody but this test uses the page.
+            let found = unsafe {
+                mprotect(page, 4096, rights).expect("protects");
+                load(page.cast())
+            };
+            assert_eq!(found, expected, "{rights:?}");
+        }
+    }
+}

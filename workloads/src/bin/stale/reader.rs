@@ -1,0 +1,92 @@
+//! The threads that look at pages.
+//!
+//! A reader makes no system call, never pauses and never sleeps: on a virtual CPU each of these may be an exit,
+//! and an exit may flush the TLB whether it was asked to or not. PAUSE above all: hypervisors intercept it.
+
+use crate::guarded;
+use crate::region::{Canary, Region, Way};
+use crate::remapper::nanoseconds;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// A read that showed what had been taken away before it began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sighting {
+    pub(crate) page: u16,
+    /// What was published before the read.
+    pub(crate) published: u64,
+    /// What the read showed.
+    pub(crate) seen: Canary,
+    /// How the published generation came about, and for how many nanoseconds its system call had returned when
+    /// the read was judged. Unknown if the page has changed again since.
+    pub(crate) origin: Option<(Way, u64)>,
+}
+
+/// What a reader has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reads {
+    /// Reads that showed a canary.
+    pub(crate) shown: u64,
+    /// Reads that found nothing mapped.
+    pub(crate) absent: u64,
+    /// Reads that showed another generation than the read before them of the same page.
+    pub(crate) changes: u64,
+}
+
+/// A thread that reads pages.
+pub(crate) struct Reader<'a> {
+    pub(crate) region: &'a Region,
+    /// When the run began.
+    pub(crate) begin: Instant,
+    /// Whether to read pages while they are being remapped. That shows translations which are made meanwhile;
+    /// but it faults, and whoever handles a fault is off its spin, and keeps the kernel's lock from the remapper.
+    pub(crate) is_rude: bool,
+}
+
+impl Reader<'_> {
+    /// Reads all pages in turn until told to stop, or until a read is stale.
+    pub(crate) fn run(&self, stop: &AtomicBool) -> (Reads, Option<Sighting>) {
+        let Self { region, begin, is_rude } = *self;
+        let mut reads = Reads::default();
+        let mut last = vec![0; usize::from(region.page_count())];
+        // Generations as of which pages were found absent. They are left alone until the next one: each such read takes
+        // the kernel's lock that remapping needs, for long.
+        let mut absent = vec![None; last.len()];
+        while !stop.load(Ordering::Relaxed) {
+            for page in 0..region.page_count() {
+                let (last, absent) = (&mut last[usize::from(page)], &mut absent[usize::from(page)]);
+                // Before the read: its order is what counts.
+                let published = region.published(page).generation();
+                if *absent == Some(published) || (!is_rude && region.published(page).is_changing()) {
+                    continue;
+                }
+                match look(region, page) {
+                    None => {
+                        reads.absent += 1;
+                        *absent = Some(published);
+                    }
+                    Some(seen) if seen.may_be_read(page, published) => {
+                        reads.shown += 1;
+                        reads.changes += u64::from(*last != seen.generation);
+                        *last = seen.generation;
+                    }
+                    Some(seen) => {
+                        let now = nanoseconds(begin);
+                        let origin = region.published(page).origin(published);
+                        let origin = origin.map(|(way, returned_at)| (way, now.saturating_sub(returned_at)));
+                        return (reads, Some(Sighting { page, published, seen, origin }));
+                    }
+                }
+            }
+            region.beat();
+        }
+        (reads, None)
+    }
+}
+
+/// The canary that a page shows, if it is mapped.
+fn look(region: &Region, page: u16) -> Option<Canary> {
+    // SAFETY: the window holds pages of the region or nothing, and main has installed the handler.
+    let word = unsafe { guarded::load(region.address(page).cast()) };
+    word.map(Canary::from_word)
+}

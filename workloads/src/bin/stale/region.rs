@@ -1,0 +1,253 @@
+//! The pages under test: a window of addresses, the frames that take turns there, and what has been
+//! published about each page.
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+pub(crate) const PAGE_BYTES: usize = 4096;
+/// Frames that take turns at one page. An old one is poisoned, and long out of use before it comes again.
+pub(crate) const FRAMES: usize = 8;
+/// Where a window may begin: far below where the kernel puts mappings of its own choice, so that none of those
+/// ever fills a hole that unmapping makes.
+pub(crate) const WINDOW: usize = 0x1000_0000_0000;
+
+/// The first word of a frame: which page it is for, and as of which generation of that page.
+///
+/// Generation 0 is poison: the frame is out of use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Canary {
+    pub(crate) page: u16,
+    pub(crate) generation: u64,
+}
+
+impl Canary {
+    const GENERATION_BITS: u32 = 48;
+
+    pub(crate) const fn poison(page: u16) -> Self {
+        Self { page, generation: 0 }
+    }
+
+    pub(crate) const fn from_word(word: u64) -> Self {
+        let page = (word >> Self::GENERATION_BITS) as u16;
+        Self { page, generation: word & ((1 << Self::GENERATION_BITS) - 1) }
+    }
+
+    /// 2^48 generations take years.
+    pub(crate) const fn word(self) -> u64 {
+        (self.page as u64) << Self::GENERATION_BITS | self.generation
+    }
+
+    /// Whether a read of `page` may show this, if generation `published` was published before the read began.
+    pub(crate) const fn may_be_read(self, page: u16, published: u64) -> bool {
+        self.page == page && self.generation >= published
+    }
+}
+
+/// How a generation of a page came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Way {
+    /// Another frame mapped over the old one.
+    Replace,
+    /// Unmapped.
+    Unmap,
+    /// All rights withdrawn.
+    Protect,
+    /// A private mapping was written to, so that it got a frame of its own.
+    Copy,
+    /// That frame was discarded.
+    Discard,
+}
+
+impl Way {
+    pub(crate) const ALL: [Self; 5] = [Self::Replace, Self::Unmap, Self::Protect, Self::Copy, Self::Discard];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Replace => "replace",
+            Self::Unmap => "unmap",
+            Self::Protect => "protect",
+            Self::Copy => "copy",
+            Self::Discard => "discard",
+        }
+    }
+}
+
+/// What is known about a page. On a cache line of its own: one thread writes it, all others read it all the time.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Published {
+    /// Reads that begin after this was loaded must not show an older generation.
+    generation: AtomicU64,
+    /// When the system call of that generation had returned, in nanoseconds of the run.
+    returned_at: AtomicU64,
+    way: AtomicU8,
+    /// Whether a remapping is under way. A hint, for those who would rather not be in its way.
+    is_changing: AtomicBool,
+}
+
+impl Published {
+    const fn new() -> Self {
+        Self {
+            generation: AtomicU64::new(0),
+            returned_at: AtomicU64::new(0),
+            way: AtomicU8::new(0),
+            is_changing: AtomicBool::new(false),
+        }
+    }
+
+    /// Call before the system call.
+    pub(crate) fn announce(&self) {
+        self.is_changing.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_changing(&self) -> bool {
+        self.is_changing.load(Ordering::Relaxed)
+    }
+
+    /// Call after the system call has returned. By the page's one remapper.
+    pub(crate) fn publish(&self, generation: u64, way: Way, now: u64) {
+        self.returned_at.store(now, Ordering::Relaxed);
+        self.way.store(way as u8, Ordering::Relaxed);
+        self.generation.store(generation, Ordering::Release);
+        self.is_changing.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// How `generation` came about and when, if it is still the last one.
+    pub(crate) fn origin(&self, generation: u64) -> Option<(Way, u64)> {
+        let way = Way::ALL.get(usize::from(self.way.load(Ordering::Relaxed))).copied()?;
+        let returned_at = self.returned_at.load(Ordering::Relaxed);
+        // Another generation's would have been stored after the load of this one, and before its own.
+        (self.generation() == generation).then_some((way, returned_at))
+    }
+}
+
+/// The pages.
+pub(crate) struct Region {
+    window: usize,
+    frames: OwnedFd,
+    /// All frames, where no remapping touches them.
+    alias: *const AtomicU64,
+    pages: Vec<Published>,
+    pulse: Pulse,
+}
+
+/// Changes whenever a reader has looked at all pages. On a cache line of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Pulse(AtomicU64);
+
+// SAFETY: the pointer is to memory that stays mapped until the process ends, of atomics.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// `pages` pages at `window`, each with its first frame in place.
+    pub(crate) fn new(window: usize, pages: u16) -> io::Result<Self> {
+        let count = usize::from(pages);
+        let bytes = count * FRAMES * PAGE_BYTES;
+        let frames = memfd_create("stale", MemfdFlags::CLOEXEC)?;
+        ftruncate(&frames, bytes as u64)?;
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+        let alias = unsafe { mmap(ptr::null_mut(), bytes, both, MapFlags::SHARED, &frames, 0)? };
+        let published = (0..pages).map(|_| Published::new()).collect();
+        let region = Self { window, frames, alias: alias.cast(), pages: published, pulse: Pulse::default() };
+        for page in 0..pages {
+            let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE | MapFlags::POPULATE;
+            region.write(page, 0, Canary { page, generation: 1 });
+            // SAFETY: with FIXED_NOREPLACE nothing is replaced.
+            let at = unsafe {
+                mmap(
+                    region.address(page),
+                    PAGE_BYTES,
+                    ProtFlags::READ,
+                    flags,
+                    &region.frames,
+                    region.offset(page, 0),
+                )?
+            };
+            if at != region.address(page) {
+                return Err(io::Error::other("the kernel does not map where it is told to"));
+            }
+        }
+        Ok(region)
+    }
+
+    pub(crate) fn page_count(&self) -> u16 {
+        self.pages.len() as u16
+    }
+
+    /// Changes whenever a reader has looked at all pages.
+    pub(crate) fn pulse(&self) -> u64 {
+        self.pulse.0.load(Ordering::Relaxed)
+    }
+
+    /// A reader has looked at all pages. Of two at once one may be lost.
+    pub(crate) fn beat(&self) {
+        self.pulse.0.store(self.pulse().wrapping_add(1), Ordering::Relaxed);
+    }
+
+    pub(crate) fn published(&self, page: u16) -> &Published {
+        &self.pages[usize::from(page)]
+    }
+
+    /// Where the page is mapped, or is to be.
+    pub(crate) fn address(&self, page: u16) -> *mut libc::c_void {
+        (self.window + usize::from(page) * PAGE_BYTES) as *mut libc::c_void
+    }
+
+    pub(crate) fn file(&self) -> &OwnedFd {
+        &self.frames
+    }
+
+    /// Where in the file a page's frame lies.
+    pub(crate) fn offset(&self, page: u16, frame: usize) -> u64 {
+        self.index(page, frame) as u64 * PAGE_BYTES as u64
+    }
+
+    fn index(&self, page: u16, frame: usize) -> usize {
+        assert!(page < self.page_count() && frame < FRAMES, "frame {frame} of page {page}");
+        usize::from(page) * FRAMES + frame
+    }
+
+    /// Writes the canary of a page's frame, wherever that is mapped.
+    pub(crate) fn write(&self, page: u16, frame: usize, canary: Canary) {
+        // SAFETY: the frame lies within the alias mapping, which nobody ever changes.
+        let word = unsafe { &*self.alias.byte_add(self.index(page, frame) * PAGE_BYTES) };
+        word.store(canary.word(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_poisoned_and_foreign_canaries_must_not_be_read() {
+        let current = Canary { page: 3, generation: 7 };
+        assert_eq!(Canary::from_word(current.word()), current);
+        assert!(current.may_be_read(3, 7) && current.may_be_read(3, 6));
+        assert!(!current.may_be_read(3, 8), "old");
+        assert!(!current.may_be_read(2, 7), "another page's");
+        assert!(!Canary::poison(3).may_be_read(3, 1), "poison");
+        assert!(!Canary::from_word(0).may_be_read(3, 1), "an empty frame");
+    }
+
+    #[test]
+    fn only_the_last_generation_has_an_origin() {
+        let published = Published::new();
+        published.publish(5, Way::Unmap, 1234);
+        assert_eq!(published.origin(5), Some((Way::Unmap, 1234)));
+        assert_eq!(published.origin(4), None);
+    }
+}

@@ -1,0 +1,171 @@
+//! The threads that take frames away from pages.
+//!
+//! | step | what a reader may see after the step's system call has returned |
+//! |---|---|
+//! | write generation g+1 to a frame that is not mapped in the window | generation g, or nothing |
+//! | put it in the place of the old frame; or take the old frame away first | g+1, or nothing |
+//! | publish g+1 | the same |
+//! | poison the old frame | the same; by a stale translation poison, generation 0 |
+
+use crate::region::{Canary, FRAMES, PAGE_BYTES, Region, Way};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap};
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Pulses until a reader has begun, and ended, a look at all pages; more, since readers take turns at them.
+const PULSES: u64 = 3;
+
+/// One page as its remapper knows it: which frame is in place, and as of which generation.
+struct Page {
+    index: u16,
+    frame: usize,
+    generation: u64,
+}
+
+/// A thread that remaps the pages of a range, which are nobody else's to remap.
+pub(crate) struct Remapper<'a> {
+    pub(crate) region: &'a Region,
+    /// When the run began.
+    pub(crate) begin: Instant,
+    /// How long readers are waited for between two remappings, at most.
+    pub(crate) pause: Duration,
+}
+
+impl Remapper<'_> {
+    /// Remaps until told to stop, in all ways in turn; counts each.
+    pub(crate) fn run(
+        &self,
+        pages: Range<u16>,
+        stop: &AtomicBool,
+        counts: &[AtomicU64; Way::ALL.len()],
+    ) -> io::Result<()> {
+        let mut pages: Vec<Page> = pages.map(|index| Page { index, frame: 0, generation: 1 }).collect();
+        // The ways take turns on each page, and begin with another one on each.
+        for round in 0.. {
+            for page in &mut pages {
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                self.region.published(page.index).announce();
+                let ways: &[Way] = match (round + usize::from(page.index)) % 4 {
+                    0 => self.replace(page)?,
+                    1 => self.withdraw(page, Way::Unmap)?,
+                    2 => self.withdraw(page, Way::Protect)?,
+                    _ => self.copy_and_discard(page)?,
+                };
+                for way in ways {
+                    counts[*way as usize].fetch_add(1, Ordering::Relaxed);
+                }
+                self.linger();
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps another frame over the one that is in place.
+    fn replace(&self, page: &mut Page) -> io::Result<&'static [Way]> {
+        let old = self.fill_next(page);
+        self.map(page, ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE)?;
+        self.publish(page, Way::Replace);
+        self.poison(page, old);
+        Ok(&[Way::Replace])
+    }
+
+    /// Takes the frame away, and puts another one there afterwards. Until then readers find nothing.
+    fn withdraw(&self, page: &mut Page, way: Way) -> io::Result<&'static [Way]> {
+        let at = self.region.address(page.index);
+        // SAFETY: the page is this remapper's, and whoever reads it expects that it may be absent.
+        unsafe {
+            match way {
+                Way::Protect => mprotect(at, PAGE_BYTES, MprotectFlags::empty())?,
+                _ => munmap(at, PAGE_BYTES)?,
+            }
+        }
+        let old = page.frame;
+        page.frame = (page.frame + 1) % FRAMES;
+        page.generation += 1;
+        self.publish(page, way);
+        self.poison(page, old);
+        self.linger();
+        page.generation += 1;
+        self.region.published(page.index).announce();
+        self.fill(page);
+        self.map(page, ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE)?;
+        self.publish(page, Way::Replace);
+        Ok(if way == Way::Protect { &[Way::Protect, Way::Replace] } else { &[Way::Unmap, Way::Replace] })
+    }
+
+    /// Maps another frame privately, writes to it, and throws the kernel's private copy away again.
+    fn copy_and_discard(&self, page: &mut Page) -> io::Result<&'static [Way]> {
+        let old = self.fill_next(page);
+        self.map(page, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?;
+        self.publish(page, Way::Replace);
+        self.poison(page, old);
+        self.linger();
+
+        page.generation += 1;
+        self.region.published(page.index).announce();
+        let canary = Canary { page: page.index, generation: page.generation };
+        let word = self.region.address(page.index).cast::<AtomicU64>();
+        // SAFETY: the mapping was just made, and is writable; others only load from it.
+        unsafe { &*word }.store(canary.word(), Ordering::Release);
+        self.publish(page, Way::Copy);
+        self.poison(page, page.frame);
+        self.linger();
+
+        page.generation += 1;
+        self.region.published(page.index).announce();
+        self.fill(page);
+        // SAFETY: the copy is this remapper's, and readers do not care.
+        unsafe { madvise(self.region.address(page.index), PAGE_BYTES, Advice::LinuxDontNeed)? };
+        self.publish(page, Way::Discard);
+        Ok(&[Way::Replace, Way::Copy, Way::Discard])
+    }
+
+    /// Prepares the next frame of the page for the next generation; returns the one before.
+    fn fill_next(&self, page: &mut Page) -> usize {
+        let old = page.frame;
+        page.frame = (page.frame + 1) % FRAMES;
+        page.generation += 1;
+        self.fill(page);
+        old
+    }
+
+    fn fill(&self, page: &Page) {
+        let canary = Canary { page: page.index, generation: page.generation };
+        self.region.write(page.index, page.frame, canary);
+    }
+
+    fn poison(&self, page: &Page, frame: usize) {
+        self.region.write(page.index, frame, Canary::poison(page.index));
+    }
+
+    /// Maps the page's frame in the place of whatever is there.
+    fn map(&self, page: &Page, rights: ProtFlags, flags: MapFlags) -> io::Result<()> {
+        let Page { index, frame, .. } = *page;
+        let (at, offset) = (self.region.address(index), self.region.offset(index, frame));
+        // SAFETY: the page is this remapper's; readers load single words and expect it to change.
+        unsafe { mmap(at, PAGE_BYTES, rights, flags | MapFlags::FIXED, self.region.file(), offset)? };
+        Ok(())
+    }
+
+    fn publish(&self, page: &Page, way: Way) {
+        let now = nanoseconds(self.begin);
+        self.region.published(page.index).publish(page.generation, way, now);
+    }
+
+    /// Lets the readers look, until one has looked at all pages after this began. So that reader is running at this
+    /// very moment, and has the pages in its TLB: the best time to remap. Spins, for a thread that slept would have
+    /// its CPU idle.
+    fn linger(&self) {
+        let (begin, first) = (Instant::now(), self.region.pulse());
+        while self.region.pulse().wrapping_sub(first) < PULSES && begin.elapsed() < self.pause {}
+    }
+}
+
+/// Nanoseconds since `begin`; a run is shorter than 500 years.
+pub(crate) fn nanoseconds(begin: Instant) -> u64 {
+    u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
