@@ -14,7 +14,7 @@ use core::fmt;
 use core::ops::ControlFlow;
 
 use crate::CpuId;
-use crate::mailbox::{Generation, Scope};
+use crate::mailbox::{Generation, Scope, Widened};
 use crate::set::TargetSet;
 use crate::target::{Claim, Target};
 
@@ -34,7 +34,7 @@ pub trait Hardware {
 /// Targets by index.
 pub trait Targets {
     /// The target of this index; the same one for as long as a flush lasts. `None` is skipped:
-    /// guests name virtual processors that do not exist.
+    /// guests name virtual processors that do not exist. Those that are removed keep their place.
     fn target(&self, index: usize) -> Option<&Target>;
 
     /// Calls `act` with each target of `set` that exists, in any order. Worth overriding where targets lie side by
@@ -97,14 +97,24 @@ impl<const BANKS: usize> Default for Ledger<BANKS> {
 /// What a flush did, for counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Targets that exist and were asked.
+    /// Targets that were asked and whose vCPU is there.
     pub targets: u32,
-    /// Of these, neither kicked nor waited for: they flush when they next enter.
+    /// Targets whose vCPU is absent: not among the above, nor below.
+    pub absent: u32,
+    /// Of the targets of a list, those that had not taken an earlier request yet: one flush serves both.
+    pub joined: u32,
+    /// Of the targets, asked for everything because the list is longer than any mailbox.
+    pub too_many_ranges: u32,
+    /// Of the targets, asked for everything because their mailbox held too many ranges of others.
+    pub mailbox_overflows: u32,
+    /// Of the targets, neither kicked nor waited for: they flush when they next enter.
     pub deferred: u32,
     /// Of the others, kicked by this initiator.
     pub kicks: u32,
     /// Of the others, served by a kick that somebody else had claimed.
     pub merged: u32,
+    /// Turns of waiting, all targets together.
+    pub turns: u64,
 }
 
 /// Publishes a request for `scope` to every target of `set` that exists.
@@ -118,7 +128,9 @@ pub fn issue<'a, T: Targets + ?Sized, const BANKS: usize>(
 ) -> Issued<'a, T, BANKS> {
     ledger.awaited = TargetSet::new();
     let everything = matches!(scope, Scope::All);
-    let (mut asked, mut busy) = (0u32, 0);
+    // Counted here are those that had to be asked one by one, the absent ones, and those in guest mode.
+    let mut outcome = Outcome::default();
+    let mut asked = 0u32;
     targets.for_each(
         set,
         #[inline(always)]
@@ -127,26 +139,39 @@ pub fn issue<'a, T: Targets + ?Sized, const BANKS: usize>(
             asked = asked.wrapping_add(1);
             // Nearly all of them where there are more vCPUs than CPUs.
             if !(everything && target.request_all_if_idle()) {
-                request(target, index, scope, ledger, &mut busy);
+                request(target, index, scope, ledger, &mut outcome);
             }
         },
     );
-    let outcome = Outcome { targets: asked, deferred: asked - busy, ..Outcome::default() };
+    let busy = outcome.targets;
+    outcome.targets = asked - outcome.absent;
+    outcome.deferred = outcome.targets - busy;
     Issued { targets, ledger, outcome }
 }
 
-/// Asks a target that may be in guest mode. Counts it in `busy` if it is.
+/// Asks a target that may be in guest mode; counts it in `outcome.targets` if it is.
 #[inline(never)]
 fn request<const BANKS: usize>(
     target: &Target,
     index: usize,
     scope: Scope<'_>,
     ledger: &mut Ledger<BANKS>,
-    busy: &mut u32,
+    outcome: &mut Outcome,
 ) {
     let requested = target.request(scope);
+    if requested.absent {
+        outcome.absent += 1;
+        return;
+    }
+    // A request for everything finds what its own first step has left.
+    outcome.joined += u32::from(requested.joined && !matches!(scope, Scope::All));
+    match requested.widened {
+        Some(Widened::TooLong) => outcome.too_many_ranges += 1,
+        Some(Widened::Overflow) => outcome.mailbox_overflows += 1,
+        None => {}
+    }
     if requested.busy {
-        *busy += 1;
+        outcome.targets += 1;
         ledger.note(index, requested.generation);
     }
 }
@@ -215,14 +240,14 @@ impl<T: Targets + ?Sized, const BANKS: usize> Dispatched<'_, T, BANKS> {
     /// [`Stalled`] when [`Hardware::relax`] gave up on a target. Nothing that was unmapped may be
     /// freed then; the request stays published.
     #[inline]
-    pub fn wait(self, hardware: &impl Hardware) -> Result<Receipt, Stalled> {
+    pub fn wait(mut self, hardware: &impl Hardware) -> Result<Receipt, Stalled> {
         if self.outcome.deferred != self.outcome.targets {
             self.wait_for_each(hardware)?;
         }
         Ok(Receipt { outcome: self.outcome })
     }
 
-    fn wait_for_each(&self, hardware: &impl Hardware) -> Result<(), Stalled> {
+    fn wait_for_each(&mut self, hardware: &impl Hardware) -> Result<(), Stalled> {
         for (index, generation) in self.ledger.entries() {
             let Some(target) = self.targets.target(index) else { continue };
             let mut turns = 0u64;
@@ -231,6 +256,7 @@ impl<T: Targets + ?Sized, const BANKS: usize> Dispatched<'_, T, BANKS> {
                     return Err(Stalled { index, cpu: target.cpu(), outcome: self.outcome });
                 }
                 turns = turns.saturating_add(1);
+                self.outcome.turns = self.outcome.turns.saturating_add(1);
             }
         }
         Ok(())

@@ -5,7 +5,7 @@
 //! targets that are in guest mode ([`Issued::dispatch`]), and waits only for those
 //! ([`Dispatched::wait`]). A target that is not running is neither interrupted nor waited for: it
 //! flushes before it next enters the guest, because [`Owner::try_enter`] refuses to enter while
-//! a request is pending.
+//! a request is pending. vCPUs may come and go meanwhile ([`Owner::remove`], [`Target::add`]).
 //!
 //! Everything both sides depend on lies in one word per target that both change by
 //! read-modify-write. The ordering table is in the [`target`] module; `docs/coherence.md` states
@@ -23,6 +23,7 @@ pub mod asid;
 pub mod flush;
 pub mod mailbox;
 pub mod owner;
+mod presence;
 pub mod set;
 mod sync;
 pub mod target;

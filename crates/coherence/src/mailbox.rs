@@ -46,6 +46,22 @@ pub enum Scope<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Generation(pub(crate) u64);
 
+/// Why a request for ranges became one for everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Widened {
+    /// No mailbox holds that many ranges.
+    TooLong,
+    /// This one holds too many others.
+    Overflow,
+}
+
+/// A request that was added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Posted {
+    pub(crate) generation: Generation,
+    pub(crate) widened: Option<Widened>,
+}
+
 /// What an owner has to flush: a [`Scope`] that owns its ranges. They are none if a request's
 /// ranges were taken together with an earlier one's.
 #[derive(Debug, PartialEq, Eq)]
@@ -107,12 +123,17 @@ impl Mailbox {
     }
 
     /// Initiator: adds a request (events a and b). The caller then sets FLUSH (c).
-    pub(crate) fn post(&self, scope: Scope<'_>) -> Generation {
+    pub(crate) fn post(&self, scope: Scope<'_>) -> Posted {
+        let all = |widened| Posted { generation: self.announce(ALL), widened };
         match scope {
-            Scope::All => self.announce(ALL),
+            Scope::All => all(None),
+            Scope::Ranges(ranges) if ranges.len() > RANGE_CAPACITY => all(Some(Widened::TooLong)),
             Scope::Ranges(ranges) => self.locked(|| {
-                let kind = if self.append(ranges) { LISTED } else { ALL };
-                self.announce(kind)
+                if self.append(ranges) {
+                    Posted { generation: self.announce(LISTED), widened: None }
+                } else {
+                    all(Some(Widened::Overflow))
+                }
             }),
         }
     }
@@ -193,7 +214,7 @@ mod tests {
     fn posted(count: usize, step: usize) -> Work {
         let mailbox = Mailbox::new();
         let ranges: Vec<_> = (1..=count as u64).map(range).collect();
-        let newest = ranges.chunks(step).map(|chunk| mailbox.post(Scope::Ranges(chunk))).last();
+        let newest = ranges.chunks(step).map(|chunk| mailbox.post(Scope::Ranges(chunk)).generation).last();
         let (generation, work) = mailbox.take();
         assert_eq!(Some(generation), newest);
         assert_eq!(mailbox.take(), (generation, Work::Ranges(RangeList::default())), "not emptied");
@@ -232,9 +253,20 @@ mod tests {
     }
 
     #[test]
+    fn request_for_everything_waits_for_no_lock() {
+        let mailbox = Mailbox::new();
+        let taken = mailbox.locked(|| {
+            mailbox.post(Scope::All);
+            mailbox.post(Scope::Ranges(&[range(1); RANGE_CAPACITY + 1]));
+            mailbox.take()
+        });
+        assert_eq!(taken, (Generation(2), Work::All));
+    }
+
+    #[test]
     fn request_for_no_range_is_counted() {
         let mailbox = Mailbox::new();
-        assert_eq!(mailbox.post(Scope::Ranges(&[])), Generation(1));
+        assert_eq!(mailbox.post(Scope::Ranges(&[])), Posted { generation: Generation(1), widened: None });
         assert_eq!(mailbox.take(), (Generation(1), Work::Ranges(RangeList::default())));
     }
 
@@ -267,11 +299,11 @@ mod tests {
                         });
                         prop_assert!(outstanding.is_empty(), "lost: {outstanding:?}");
                     }
-                    4 => outstanding.push((mailbox.post(Scope::All), None)),
+                    4 => outstanding.push((mailbox.post(Scope::All).generation, None)),
                     count => {
                         let base = 100 * number as u64;
                         let ranges: Vec<_> = (base..base + count as u64 - 5).map(range).collect();
-                        let generation = mailbox.post(Scope::Ranges(&ranges));
+                        let generation = mailbox.post(Scope::Ranges(&ranges)).generation;
                         outstanding.extend(ranges.iter().map(|&range| (generation, Some(range))));
                     }
                 }

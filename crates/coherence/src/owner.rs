@@ -82,8 +82,9 @@ impl<'a> Owner<'a> {
         if self.target.word.load(Ordering::Relaxed) & word::EVENT == 0 {
             return false; // one posted after this load makes try_enter and try_halt fail
         }
-        let old = self.target.word.fetch_and(!(word::EVENT | word::HALTED), Ordering::AcqRel);
-        old & word::EVENT != 0
+        // Nobody else clears it.
+        self.target.word.fetch_and(!(word::EVENT | word::HALTED), Ordering::AcqRel);
+        true
     }
 
     /// L and M: takes the flush that is pending. What is asked for later pends again.
@@ -202,6 +203,12 @@ impl FlushWork<'_> {
         self.generation
     }
 
+    /// How many requests this one flush serves.
+    pub fn requests(&self) -> u64 {
+        // The owner alone writes `completed`, and no two flushes are under way at once.
+        self.generation.0.saturating_sub(self.target.completed.load(Ordering::Relaxed))
+    }
+
     /// O: the work is recorded in the vCPU (N), so that no guest access can come before it.
     ///
     /// Initiators of this and older generations may return from here on: the target is out of
@@ -232,6 +239,7 @@ mod tests {
         let target = Target::new();
         let first = target.owner();
         assert!(first.is_some() && target.owner().is_none());
+        assert!(target.owner().is_none(), "the refusal took the right away");
         drop(first);
         assert!(target.owner().is_some());
     }
@@ -248,8 +256,11 @@ mod tests {
         assert_eq!(owner.try_enter(CPU).unwrap_err(), Pending { flush: true, event: false });
         owner.take_flush().unwrap().complete();
         assert!(owner.take_flush().is_none());
-        assert!(owner.try_enter(CPU).is_ok());
+        let guest = owner.try_enter(CPU).unwrap();
+        assert!(target.is_in_guest());
+        drop(guest);
         assert!(!target.is_in_guest(), "the guard was dropped");
+        assert_eq!(std::format!("{target:?}"), "Target { word: 0xfffffffe00000010, completed: 1 }");
     }
 
     #[test]
@@ -269,7 +280,7 @@ mod tests {
     fn kick_goes_once_to_the_cpu_of_this_stay() {
         let target = Target::new();
         let mut owner = target.owner().unwrap();
-        for cpu in [CpuId(0), CPU, CpuId(u32::MAX)] {
+        for cpu in [CpuId(0), CPU, CpuId(u32::MAX), CpuId(1)] {
             assert_eq!(target.post_event(), Notify::None, "out of guest mode");
             assert!(owner.take_events());
             let guest = owner.try_enter(cpu).unwrap();
@@ -286,6 +297,7 @@ mod tests {
         let mut owner = target.owner().unwrap();
         target.request(Scope::All);
         assert!(owner.try_halt(), "a flush waits for the entry");
+        assert!(owner.try_halt(), "halted still");
         assert!(!target.request(Scope::All).busy);
         assert_eq!(target.post_event(), Notify::Wake);
         assert_eq!(target.post_event(), Notify::None, "woken already");

@@ -129,6 +129,7 @@ mod tests {
     #[test]
     fn a_set_of_4096_reaches_its_last_target() {
         let mut set = TargetSet::<64>::new();
+        assert_eq!(TargetSet::<64>::CAPACITY, 4096);
         assert!(set.insert(4095) && !set.insert(4096));
         assert_eq!(set.iter().collect::<Vec<_>>(), [4095]);
     }

@@ -31,12 +31,13 @@
 //! Interrupts must be held (GIF clear) from before P to VMRUN. A kick that arrives in between
 //! stays pending and ends guest mode at once; were it taken before VMRUN, it would be lost.
 
-use crate::mailbox::{Generation, Mailbox, Scope};
+use crate::mailbox::{Generation, Mailbox, Posted, Scope, Widened};
 use crate::owner::Owner;
 use crate::sync::{AtomicU64, Ordering, const_fn, update};
 use crate::{CpuId, word};
 
-/// One virtual CPU's side of the protocol; shared by reference, for as long as the vCPU exists.
+/// One virtual CPU's side of the protocol; shared by reference, for as long as it may be named. The
+/// vCPU itself may be [removed](Owner::remove) and [added](Target::add) meanwhile.
 #[repr(align(64))]
 pub struct Target {
     /// See [`word`]. `AcqRel` on every change: each pairs with every other.
@@ -61,12 +62,18 @@ pub enum Notify {
 }
 
 /// What became of a request to one target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Requested {
     /// The target is done once it has completed this.
     pub(crate) generation: Generation,
     /// An old translation may be in use: the initiator has to wait.
     pub(crate) busy: bool,
+    /// There is no vCPU: one that is added flushes before it runs.
+    pub(crate) absent: bool,
+    /// An earlier request has not been taken yet: one flush will serve both.
+    pub(crate) joined: bool,
+    /// More was asked for than the initiator wanted.
+    pub(crate) widened: Option<Widened>,
 }
 
 /// Who interrupts a target.
@@ -91,10 +98,10 @@ impl Target {
     /// The right to run the vCPU; `None` while somebody else has it.
     ///
     /// Kept for the vCPU's life in whatever moves from CPU to CPU with it, or claimed for each
-    /// time slice. Pairs with the drop of the owner before.
+    /// time slice. Pairs with the drop of the owner before. An [absent](Self::is_absent) vCPU has none.
     pub fn owner(&self) -> Option<Owner<'_>> {
         let old = self.word.fetch_or(word::OWNED, Ordering::AcqRel);
-        (old & word::OWNED == 0).then_some(Owner { target: self })
+        (old & word::OWNED == 0).then(|| Owner { target: self })
     }
 
     /// Says that something must be looked at before the target next runs guest code: an interrupt
@@ -106,7 +113,7 @@ impl Target {
         let old = self.word.fetch_or(word::EVENT | word::KICKED, Ordering::AcqRel);
         if old & (word::IN_GUEST | word::KICKED) == word::IN_GUEST {
             Notify::Kick(word::cpu(old))
-        } else if old & (word::HALTED | word::EVENT) == word::HALTED {
+        } else if old & (word::HALTED | word::EVENT | word::ABSENT) == word::HALTED {
             Notify::Wake
         } else {
             Notify::None
@@ -118,22 +125,29 @@ impl Target {
         self.word.load(Ordering::Relaxed) & word::IN_GUEST != 0
     }
 
-    /// B and C. A halted target is not woken: it flushes when it next enters.
+    /// B and C. A halted target is not woken: it flushes when it next enters. An absent one is asked
+    /// like any other, see [`presence`](crate::presence).
     pub(crate) fn request(&self, scope: Scope<'_>) -> Requested {
-        let generation = self.mailbox.post(scope);
+        let Posted { generation, widened } = self.mailbox.post(scope);
         let old = self.word.fetch_or(word::FLUSH, Ordering::AcqRel);
-        Requested { generation, busy: old & word::BUSY != 0 }
+        Requested {
+            generation,
+            busy: old & word::BUSY != 0,
+            absent: old & word::ABSENT != 0,
+            joined: old & word::FLUSH != 0,
+            widened,
+        }
     }
 
-    /// B and C in one step, for a request for everything: true if the target is out of guest mode, so that nobody has to
-    /// wait for it and the request needs no generation. If false, [`request`](Self::request) it as well.
+    /// B and C in one step, for a request for everything: true if the vCPU is there and out of guest mode, so that nobody
+    /// has to wait for it and the request needs no generation. If false, [`request`](Self::request) it as well.
     ///
     /// The look at BUSY comes after the request on the same word. If it shows a target that is not busy, then what the
     /// guest did before is visible, and whatever it does later begins with the flush.
     #[inline]
     pub(crate) fn request_all_if_idle(&self) -> bool {
         self.word.fetch_or(word::FLUSH | word::ALL, Ordering::AcqRel);
-        self.word.load(Ordering::Acquire) & word::BUSY == 0
+        self.word.load(Ordering::Acquire) & (word::BUSY | word::ABSENT) == 0
     }
 
     /// D. Whoever gets [`Claim::Kick`] must kick: others rely on it from now on.

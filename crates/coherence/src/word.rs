@@ -7,6 +7,7 @@
 //! | 2 | `TRANSLATING` | owner: section begins | owner: section ends |
 //! | 3 | `KICKED` | poster: claims the interrupt | owner: entry |
 //! | 4 | `OWNED` | owner: claim | owner: drop |
+//! | 5 | `ABSENT` | owner: removal | addition |
 //! | 8 | `FLUSH` | initiator: issue | owner: takes the flush |
 //! | 9 | `EVENT` | poster | owner: takes the event |
 //! | 10 | `ALL` | initiator: issue, together with `FLUSH` | owner: takes the flush |
@@ -24,6 +25,8 @@ pub(crate) const TRANSLATING: u64 = 1 << 2;
 pub(crate) const KICKED: u64 = 1 << 3;
 /// An `Owner` exists.
 pub(crate) const OWNED: u64 = 1 << 4;
+/// There is no vCPU. `OWNED` stays set, so that nobody but who adds one gets an `Owner`.
+pub(crate) const ABSENT: u64 = 1 << 5;
 /// The mailbox holds a request that the owner has not taken.
 pub(crate) const FLUSH: u64 = 1 << 8;
 /// Something else must be looked at before the guest runs.
@@ -39,7 +42,7 @@ pub(crate) const BUSY: u64 = IN_GUEST | TRANSLATING;
 const CPU_SHIFT: u32 = 32;
 const CPU: u64 = !0 << CPU_SHIFT;
 
-const _: () = assert!(CPU & (REQUESTS | BUSY | HALTED | KICKED | OWNED | ALL) == 0);
+const _: () = assert!(CPU & (REQUESTS | BUSY | HALTED | KICKED | OWNED | ABSENT | ALL) == 0);
 
 /// The CPU on which the target is in guest mode.
 pub(crate) const fn cpu(word: u64) -> CpuId {

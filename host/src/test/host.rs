@@ -1,17 +1,12 @@
 //! Tests that cargo runs: unit, property and model tests, and the linters.
 
-use super::Tally;
 use super::progress::Progress;
+use super::{Tally, lines};
 use crate::machine::signals::Signals;
 use crate::workspace;
-use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process_group};
-use std::io::{BufRead, BufReader, PipeReader};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc;
-use std::thread;
-use std::time::{Duration, Instant};
+use anyhow::Result;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
 
 /// Lines of output that are shown after a failure.
 const DETAIL_LINES: usize = 60;
@@ -172,50 +167,13 @@ impl Step {
     }
 
     fn read(&self, progress: &Progress, signals: &Signals) -> Result<(ExitStatus, Reading)> {
-        let (source, sink) = std::io::pipe()?;
-        let mut command = self.command();
-        command.stdout(sink.try_clone()?).stderr(sink).stdin(Stdio::null()).process_group(0);
-        let mut child = command.spawn().context("cannot start cargo")?;
-        // The command holds copies of the pipe's writing end; while it lives, there is no end of file.
-        drop(command);
-        let group = Pid::from_child(&child);
-        let (sender, lines) = mpsc::channel();
-        let reader = thread::spawn(move || read_lines(source, &sender));
-        let deadline = Instant::now() + STEP_TIMEOUT;
         let mut reading = Reading::default();
-        loop {
-            match lines.recv_timeout(Duration::from_millis(200)) {
-                Ok(line) => {
-                    progress.note(format!("{} passed  {}", reading.passed_so_far(), shorten(&line)));
-                    reading.line(line);
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => break,
-            }
-            if signals.caught().is_some() || Instant::now() >= deadline {
-                reading.line(format!("error: stopped after {} s", STEP_TIMEOUT.as_secs()));
-                kill_process_group(group, Signal::KILL).context("cannot end cargo")?;
-                break;
-            }
-        }
-        let status = child.wait()?;
-        reader.join().ok();
+        let status = lines::read(self.command(), STEP_TIMEOUT, signals, |line| {
+            progress.note(format!("{} passed  {}", reading.passed_so_far(), lines::shorten(&line)));
+            reading.line(line);
+        })?;
         Ok((status, reading))
     }
-}
-
-fn read_lines(source: PipeReader, sender: &mpsc::Sender<String>) {
-    for line in BufReader::new(source).split(b'\n') {
-        let Ok(line) = line else { return };
-        if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
-            return;
-        }
-    }
-}
-
-/// What fits on the progress line.
-fn shorten(line: &str) -> String {
-    line.trim().chars().take(60).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,10 @@
 mod cases;
 mod guests;
 mod host;
+mod lines;
+mod mutants;
+#[cfg(test)]
+mod names;
 mod progress;
 
 use crate::cli::TestArgs;
@@ -27,6 +31,9 @@ impl Tally {
 /// Runs the tests; the status is 1 if one failed.
 pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     let wanted = |name: &str| args.filter.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    if args.mutants {
+        return mutants::test(args.list, &wanted, signals);
+    }
     if args.list {
         let names = host::STEPS.iter().map(|step| (step.name, step.about));
         let names = names.chain(cases::CASES.iter().map(|case| (case.name, case.about)));
@@ -47,10 +54,15 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     if !cases.is_empty() && signals.caught().is_none() {
         total.add(guests::run_all(&cases, args.long, &mut progress, signals)?);
     }
+    Ok(verdict(total, signals))
+}
+
+/// Prints the last line, and says what the process's status is.
+fn verdict(total: Tally, signals: &Signals) -> u8 {
     if let Some(signal) = signals.caught() {
         eprintln!("quell: stopped by signal {signal}");
-        return Ok(u8::try_from(128 + signal).unwrap_or(1));
+        return u8::try_from(128 + signal).unwrap_or(1);
     }
     println!("{} passed, {} failed", total.passed, total.failed);
-    Ok(u8::from(total.failed > 0 || total.passed == 0))
+    u8::from(total.failed > 0 || total.passed == 0)
 }

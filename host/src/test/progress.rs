@@ -32,6 +32,11 @@ impl Progress {
         self.bar.set_message(text);
     }
 
+    /// A line that stays, above the bar.
+    pub(crate) fn say(&self, text: &str) {
+        self.bar.suspend(|| println!("{text}"));
+    }
+
     /// It has ended; `detail` follows a failure, indented.
     pub(crate) fn end(&self, name: &str, passed: bool, note: &str, detail: &str) {
         self.bar.disable_steady_tick();

@@ -1,7 +1,7 @@
 //! The engine on the host: who is kicked, who is waited for, and what is reported.
 
 use super::*;
-use crate::{InGuest, Notify};
+use crate::{GvaRange, InGuest, Notify, RANGE_CAPACITY};
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::vec::Vec;
@@ -69,12 +69,13 @@ fn targets_in_guest_mode_beyond_the_first_bank_are_kicked_once_each() {
     let mut ledger = std::boxed::Box::new(Ledger::<64>::new());
     let all = TargetSet::first(4096);
     let receipt = flush(targets.as_slice(), &all, Scope::All, &mut ledger, &bench).unwrap();
-    assert_eq!(receipt.outcome(), Outcome { targets: 4096, deferred: 4092, kicks: 4, merged: 0 });
+    let outcome = Outcome { targets: 4096, deferred: 4092, kicks: 4, ..Outcome::default() };
+    assert_eq!(receipt.outcome(), outcome);
     assert!(bench.kicked.borrow().iter().copied().eq((0..4).map(CpuId)));
 
     // The ledger forgets: nobody is in guest mode now.
     let receipt = flush(targets.as_slice(), &all, Scope::All, &mut ledger, &bench).unwrap();
-    assert_eq!(receipt.outcome().deferred, 4096);
+    assert_eq!(receipt.outcome(), Outcome { targets: 4096, deferred: 4096, ..Outcome::default() });
     assert_eq!(bench.kicked.borrow().len(), 4);
 }
 
@@ -87,12 +88,13 @@ fn kick_that_is_in_flight_serves_another_request() {
     let (targets, set) = ([&target], TargetSet::<1>::first(1));
     let (mut one, mut two) = (Ledger::new(), Ledger::new());
     let bench = Bench::default();
-    let first = issue(targets.as_slice(), &set, Scope::All, &mut one).dispatch(&bench);
-    let second = issue(targets.as_slice(), &set, Scope::All, &mut two).dispatch(&bench);
+    let scope = Scope::Ranges(&[GvaRange { first: 0x1000, pages: 1 }]);
+    let first = issue(targets.as_slice(), &set, scope, &mut one).dispatch(&bench);
+    let second = issue(targets.as_slice(), &set, scope, &mut two).dispatch(&bench);
     guest.leave();
     let merged = Outcome { targets: 1, merged: 1, ..Outcome::default() };
     assert_eq!(first.wait(&bench).unwrap().outcome(), merged);
-    assert_eq!(second.wait(&bench).unwrap().outcome(), merged);
+    assert_eq!(second.wait(&bench).unwrap().outcome(), Outcome { joined: 1, ..merged });
     assert!(bench.kicked.borrow().is_empty());
 }
 
@@ -123,7 +125,8 @@ fn stalled_target_is_reported_and_its_request_stays() {
     let targets = [&Target::new(), &target];
     let stalled = flush(targets.as_slice(), &set, Scope::All, &mut Ledger::new(), &bench).unwrap_err();
     assert_eq!((stalled.index, stalled.cpu, stalled.outcome.kicks), (1, CpuId(7), 1));
-    assert_eq!(bench.turns.get(), 1001);
+    assert_eq!((bench.turns.get(), stalled.outcome.turns), (1001, 1000));
+    assert_eq!(std::format!("{stalled}"), "flush: target 1 did not leave guest mode on CPU 7");
     guest.leave();
     assert!(owner.try_enter(CpuId(7)).is_err());
 }
@@ -137,6 +140,68 @@ fn g3_no_receipt_before_a_section_has_ended() {
     assert!(flush(targets.as_slice(), &set, Scope::All, &mut Ledger::new(), &bench).is_err());
     assert!(bench.kicked.borrow().is_empty(), "a kick cannot end it");
     section.end();
+}
+
+#[test]
+fn kick_goes_to_where_the_target_has_moved() {
+    let target = Target::new();
+    let (targets, set) = ([&target], TargetSet::<1>::first(1));
+    let (mut one, mut two) = (Ledger::new(), Ledger::new());
+    let bench = Bench { is_deaf: true, ..Bench::default() };
+    let mut owner = target.owner().unwrap();
+    let guest = owner.try_enter(CpuId(0)).unwrap();
+    let first = issue(targets.as_slice(), &set, Scope::All, &mut one);
+    guest.leave();
+    owner.take_flush().unwrap().complete();
+    drop(owner);
+    let mut owner = target.owner().unwrap();
+    let guest = owner.try_enter(CpuId(1)).unwrap();
+    let second = issue(targets.as_slice(), &set, Scope::All, &mut two);
+    // Whoever dispatches first kicks on behalf of both.
+    let first = first.dispatch(&bench);
+    let second = second.dispatch(&bench);
+    assert_eq!(*bench.kicked.borrow(), [CpuId(1)]);
+    assert_eq!(first.wait(&bench).unwrap().outcome().turns, 0, "its request was done before");
+    guest.leave();
+    assert_eq!(second.wait(&bench).unwrap().outcome().merged, 1);
+}
+
+#[test]
+fn removed_target_is_neither_waited_for_nor_counted() {
+    let target = Target::new();
+    let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::default());
+    let (mut one, mut two) = (Ledger::new(), Ledger::new());
+    let mut owner = target.owner().unwrap();
+    let guest = owner.try_enter(CpuId(0)).unwrap();
+    let issued = issue(targets.as_slice(), &set, Scope::All, &mut one);
+    guest.leave();
+    owner.remove();
+    let receipt = issued.dispatch(&bench).wait(&bench).unwrap();
+    assert_eq!(receipt.outcome(), Outcome { targets: 1, ..Outcome::default() });
+    let receipt = flush(targets.as_slice(), &set, Scope::All, &mut two, &bench).unwrap();
+    assert_eq!(receipt.outcome(), Outcome { absent: 1, ..Outcome::default() });
+    assert!(bench.kicked.borrow().is_empty());
+}
+
+#[test]
+fn reasons_for_widening_are_told_apart() {
+    let (targets, bench) = (targets(1), Bench::default());
+    let set = TargetSet::<1>::first(1);
+    let widened = |count: usize| {
+        let ranges = std::vec![crate::GvaRange { first: 0, pages: 1 }; count];
+        let receipt = flush(targets.as_slice(), &set, Scope::Ranges(&ranges), &mut Ledger::new(), &bench);
+        let outcome = receipt.unwrap().outcome();
+        (outcome.too_many_ranges, outcome.mailbox_overflows)
+    };
+    assert_eq!(widened(RANGE_CAPACITY + 1), (1, 0));
+    assert_eq!(widened(RANGE_CAPACITY), (0, 0), "it fits");
+    assert_eq!(widened(0), (0, 0));
+    assert_eq!(widened(1), (0, 1), "it would, without the others");
+    let mut owner = targets[0].owner().unwrap();
+    let work = owner.take_flush().unwrap();
+    assert_eq!(work.requests(), 4);
+    work.complete();
+    assert_eq!(widened(1), (0, 0));
 }
 
 /// Kicks of real threads.

@@ -181,6 +181,11 @@ impl<'m> Cpu<'m> {
         section.end();
     }
 
+    /// The vCPU goes, and its record with it. The CPU's TLB stays as it is.
+    pub(super) fn discard_record(&mut self) {
+        self.armed.clear();
+    }
+
     /// VMRUN: does what is armed, and nothing else. The TLB keeps the rest for ever.
     fn vmrun(&mut self) {
         for flush in self.armed.drain(..) {

@@ -7,7 +7,7 @@
 use super::machine::Machine;
 use super::protocol::Protocol;
 use super::scenarios::{
-    consecutive, event_in_guest, explore, halting, overflow, passing, returning, staying, translating,
+    consecutive, event_in_guest, halting, overflow, passing, returning, staying, translating,
 };
 use crate::mailbox::{Generation, Work};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// What the real engine does to one target, in steps that a mutant can replace.
-fn flush_by(
+pub(super) fn flush_by(
     machine: &Machine,
     request: impl FnOnce(&Target) -> Requested,
     claim: impl FnOnce(&Target) -> Claim,
@@ -44,7 +44,7 @@ fn flush_by(
 fn request_by(target: &Target, post: impl FnOnce(&Target) -> Generation) -> Requested {
     let generation = post(target);
     let old = target.word.fetch_or(word::FLUSH, AcqRel);
-    Requested { generation, busy: old & word::BUSY != 0 }
+    Requested { generation, busy: old & word::BUSY != 0, ..Requested::default() }
 }
 
 fn ranges(scope: Scope<'_>) -> &[GvaRange] {
@@ -67,10 +67,11 @@ macro_rules! mutant {
         #[test]
         #[should_panic(expected = $seen)]
         fn $test() {
-            explore(Some(3), $scenario);
+            $crate::model::scenarios::explore(Some(3), $scenario);
         }
     };
 }
+pub(super) use mutant;
 
 mutant! {
     /// O3, O5: the entry looks, and then stores.
@@ -324,7 +325,7 @@ mutant! {
             let request = |target: &Target| {
                 let busy = target.word.load(Acquire) & word::BUSY != 0;
                 target.word.fetch_or(word::FLUSH | word::ALL, AcqRel);
-                if busy { target.request(scope) } else { Requested { generation: Generation(0), busy } }
+                if busy { target.request(scope) } else { Requested::default() }
             };
             flush_by(machine, request, Target::claim_kick, Target::is_quiet)
         }

@@ -35,6 +35,14 @@ pub(super) trait Protocol: 'static {
         target.post_event()
     }
 
+    fn remove(owner: Owner<'_>) {
+        owner.remove();
+    }
+
+    fn add(target: &Target) -> Option<Owner<'_>> {
+        target.add()
+    }
+
     /// A flush of the first `count` targets.
     fn flush(machine: &Machine, count: usize, scope: Scope<'_>) -> Outcome {
         let (set, mut ledger) = (TargetSet::<1>::first(count), Ledger::new());

@@ -244,25 +244,6 @@ pub(super) fn translating<P: Protocol>() {
     machine.check(freed);
 }
 
-/// A vCPU that moves to another CPU, and stays there until it is kicked: the kick must follow.
-pub(super) fn migrating<P: Protocol>() {
-    let machine = Arc::new(Machine::new(2));
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let target = &machine.targets[0];
-            Cpu::new(&machine, 1).run::<P>(&mut target.owner().expect("free"), Stay::Briefly, &[0]);
-            Cpu::new(&machine, 0).run::<P>(&mut target.owner().expect("free"), Stay::UntilKicked, &[0]);
-        })
-    };
-    let freed = machine.replace(0, || {
-        P::flush(&machine, 1, Scope::All);
-    });
-    machine.finish();
-    vcpu.join().unwrap();
-    machine.check(freed);
-}
-
 #[test]
 fn o1_initiator_and_target_entering_and_leaving() {
     explore(Some(4), passing::<Real>);
@@ -331,9 +312,4 @@ fn event_kicks_a_target_in_guest_mode() {
 #[test]
 fn h30_translation_section_is_waited_for() {
     explore(Some(3), translating::<Real>);
-}
-
-#[test]
-fn kick_follows_a_migration() {
-    explore(Some(3), migrating::<Real>);
 }

@@ -50,13 +50,13 @@ fn space_call(targets: u32) -> Control {
     (1..=targets).for_each(|vp| banks[vp as usize / 64] |= 1 << (vp % 64));
     if targets < 64 {
         // Address space, flags, processors.
-        hypercall::write_input(&[0, 0, banks[0]]);
+        hypercall::input_page().write(&[0, 0, banks[0]]);
         return Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE.0);
     }
     let count = targets as usize / 64 + 1;
     // Address space, flags, the sparse format, valid banks, banks.
     let [a, b, c, d] = banks;
-    hypercall::write_input(&[0, 0, 0, (1 << count) - 1, a, b, c, d]);
+    hypercall::input_page().write(&[0, 0, 0, (1 << count) - 1, a, b, c, d]);
     Control::new()
         .with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX.0)
         .with_variable_header_words(count as u16)

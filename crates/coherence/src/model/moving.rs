@@ -1,0 +1,236 @@
+//! vCPUs that change CPUs, are removed, and come back, while they are flushed: scenarios, and the
+//! mutants that fail there.
+
+use core::cell::Cell;
+
+use loom::sync::Arc;
+use loom::thread;
+
+use super::machine::{Cpu, Machine, Stay};
+use super::mutants::{flush_by, mutant};
+use super::protocol::{Protocol, Real};
+use super::scenarios::explore;
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use crate::sync::update;
+use crate::target::Claim;
+use crate::{Notify, Outcome, Owner, Scope, Target, word};
+
+/// A vCPU that moves to another CPU, and stays there until it is kicked: the kick must follow.
+fn migrating<P: Protocol>() {
+    let machine = Arc::new(Machine::new(2));
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || move_and_stay::<P>(&machine, &[0]))
+    };
+    let freed = machine.replace(0, || {
+        P::flush(&machine, 1, Scope::All);
+    });
+    machine.finish();
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+/// As [`migrating`], under two initiators: one may kick where the other has seen the vCPU enter.
+/// Nothing is accessed, to keep it small: a kick that goes astray hangs.
+fn migrating_under_two<P: Protocol>() {
+    let machine = Arc::new(Machine::new(2));
+    let initiators = [(); 2].map(|()| {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            P::flush(&machine, 1, Scope::All);
+            machine.finish();
+        })
+    });
+    move_and_stay::<P>(&machine, &[]);
+    initiators.into_iter().for_each(|initiator| initiator.join().unwrap());
+}
+
+/// The first vCPU runs on CPU 1 for a moment and then on CPU 0 until it is kicked.
+fn move_and_stay<P: Protocol>(machine: &Machine, pages: &[usize]) {
+    let target = &machine.targets[0];
+    Cpu::new(machine, 1).run::<P>(&mut target.owner().expect("free"), Stay::Briefly, pages);
+    Cpu::new(machine, 0).run::<P>(&mut target.owner().expect("free"), Stay::UntilKicked, pages);
+}
+
+/// A vCPU that is removed and never comes back, with or without the flush on record.
+fn removed<P: Protocol>() {
+    let machine = Arc::new(Machine::new(1));
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let mut owner = machine.targets[0].owner().expect("free");
+            let mut cpu = Cpu::new(&machine, 0);
+            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+            cpu.absorb::<P>(&mut owner);
+            P::remove(owner);
+        })
+    };
+    let freed = machine.replace(0, || {
+        let outcome = P::flush(&machine, 1, Scope::All);
+        assert_eq!(outcome.targets + outcome.absent, 1);
+    });
+    assert_ne!(machine.post_event::<P>(0), Notify::Wake, "it does not halt");
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+/// A vCPU that is removed, and another that comes in its place, on the same CPU under the same
+/// tag, and stays until it is kicked.
+fn replaced<P: Protocol>() {
+    let machine = Arc::new(Machine::new(1));
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let mut owner = machine.targets[0].owner().expect("free");
+            let mut cpu = Cpu::new(&machine, 0);
+            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+            cpu.absorb::<P>(&mut owner);
+            P::remove(owner);
+            cpu.discard_record();
+            let mut owner = P::add(&machine.targets[0]).expect("absent");
+            cpu.run::<P>(&mut owner, Stay::UntilKicked, &[0]);
+        })
+    };
+    let freed = machine.replace(0, || {
+        P::flush(&machine, 1, Scope::All);
+    });
+    machine.finish();
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+/// A vCPU that is added while a page is replaced and flushed for it.
+fn added<P: Protocol>() {
+    let machine = Arc::new(Machine::new(1));
+    machine.targets[0].owner().expect("free").remove();
+    let vcpu = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let mut owner = P::add(&machine.targets[0]).expect("absent");
+            Cpu::new(&machine, 0).run::<P>(&mut owner, Stay::Briefly, &[0]);
+        })
+    };
+    let freed = machine.replace(0, || {
+        P::flush(&machine, 1, Scope::All);
+    });
+    vcpu.join().unwrap();
+    machine.check(freed);
+}
+
+/// Two that add the same vCPU: one does.
+fn added_by_two() {
+    let machine = Arc::new(Machine::new(1));
+    machine.targets[0].owner().expect("free").remove();
+    let add = |machine: &Machine| match machine.targets[0].add() {
+        Some(owner) => {
+            core::mem::forget(owner); // the vCPU runs for ever
+            1
+        }
+        None => 0,
+    };
+    let other = {
+        let machine = machine.clone();
+        thread::spawn(move || add(&machine))
+    };
+    let here = add(&machine);
+    assert_eq!(here + other.join().unwrap(), 1);
+}
+
+#[test]
+fn kick_follows_a_migration() {
+    explore(Some(3), migrating::<Real>);
+}
+
+#[test]
+fn kick_follows_a_migration_that_another_initiator_sees() {
+    explore(Some(2), migrating_under_two::<Real>);
+}
+
+#[test]
+fn g6_removed_vcpu_is_not_waited_for() {
+    explore(Some(4), removed::<Real>);
+}
+
+#[test]
+fn g6_no_flush_is_lost_when_another_vcpu_comes_in_its_place() {
+    explore(Some(3), replaced::<Real>);
+}
+
+#[test]
+fn g6_vcpu_that_is_added_during_a_flush_walks_the_changed_tables() {
+    explore(Some(3), added::<Real>);
+}
+
+#[test]
+fn vcpu_is_added_by_one_of_two() {
+    explore(None, added_by_two);
+}
+
+mutant! {
+    /// The kick goes to the CPU that `issue` saw, though the claim is that of a later stay.
+    KickWhereIssued fails kick_of_the_cpu_before_a_migration:
+        migrating_under_two::<KickWhereIssued>, "maximum number of branches",
+    {
+        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+            let issued_to = Cell::new(crate::CpuId(0));
+            let request = |target: &Target| {
+                issued_to.set(target.cpu());
+                target.request(scope)
+            };
+            let claim = |target: &Target| match target.claim_kick() {
+                Claim::Kick(_) => Claim::Kick(issued_to.get()),
+                other => other,
+            };
+            flush_by(machine, request, claim, Target::is_quiet)
+        }
+    }
+}
+
+mutant! {
+    /// Nothing is flushed for the new vCPU: what the former one had on record is gone.
+    AddUnflushed fails added_without_a_flush: replaced::<AddUnflushed>, "used after", {
+        fn add(target: &Target) -> Option<Owner<'_>> {
+            target.word.fetch_and(!word::ABSENT, AcqRel);
+            Some(Owner { target })
+        }
+    }
+}
+
+mutant! {
+    /// Generations start again: an initiator waits for one that will not come.
+    AddAfresh fails added_with_new_generations: replaced::<AddAfresh>, "maximum number of branches", {
+        fn add(target: &Target) -> Option<Owner<'_>> {
+            target.mailbox.header.store(1, Release); // everything, generation 0
+            target.completed.store(0, Release);
+            let add = |word: u64| Some(word & !word::ABSENT | word::FLUSH);
+            let _added = update(&target.word, add);
+            Some(Owner { target })
+        }
+    }
+}
+
+mutant! {
+    /// O3: an absent target is not asked, by a load that the page-table change may pass.
+    SkipAbsent fails o3_absent_targets_skipped_by_a_load: added::<SkipAbsent>, "used after", {
+        fn flush(machine: &Machine, count: usize, scope: Scope<'_>) -> Outcome {
+            if machine.targets[0].word.load(Acquire) & word::ABSENT != 0 {
+                return Outcome::default();
+            }
+            Real::flush(machine, count, scope)
+        }
+    }
+}
+
+mutant! {
+    /// The removed vCPU can be claimed, and its requests are passed over.
+    RemoveForgotten fails removal_that_drops_requests: replaced::<RemoveForgotten>, "used after", {
+        fn remove(owner: Owner<'_>) {
+            owner.target.word.store(word::OWNED, Relaxed);
+            core::mem::forget(owner);
+        }
+
+        fn add(target: &Target) -> Option<Owner<'_>> {
+            Some(Owner { target })
+        }
+    }
+}

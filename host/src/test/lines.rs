@@ -1,0 +1,71 @@
+//! A command whose output is read line by line while it runs.
+
+use crate::machine::signals::Signals;
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::{BufRead, BufReader, PipeReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a command that is stopped gets to end by itself.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Runs `command` in a process group of its own and hands each line of its output to `each`.
+///
+/// It is interrupted, and killed if that does not help, after `timeout` or when a signal arrives.
+pub(super) fn read(
+    mut command: Command,
+    timeout: Duration,
+    signals: &Signals,
+    mut each: impl FnMut(String),
+) -> Result<ExitStatus> {
+    let (source, sink) = std::io::pipe()?;
+    command.stdout(sink.try_clone()?).stderr(sink).stdin(Stdio::null()).process_group(0);
+    let mut child = command.spawn().context("cannot start cargo")?;
+    // The command holds copies of the pipe's writing end; while it lives, there is no end of file.
+    drop(command);
+    let group = Pid::from_child(&child);
+    let (sender, lines) = mpsc::channel();
+    let reader = thread::spawn(move || send_lines(source, &sender));
+    let mut deadline = Instant::now() + timeout;
+    let mut is_stopping = false;
+    loop {
+        match lines.recv_timeout(Duration::from_millis(200)) {
+            Ok(line) => each(line),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+        let is_over = Instant::now() >= deadline;
+        if is_stopping && is_over {
+            kill_process_group(group, Signal::KILL).context("cannot end cargo")?;
+            break;
+        }
+        if !is_stopping && (is_over || signals.caught().is_some()) {
+            each(format!("error: stopped by {}", if is_over { "its timeout" } else { "a signal" }));
+            kill_process_group(group, Signal::INT).context("cannot end cargo")?;
+            deadline = Instant::now() + GRACE;
+            is_stopping = true;
+        }
+    }
+    let status = child.wait()?;
+    drop(lines);
+    reader.join().ok();
+    Ok(status)
+}
+
+fn send_lines(source: PipeReader, sender: &mpsc::Sender<String>) {
+    for line in BufReader::new(source).split(b'\n') {
+        let Ok(line) = line else { return };
+        if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+            return;
+        }
+    }
+}
+
+/// What of `line` fits on the progress line.
+pub(super) fn shorten(line: &str) -> String {
+    line.trim().chars().take(60).collect()
+}

@@ -1,0 +1,241 @@
+//! Tests of the tests: cargo-mutants spoils the code that guests depend on most, and each spoilt
+//! version has to fail. `docs/mutants.md` lists those that may not, and why.
+
+mod survivors;
+
+use super::progress::Progress;
+use super::{Tally, lines, verdict};
+use crate::machine::signals::Signals;
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use survivors::Listed;
+
+/// Where the survivors are listed, below the root of the source tree.
+const LIST: &str = "docs/mutants.md";
+/// Seconds for one mutant's tests, which take one or two: what takes longer hangs, and is caught by that.
+const TEST_TIMEOUT_SECS: &str = "20";
+/// Seconds for building one.
+const BUILD_TIMEOUT_SECS: &str = "300";
+/// Longest time for all mutants of a crate.
+const AREA_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
+/// Longest time for installing cargo-mutants.
+const INSTALL_TIMEOUT: Duration = Duration::from_secs(1800);
+/// Files of tests: spoiling those shows nothing. Their modules are known to cargo-mutants only if
+/// they are guarded by a plain `cfg(test)`.
+const TEST_FILES: [&str; 2] = ["**/tests.rs", "crates/*/src/model/**"];
+/// The same for test modules inside files.
+const TEST_MODULES: &str = r"\btests::";
+
+/// A crate to be spoilt.
+struct Area {
+    name: &'static str,
+    about: &'static str,
+    package: &'static str,
+    directory: &'static str,
+}
+
+const AREAS: [Area; 2] = [
+    Area {
+        name: "mutants-coherence",
+        about: "every spoilt expression of the flush engine fails a test",
+        package: "quell-coherence",
+        directory: "crates/coherence/",
+    },
+    Area {
+        name: "mutants-tlfs",
+        about: "and every one of the hypercall decoders",
+        package: "quell-tlfs",
+        directory: "crates/tlfs/",
+    },
+];
+
+/// Runs the areas whose name is `wanted`, or lists them; the status is 1 if a survivor is not listed.
+pub(super) fn test(list: bool, wanted: &impl Fn(&str) -> bool, signals: &Signals) -> Result<u8> {
+    let areas = AREAS.iter().filter(|area| wanted(area.name));
+    if list {
+        areas.for_each(|area| println!("{:<40} {}", area.name, area.about));
+        return Ok(0);
+    }
+    let path = workspace::root().join(LIST);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let listed = Listed::parse(&text).context(LIST)?;
+    let mut progress = Progress::new();
+    install(&mut progress, signals)?;
+    let mut total = Tally::default();
+    for area in areas {
+        if signals.caught().is_some() {
+            break;
+        }
+        total.add(area.run(&listed, &mut progress, signals)?);
+    }
+    Ok(verdict(total, signals))
+}
+
+/// Installs cargo-mutants where cargo keeps the user's programs, unless it is there.
+fn install(progress: &mut Progress, signals: &Signals) -> Result<()> {
+    let mut command = workspace::cargo();
+    command.args(["mutants", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+    if command.status().context("cannot start cargo")?.success() {
+        return Ok(());
+    }
+    progress.say("installing cargo-mutants into cargo's home directory; that takes some minutes");
+    progress.begin("cargo-mutants");
+    let mut command = workspace::cargo();
+    command.args(["install", "cargo-mutants", "--locked"]);
+    let mut last = String::new();
+    let status = lines::read(command, INSTALL_TIMEOUT, signals, |line| {
+        progress.note(lines::shorten(&line));
+        last = line;
+    })?;
+    ensure!(status.success(), "cargo-mutants cannot be installed: {last}");
+    Ok(())
+}
+
+/// What became of the mutants of one area, by name.
+#[derive(Debug, Default)]
+struct Outcome {
+    caught: Vec<String>,
+    timed_out: Vec<String>,
+    missed: Vec<String>,
+    unviable: Vec<String>,
+}
+
+impl Outcome {
+    /// Reads what cargo-mutants left in `directory`.
+    fn read(directory: &Path) -> Result<Self> {
+        let read = |file: &str| -> Result<Vec<String>> {
+            let path = directory.join(file);
+            let text =
+                fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            Ok(text.lines().map(str::to_owned).collect())
+        };
+        Ok(Self {
+            caught: read("caught.txt")?,
+            timed_out: read("timeout.txt")?,
+            missed: read("missed.txt")?,
+            unviable: read("unviable.txt")?,
+        })
+    }
+
+    /// What hangs is caught as well as what fails.
+    fn summary(&self) -> String {
+        format!(
+            "{} caught ({} by timeout), {} missed, {} unviable",
+            self.caught.len() + self.timed_out.len(),
+            self.timed_out.len(),
+            self.missed.len(),
+            self.unviable.len()
+        )
+    }
+}
+
+impl Area {
+    /// Runs it, and counts as one test.
+    fn run(&self, listed: &Listed, progress: &mut Progress, signals: &Signals) -> Result<Tally> {
+        progress.begin(self.name);
+        let output = workspace::target_dir("mutants").join(self.package);
+        fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
+        let mut seen = Seen::default();
+        let status = lines::read(self.command(&output), AREA_TIMEOUT, signals, |line| {
+            seen.line(line);
+            progress.note(seen.note());
+        })?;
+        // 2: some were missed. 3: some timed out. Anything else is no result at all.
+        let has_result = matches!(status.code(), Some(0 | 2 | 3)) && signals.caught().is_none();
+        if !has_result {
+            progress.end(self.name, false, &format!("cargo-mutants: {status}"), &seen.others.join("\n"));
+            return Ok(Tally { passed: 0, failed: 1 });
+        }
+        let outcome = Outcome::read(&output.join("mutants.out"))?;
+        let unlisted = listed.unlisted(&outcome.missed);
+        let mut detail = unlisted.iter().map(|name| format!("missed: {name}")).collect::<Vec<_>>();
+        if !unlisted.is_empty() {
+            detail.push(format!("Add a test, or list it in {LIST} with the reason why none can see it."));
+        }
+        let passed = unlisted.is_empty();
+        progress.end(self.name, passed, &outcome.summary(), &detail.join("\n"));
+        for name in listed.outdated(&outcome.missed, self.directory) {
+            progress.say(&format!("     | listed in {LIST}, but not missed any more: {name}"));
+        }
+        Ok(Tally { passed: usize::from(passed), failed: usize::from(!passed) })
+    }
+
+    fn command(&self, output: &Path) -> Command {
+        let mut command = workspace::cargo();
+        // A copy of the tree is built in a directory of its own.
+        command.env_remove("CARGO_TARGET_DIR").env("CARGO_TERM_COLOR", "never");
+        command.env("CARGO_PROFILE_DEV_DEBUG", "0");
+        command.args(["mutants", "--package", self.package, "--jobs", "1", "--caught", "--unviable"]);
+        command.args(["--timeout", TEST_TIMEOUT_SECS, "--build-timeout", BUILD_TIMEOUT_SECS]);
+        command.args(["--exclude-re", TEST_MODULES]);
+        for glob in TEST_FILES {
+            command.args(["--exclude", glob]);
+        }
+        command.arg("--output").arg(output).args(["--", "--lib"]);
+        command
+    }
+}
+
+/// What cargo-mutants has printed so far.
+#[derive(Default)]
+struct Seen {
+    total: Option<usize>,
+    done: usize,
+    missed: usize,
+    /// What is not about a single mutant: the reason if it gives up.
+    others: Vec<String>,
+}
+
+impl Seen {
+    /// `Found 330 mutants to test`, or a verdict and the mutant's name.
+    fn line(&mut self, line: String) {
+        match line.split_whitespace().next() {
+            Some("caught" | "TIMEOUT" | "unviable") => self.done += 1,
+            Some("MISSED") => {
+                self.done += 1;
+                self.missed += 1;
+            }
+            Some("Found") => self.total = line.split_whitespace().nth(1).and_then(|word| word.parse().ok()),
+            _ => self.others.push(line),
+        }
+    }
+
+    fn note(&self) -> String {
+        match self.total {
+            Some(total) => format!("{} of {total}, {} missed", self.done, self.missed),
+            None => "building".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_in_the_sources_can_be_read() {
+        let text = fs::read_to_string(workspace::root().join(LIST)).unwrap();
+        Listed::parse(&text).unwrap();
+    }
+
+    #[test]
+    fn progress_counts_verdicts_and_keeps_the_rest() {
+        let mut seen = Seen::default();
+        assert_eq!(seen.note(), "building");
+        for line in [
+            "Found 4 mutants to test",
+            "ok       Unmutated baseline in 26s build + 1s test",
+            "caught   crates/x/src/a.rs:1:2: replace f with () in 1s build + 0s test",
+            "MISSED   crates/x/src/a.rs:1:2: replace g with () in 1s build + 0s test",
+            "unviable crates/x/src/a.rs:1:2: replace h with () in 0s build",
+        ] {
+            seen.line(line.to_owned());
+        }
+        assert_eq!(seen.note(), "3 of 4, 1 missed");
+        assert_eq!(seen.others, ["ok       Unmutated baseline in 26s build + 1s test"]);
+    }
+}

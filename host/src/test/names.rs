@@ -1,0 +1,122 @@
+//! Every test that the documents name exists.
+
+use super::cases::CASES;
+use crate::workspace;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// Documents, and the crate whose tests they name without saying so.
+const DOCUMENTS: [(&str, &str); 2] = [("docs/coherence.md", "coherence"), ("docs/pitfalls.md", "")];
+
+/// Where the tests of each prefix are.
+const SOURCES: [(&str, &str); 7] = [
+    ("coherence", "crates/coherence/src"),
+    ("tlfs", "crates/tlfs/src"),
+    ("paging", "crates/paging"),
+    ("memslots", "crates/memslots"),
+    ("hypervisor", "hypervisor/src"),
+    ("host", "host/src"),
+    ("probe", "guests/probe/src/tests"),
+];
+
+/// Fewer names than this, and the documents are not read as they are meant to be.
+const NAMES_MIN: usize = 40;
+
+/// The names in the tables of a document, with their prefix. A prefix holds to the end of its row.
+fn names<'t>(text: &'t str, default: &'t str) -> Vec<(&'t str, &'t str)> {
+    let mut names = Vec::new();
+    for row in text.lines().filter(|line| line.starts_with('|')) {
+        let mut prefix = default;
+        for span in row.split('`').skip(1).step_by(2) {
+            let (is_test, name) = match span.split_once(": ") {
+                Some((word, name)) => {
+                    prefix = word;
+                    (true, name)
+                }
+                // Other things in code spans are files, types, or operations.
+                None => (span.contains('_') || prefix == "probe", span),
+            };
+            let is_name = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'*');
+            if is_test && !prefix.is_empty() && name.bytes().all(is_name) {
+                names.push((prefix, name));
+            }
+        }
+    }
+    names
+}
+
+/// All Rust sources below `directory`, one after the other.
+fn sources(directory: &Path) -> String {
+    let mut text = String::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            text += &sources(&path);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            text += &fs::read_to_string(&path).unwrap();
+        }
+    }
+    text
+}
+
+/// Whether `sources` define the test: as a function, as what a mutant of the protocol fails, or as a
+/// row of the bare guest's table. A name that ends in `*` stands for several.
+fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
+    let (name, end) = match name.strip_suffix('*') {
+        Some(start) => (start, ""),
+        None => (name, if prefix == "probe" { "\"" } else { "(" }),
+    };
+    if prefix == "probe" {
+        return sources.contains(&format!("test(\"{name}{end}"));
+    }
+    let fails_end = if end.is_empty() { "" } else { ":" };
+    sources.contains(&format!("fn {name}{end}")) || sources.contains(&format!("fails {name}{fails_end}"))
+}
+
+#[test]
+fn tests_that_the_documents_name_exist() {
+    let texts: BTreeMap<_, _> =
+        SOURCES.iter().map(|&(prefix, place)| (prefix, sources(&workspace::root().join(place)))).collect();
+    let mut missing = Vec::new();
+    for (document, default) in DOCUMENTS {
+        let text = fs::read_to_string(workspace::root().join(document)).unwrap();
+        let names = names(&text, default);
+        assert!(names.len() >= NAMES_MIN, "{document}: {} names", names.len());
+        missing.extend(names.into_iter().filter_map(|(prefix, name)| {
+            let exists = match texts.get(prefix) {
+                Some(sources) => is_defined(sources, prefix, name),
+                None => prefix == "guests" && CASES.iter().any(|case| case.name == name),
+            };
+            (!exists).then(|| format!("{document}: {prefix}: {name}"))
+        }));
+    }
+    assert!(missing.is_empty(), "no such test:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn names_are_found_in_rows_only_and_keep_their_prefix() {
+    let row =
+        "| O1 | see `qemu.md`, `is_not_one` | `memslots: a_b`, `c_d`; ✗ `e_*`; `probe: nmi`, `f-g`, `wait` |";
+    let found = [
+        ("memslots", "a_b"),
+        ("memslots", "c_d"),
+        ("memslots", "e_*"),
+        ("probe", "nmi"),
+        ("probe", "f-g"),
+        ("probe", "wait"),
+    ];
+    assert_eq!(names(&format!("`memslots: prose_only`\n{row}"), ""), found);
+    assert_eq!(names("| `h_i`, `wait`, `crate::a_b` |", "tlfs"), [("tlfs", "h_i")]);
+}
+
+#[test]
+fn names_are_found_where_they_are_defined_and_not_elsewhere() {
+    let sources = "fn ab_cd() {} mutant! { X fails ef_gh: y } test(\"ij-kl\", z)";
+    assert!(is_defined(sources, "tlfs", "ab_cd") && is_defined(sources, "tlfs", "ef_gh"));
+    assert!(is_defined(sources, "tlfs", "ab_*") && is_defined(sources, "tlfs", "ef*"));
+    assert!(is_defined(sources, "probe", "ij-kl") && !is_defined(sources, "probe", "ij"));
+    for absent in ["ab", "cd", "ab_cde", "ef_g", "gh_*", "ij-kl"] {
+        assert!(!is_defined(sources, "tlfs", absent), "{absent}");
+    }
+}
