@@ -25,6 +25,9 @@ use std::time::Duration;
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// Status of `quell run` when its time is over.
+const TIMED_OUT: i32 = 124;
+
 /// What the guest's shell shows when it takes input, and how long after its announcement at most.
 const PROMPT: &str = "# ";
 const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -200,6 +203,7 @@ impl Lab<'_> {
         let output = Command::new(env::current_exe()?).args(args).stdin(Stdio::null()).output()?;
         let errors = String::from_utf8_lossy(&output.stderr);
         if output.status.code() != Some(status) {
+            self.hung.set(output.status.code() == Some(TIMED_OUT));
             bail!("ended with {} instead of status {status}:\n{}", describe(output.status), tail(&errors));
         }
         ensure!(errors.contains(message), "the message is not '{message}' but:\n{}", tail(&errors));

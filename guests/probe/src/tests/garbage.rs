@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use tlfs::{CallCode, Control, HvResult, Status};
+use tlfs::{CallCode, Control, HvResult, Profile, Status};
 
 use super::hypercalls::space;
 use crate::clock;
@@ -136,7 +136,8 @@ impl Attempt {
     /// Whether the result is one that is documented for such a call.
     fn may_end_with(&self, result: Result<HvResult, Fault>) -> bool {
         let Self { control, .. } = *self;
-        let known = control.code().shape();
+        // What is not offered is as unknown as what does not exist.
+        let known = Profile::default().shape(control.code());
         let result = match result {
             Ok(result) => result,
             Err(Fault::UNDEFINED) => return known.is_some() && control.fast(),
