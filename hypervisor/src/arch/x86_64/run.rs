@@ -202,8 +202,7 @@ impl<'a> Context<'a> {
     #[inline(never)] // Apart from the loop over exits.
     fn give_way(&mut self, mut leave: Leave) {
         loop {
-            let now = clock::now();
-            self.switch(leave, now);
+            let now = self.switch(leave, clock::now());
             match self.settle(now) {
                 None => return,
                 Some(another) => leave = another,
@@ -211,9 +210,10 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one.
+    /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one. Returns the time: it is `now`
+    /// unless the CPU had to wait for the next one.
     #[inline(always)]
-    fn switch(&mut self, leave: Leave, now: u64) {
+    fn switch(&mut self, leave: Leave, now: u64) -> u64 {
         // Saved before anybody else can find the vCPU.
         self.state.save();
         let known = match leave {
@@ -230,7 +230,8 @@ impl<'a> Context<'a> {
                 });
                 let Block::Next(next) = block else {
                     // Something came in meanwhile: it goes on.
-                    return self.state.load();
+                    self.state.load();
+                    return now;
                 };
                 self.count(Counter::SchedHalt);
                 next
@@ -257,8 +258,12 @@ impl<'a> Context<'a> {
                 next
             }
         };
-        let turn = known.unwrap_or_else(|| wait_for_turn(self.vm, self.cpu));
+        let (turn, now) = match known {
+            Some(turn) => (turn, now),
+            None => (wait_for_turn(self.vm, self.cpu), clock::now()),
+        };
         self.take_on(&turn);
+        now
     }
 
     /// One entry into the guest and what follows from its exit.
@@ -311,6 +316,10 @@ impl<'a> Context<'a> {
     fn replan(&mut self) -> Option<Leave> {
         self.cpu.replan.set(false);
         let now = clock::now();
+        if self.cpu.timer_armed.get() <= now {
+            // It is about to go off. To set it for the queue's sake alone would lose what it was set for.
+            return self.attend();
+        }
         let outlook = self.vm.sched.outlook_after_wake(self.cpu.index, now);
         if outlook.should_switch {
             return Some(Leave::PutBack(PutBack::Preempted));
