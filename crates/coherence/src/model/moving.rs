@@ -9,25 +9,20 @@ use loom::thread;
 use super::machine::{Cpu, Machine, Stay};
 use super::mutants::{flush_by, mutant};
 use super::protocol::{Protocol, Real};
-use super::scenarios::explore;
+use super::scenarios::{explore, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sync::update;
 use crate::target::Claim;
 use crate::{Notify, Outcome, Owner, Scope, Target, word};
 
+fn flush_all<P: Protocol>(machine: &Machine) {
+    P::flush(machine, 1, Scope::All);
+}
+
 /// A vCPU that moves to another CPU, and stays there until it is kicked: the kick must follow.
 fn migrating<P: Protocol>() {
-    let machine = Arc::new(Machine::new(2));
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || move_and_stay::<P>(&machine, &[0]))
-    };
-    let freed = machine.replace(0, || {
-        P::flush(&machine, 1, Scope::All);
-    });
-    machine.finish();
-    vcpu.join().unwrap();
-    machine.check(freed);
+    let vcpu = |machine: &Machine| move_and_stay::<P>(machine, &[0]);
+    replaced_beside(Machine::new(2), vcpu, flush_all::<P>, Machine::finish);
 }
 
 /// As [`migrating`], under two initiators: one may kick where the other has seen the vCPU enter.
@@ -52,69 +47,48 @@ fn move_and_stay<P: Protocol>(machine: &Machine, pages: &[usize]) {
     Cpu::new(machine, 0).run::<P>(&mut target.owner().expect("free"), Stay::UntilKicked, pages);
 }
 
-/// A vCPU that is removed and never comes back, with or without the flush on record.
+/// A vCPU runs for a moment, takes what pends, and is removed, with or without the flush on record.
+fn run_and_remove<P: Protocol>(cpu: &mut Cpu<'_>, machine: &Machine) {
+    let mut owner = machine.targets[0].owner().expect("free");
+    cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+    cpu.absorb::<P>(&mut owner);
+    P::remove(owner);
+}
+
+/// A vCPU that is removed and never comes back.
 fn removed<P: Protocol>() {
-    let machine = Arc::new(Machine::new(1));
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let mut owner = machine.targets[0].owner().expect("free");
-            let mut cpu = Cpu::new(&machine, 0);
-            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-            cpu.absorb::<P>(&mut owner);
-            P::remove(owner);
-        })
-    };
-    let freed = machine.replace(0, || {
-        let outcome = P::flush(&machine, 1, Scope::All);
+    let vcpu = |machine: &Machine| run_and_remove::<P>(&mut Cpu::new(machine, 0), machine);
+    let flush = |machine: &Machine| {
+        let outcome = P::flush(machine, 1, Scope::All);
         assert_eq!(outcome.targets + outcome.absent, 1);
+    };
+    replaced_beside(Machine::new(1), vcpu, flush, |machine| {
+        assert_ne!(machine.post_event::<P>(0), Notify::Wake, "it does not halt");
     });
-    assert_ne!(machine.post_event::<P>(0), Notify::Wake, "it does not halt");
-    vcpu.join().unwrap();
-    machine.check(freed);
 }
 
 /// A vCPU that is removed, and another that comes in its place, on the same CPU under the same
 /// tag, and stays until it is kicked.
 fn replaced<P: Protocol>() {
-    let machine = Arc::new(Machine::new(1));
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let mut owner = machine.targets[0].owner().expect("free");
-            let mut cpu = Cpu::new(&machine, 0);
-            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-            cpu.absorb::<P>(&mut owner);
-            P::remove(owner);
-            cpu.discard_record();
-            let mut owner = P::add(&machine.targets[0]).expect("absent");
-            cpu.run::<P>(&mut owner, Stay::UntilKicked, &[0]);
-        })
+    let vcpu = |machine: &Machine| {
+        let mut cpu = Cpu::new(machine, 0);
+        run_and_remove::<P>(&mut cpu, machine);
+        cpu.discard_record();
+        let mut owner = P::add(&machine.targets[0]).expect("absent");
+        cpu.run::<P>(&mut owner, Stay::UntilKicked, &[0]);
     };
-    let freed = machine.replace(0, || {
-        P::flush(&machine, 1, Scope::All);
-    });
-    machine.finish();
-    vcpu.join().unwrap();
-    machine.check(freed);
+    replaced_beside(Machine::new(1), vcpu, flush_all::<P>, Machine::finish);
 }
 
 /// A vCPU that is added while a page is replaced and flushed for it.
 fn added<P: Protocol>() {
-    let machine = Arc::new(Machine::new(1));
+    let machine = Machine::new(1);
     machine.targets[0].owner().expect("free").remove();
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let mut owner = P::add(&machine.targets[0]).expect("absent");
-            Cpu::new(&machine, 0).run::<P>(&mut owner, Stay::Briefly, &[0]);
-        })
+    let vcpu = |machine: &Machine| {
+        let mut owner = P::add(&machine.targets[0]).expect("absent");
+        Cpu::new(machine, 0).run::<P>(&mut owner, Stay::Briefly, &[0]);
     };
-    let freed = machine.replace(0, || {
-        P::flush(&machine, 1, Scope::All);
-    });
-    vcpu.join().unwrap();
-    machine.check(freed);
+    replaced_beside(machine, vcpu, flush_all::<P>, |_| {});
 }
 
 /// Two that add the same vCPU: one does.

@@ -15,24 +15,35 @@ pub(super) fn explore(preemptions: Option<usize>, scenario: fn()) {
     model.check(scenario);
 }
 
-/// A target that goes in and out by itself while one page is replaced.
-pub(super) fn passing<P: Protocol>() {
-    let machine = Arc::new(Machine::new(1));
+/// Replaces page 0, which `flush` flushes for, while `vcpu` runs on another thread; checks the page when that has come
+/// to its end. `after` is called between the two.
+pub(super) fn replaced_beside(
+    machine: Machine,
+    vcpu: impl FnOnce(&Machine) + Send + 'static,
+    flush: impl FnOnce(&Machine),
+    after: impl FnOnce(&Machine),
+) {
+    let machine = Arc::new(machine);
     let vcpu = {
         let machine = machine.clone();
-        thread::spawn(move || {
-            let mut owner = machine.targets[0].owner().expect("free");
-            let mut cpu = Cpu::new(&machine, 0);
-            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-        })
+        thread::spawn(move || vcpu(&machine))
     };
-    let freed = machine.replace(0, || {
-        let outcome = P::flush(&machine, 1, Scope::All);
-        assert_eq!(outcome.targets, 1);
-    });
+    let freed = machine.replace(0, || flush(&machine));
+    after(&machine);
     vcpu.join().unwrap();
     machine.check(freed);
+}
+
+/// A target that goes in and out by itself while one page is replaced.
+pub(super) fn passing<P: Protocol>() {
+    let vcpu = |machine: &Machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+    };
+    let flush = |machine: &Machine| assert_eq!(P::flush(machine, 1, Scope::All).targets, 1);
+    replaced_beside(Machine::new(1), vcpu, flush, |_| {});
 }
 
 /// A target that leaves only if it is kicked, twice: a lost kick hangs.
