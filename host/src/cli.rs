@@ -79,11 +79,11 @@ pub(crate) struct RunArgs {
     /// What a reset by the guest does [default: reboot; exit with --exec]
     #[arg(long, value_name = "WHAT")]
     pub(crate) reset: Option<Reset>,
-    /// Whether flushes kick their targets out of guest mode; off breaks them, for tests that must notice
-    #[arg(long, value_name = "SWITCH", default_value = "on", hide = true)]
-    pub(crate) kick: Switch,
+    /// Change the hypervisor for a test, for instance kick=off; may be repeated
+    #[arg(long, value_name = "SWITCH=VALUE", hide = true)]
+    pub(crate) set: Vec<String>,
     /// Run the guest directly on the emulated machine, without Quell, for comparison
-    #[arg(long, conflicts_with_all = ["vcpus", "flush", "reset", "kick"])]
+    #[arg(long, conflicts_with_all = ["vcpus", "flush", "reset", "set"])]
     pub(crate) bare: bool,
     /// Kill the machine after so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
@@ -264,13 +264,6 @@ impl From<Reset> for ResetPolicy {
             Reset::Panic => Self::Panic,
         }
     }
-}
-
-/// On or off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Switch {
-    On,
-    Off,
 }
 
 #[cfg(test)]

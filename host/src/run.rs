@@ -1,13 +1,13 @@
 //! `quell run`: one guest, its console on the terminal.
 
-use crate::cli::{Reset, RunArgs, Switch};
+use crate::cli::{Reset, RunArgs};
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Console};
 use crate::results::{self, Samples, Subject};
 use crate::vm::{Guest, Hypervisor, StockGuest};
-use anyhow::{Context, Result, ensure};
-use hostlink::config::ResetPolicy;
+use anyhow::{Context, Result, anyhow, ensure};
+use hostlink::config::{ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use std::fs;
 use std::path::Path;
@@ -74,8 +74,20 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         memory: args.size.memory,
         flush: args.flush.into(),
         reset: args.reset.map_or(usual, Reset::into),
-        kick: args.kick == Switch::On,
+        switches: switches(&args.set)?,
     })
+}
+
+/// The switches that `settings` of the form `key=value` set.
+pub(crate) fn switches<T: AsRef<str>>(settings: &[T]) -> Result<Switches> {
+    let mut switches = Switches::default();
+    for setting in settings {
+        let setting = setting.as_ref();
+        let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
+        let known = switches.set(key, value).map_err(|expected| anyhow!("{setting}: expected {expected}"))?;
+        ensure!(known, "{setting}: there is no such switch; there are {}", Switches::KEYS.join(", "));
+    }
+    Ok(switches)
 }
 
 /// Says how the run ended unless it ended well, and returns the exit status. `may_leave`: whether an

@@ -8,7 +8,7 @@ use crate::machine::symbols::{self, Symbols};
 use crate::size;
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
-use hostlink::config::{BootCpu, Config, FlushMode, MEMORY_UNIT, ResetPolicy};
+use hostlink::config::{BootCpu, Config, FlushMode, MEMORY_UNIT, ResetPolicy, Switches};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -32,8 +32,8 @@ pub(crate) struct Guest {
     pub(crate) flush: FlushMode,
     /// What its reset does.
     pub(crate) reset: ResetPolicy,
-    /// Whether flushes end their targets' stay in guest mode; off for tests that have to notice.
-    pub(crate) kick: bool,
+    /// What tests change in the hypervisor.
+    pub(crate) switches: Switches,
 }
 
 impl Guest {
@@ -84,7 +84,7 @@ impl Guest {
             flush: self.flush,
             reset: self.reset,
             boot_cpu,
-            kick: self.kick,
+            switches: self.switches,
             cmdline: &self.cmdline,
             ..Config::default()
         };
@@ -209,7 +209,7 @@ mod tests {
             memory: 64 * MIB,
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Reboot,
-            kick: true,
+            switches: Switches::default(),
         }
     }
 

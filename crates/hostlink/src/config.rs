@@ -8,6 +8,8 @@
 //! | `slice_us` | longest time slice of a vCPU in microseconds while others wait, 100 to 1,000,000 | 5000 |
 //! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run; `panic`: the hypervisor panics, to try its report | `reboot` |
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
+//! | `apic_ids` | `reversed`: all vCPUs but the first have APIC ids in descending order, so that APIC id and VP index differ | `ascending` |
+//! | `flush_pages` | most pages that a flush drops one by one, 16 to 1,000,000, or `measured` | `measured` |
 //! | `kick` | `off`: a flush neither kicks targets out of guest mode nor waits for them, for tests that must notice | `on` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 
@@ -50,6 +52,87 @@ pub enum BootCpu {
     Serve,
 }
 
+/// Which APIC id each vCPU has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ApicIds {
+    /// Its VP index.
+    #[default]
+    Ascending,
+    /// The first vCPU has id 0, and the others the ids from the number of vCPUs minus 1 down to 1.
+    Reversed,
+}
+
+/// What tests change. The defaults are what everybody else wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switches {
+    /// Which APIC id each vCPU has.
+    pub apic_ids: ApicIds,
+    /// Most pages that a flush drops one by one; `None` leaves it to what was measured.
+    pub flush_pages: Option<u32>,
+    /// Whether a flush ends the stay in guest mode of its targets. Without, it is broken: tests prove by that
+    /// that they notice.
+    pub kick: bool,
+}
+
+impl Default for Switches {
+    fn default() -> Self {
+        Self { apic_ids: ApicIds::Ascending, flush_pages: None, kick: true }
+    }
+}
+
+impl Switches {
+    /// Their keys.
+    pub const KEYS: [&str; 3] = ["apic_ids", "flush_pages", "kick"];
+
+    /// Sets the switch `key` of the table above; false if there is no such switch.
+    ///
+    /// # Errors
+    ///
+    /// What the value should be.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<bool, &'static str> {
+        match key {
+            "apic_ids" => {
+                self.apic_ids = match value {
+                    "ascending" => ApicIds::Ascending,
+                    "reversed" => ApicIds::Reversed,
+                    _ => return Err("ascending or reversed"),
+                };
+            }
+            "flush_pages" => {
+                self.flush_pages = match (value, value.parse()) {
+                    ("measured", _) => None,
+                    (_, Ok(pages @ 16..=1_000_000)) => Some(pages),
+                    _ => return Err("a number from 16 to 1000000, or measured"),
+                };
+            }
+            "kick" => {
+                self.kick = match value {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err("on or off"),
+                };
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+impl fmt::Display for Switches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let apic_ids = match self.apic_ids {
+            ApicIds::Ascending => "ascending",
+            ApicIds::Reversed => "reversed",
+        };
+        writeln!(f, "apic_ids={apic_ids}")?;
+        match self.flush_pages {
+            Some(pages) => writeln!(f, "flush_pages={pages}")?,
+            None => writeln!(f, "flush_pages=measured")?,
+        }
+        writeln!(f, "kick={}", if self.kick { "on" } else { "off" })
+    }
+}
+
 /// A checked configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config<'a> {
@@ -65,9 +148,8 @@ pub struct Config<'a> {
     pub reset: ResetPolicy,
     /// What the boot CPU does.
     pub boot_cpu: BootCpu,
-    /// Whether a flush ends the stay in guest mode of its targets. Without, it is broken: tests prove by that
-    /// that they notice.
-    pub kick: bool,
+    /// What tests change.
+    pub switches: Switches,
     /// The guest's kernel command line.
     pub cmdline: &'a str,
 }
@@ -81,7 +163,7 @@ impl Default for Config<'_> {
             slice_us: 5000,
             reset: ResetPolicy::Reboot,
             boot_cpu: BootCpu::Run,
-            kick: true,
+            switches: Switches::default(),
             cmdline: "",
         }
     }
@@ -182,15 +264,12 @@ impl<'a> Config<'a> {
                     _ => return Err(bad("run or serve")),
                 };
             }
-            "kick" => {
-                self.kick = match value {
-                    "on" => true,
-                    "off" => false,
-                    _ => return Err(bad("on or off")),
-                };
-            }
             "cmdline" => self.cmdline = value,
-            _ => return Err(ConfigError::UnknownKey { line, key }),
+            _ => {
+                if !self.switches.set(key, value).map_err(bad)? {
+                    return Err(ConfigError::UnknownKey { line, key });
+                }
+            }
         }
         Ok(())
     }
@@ -214,7 +293,7 @@ impl fmt::Display for Config<'_> {
         };
         writeln!(f, "vcpus={}\nmemory={}\nflush={flush}", self.vcpus, self.memory)?;
         writeln!(f, "slice_us={}\nreset={reset}\nboot_cpu={boot_cpu}", self.slice_us)?;
-        writeln!(f, "kick={}", if self.kick { "on" } else { "off" })?;
+        self.switches.fmt(f)?;
         writeln!(f, "cmdline={}", self.cmdline)
     }
 }
@@ -233,7 +312,7 @@ mod tests {
             slice_us: 2500,
             reset: ResetPolicy::Exit,
             boot_cpu: BootCpu::Serve,
-            kick: false,
+            switches: Switches { apic_ids: ApicIds::Reversed, flush_pages: Some(64), kick: false },
             cmdline: "console=ttyS0 quiet a=b # not a comment",
         };
         assert_eq!(Config::parse(&config.to_string()), Ok(config));
@@ -251,6 +330,9 @@ mod tests {
             ("reset=never", 1),
             ("boot_cpu=rest", 1),
             ("kick=softly", 1),
+            ("apic_ids=shuffled", 1),
+            ("flush_pages=15", 1),
+            ("flush_pages=all", 1),
             ("nonsense", 1),
             ("colour=blue", 1),
         ] {

@@ -8,7 +8,7 @@ use crate::results::{self, Samples, Subject};
 use crate::run::{CONSOLE, conclude, tail};
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use anyhow::Result;
-use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use std::time::Duration;
 
 const METRIC: &str = "userspace";
@@ -26,7 +26,7 @@ pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
         memory: args.size.memory,
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
-        kick: true,
+        switches: Switches::default(),
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;

@@ -14,7 +14,7 @@ use crate::table::table;
 use crate::vm::{Guest, Hypervisor};
 use crate::workspace;
 use anyhow::Result;
-use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy};
+use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::time::Duration;
@@ -87,7 +87,7 @@ fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals) -> Result<u8> {
         memory: 64 * MIB,
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
-        kick: true,
+        switches: Switches::default(),
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;

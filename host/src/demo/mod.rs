@@ -11,7 +11,7 @@ use crate::results::{self, Samples, Subject};
 use crate::run::{CONSOLE, conclude};
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use anyhow::Result;
-use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Observer, ThrashRun};
@@ -77,7 +77,7 @@ fn one_run(
         memory: args.size.memory,
         flush: mode,
         reset: ResetPolicy::Exit,
-        kick: true,
+        switches: Switches::default(),
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;

@@ -9,6 +9,8 @@ pub(super) struct Case {
     pub(super) body: Body,
     /// With `--long` the guest is told this instead of what `body` says.
     pub(super) long: Option<&'static str>,
+    /// What is changed in the hypervisor, as in `hostlink::config`.
+    pub(super) settings: &'static [&'static str],
 }
 
 /// How a test is run and what is expected of it.
@@ -77,15 +79,15 @@ const fn stock(
     expect: Expect,
 ) -> Case {
     let body = Body::Stock(Stock { vcpus, cpus, flush, command, expect });
-    Case { name, about, body, long: None }
+    Case { name, about, body, long: None, settings: &[] }
 }
 
 const fn typed(name: &'static str, about: &'static str, texts: &'static [&'static str]) -> Case {
-    Case { name, about, body: Body::Typed(texts), long: None }
+    Case { name, about, body: Body::Typed(texts), long: None, settings: &[] }
 }
 
 const fn probe(name: &'static str, about: &'static str, test: &'static str, end: ProbeEnd) -> Case {
-    Case { name, about, body: Body::Probe(test, end), long: None }
+    Case { name, about, body: Body::Probe(test, end), long: None, settings: &[] }
 }
 
 const fn tool(
@@ -95,13 +97,18 @@ const fn tool(
     file: TestFile,
     (status, message): (i32, &'static str),
 ) -> Case {
-    Case { name, about, body: Body::Tool { args, file, status, message }, long: None }
+    Case { name, about, body: Body::Tool { args, file, status, message }, long: None, settings: &[] }
 }
 
 impl Case {
     /// The same, with something else to do under `--long`.
     const fn or_long(self, told: &'static str) -> Self {
         Self { long: Some(told), ..self }
+    }
+
+    /// The same, on a hypervisor that is changed.
+    const fn with(self, settings: &'static [&'static str]) -> Self {
+        Self { settings, ..self }
     }
 }
 
@@ -112,7 +119,7 @@ const STALE_TRIES: &str =
 const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/ttyS1";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
 
-pub(super) const CASES: [Case; 26] = [
+pub(super) const CASES: [Case; 27] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -278,7 +285,17 @@ pub(super) const CASES: [Case; 26] = [
         FlushMode::Hypercall,
         STALE_TRIES,
         Expect::Stale,
-    ),
+    )
+    .with(&["kick=off"]),
+    stock(
+        "h13_vp_index_is_no_apic_id",
+        "nothing is stale either where VP indices, APIC ids and the kernel's numbers differ",
+        (8, 2),
+        FlushMode::Hypercall,
+        STALE,
+        Expect::NothingStale,
+    )
+    .with(&["apic_ids=reversed"]),
     stock(
         "poweroff_ends_the_run",
         "with the guest's consent and status 0",

@@ -6,12 +6,12 @@ use super::progress::Progress;
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
-use crate::run::{CONSOLE, tail};
+use crate::run::{CONSOLE, switches, tail};
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use std::cell::{Cell, LazyCell};
@@ -93,17 +93,17 @@ impl Lab<'_> {
     fn run(&self, case: &Case) -> Result<()> {
         let told = |usual| case.long.filter(|_| self.long).unwrap_or(usual);
         match &case.body {
-            Body::Stock(stock) => self.stock(stock, told(stock.command)),
+            Body::Stock(stock) => self.stock(case, stock, told(stock.command)),
             Body::Typed(texts) => self.typed(texts),
-            Body::Probe(test, end) => self.probe(told(test), *end),
+            Body::Probe(test, end) => self.probe(case, told(test), *end),
             Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
         }
     }
 
-    fn stock(&self, test: &Stock, command: &str) -> Result<()> {
+    fn stock(&self, case: &Case, test: &Stock, command: &str) -> Result<()> {
         let mut guest = self.stock_guest(Some(command))?;
-        guest.kick = !matches!(test.expect, Expect::Stale);
         guest.vcpus = test.vcpus;
+        guest.switches = switches(case.settings)?;
         guest.flush = test.flush;
         let outcome = self.boot(&guest, test.cpus, |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || {
@@ -150,7 +150,7 @@ impl Lab<'_> {
         })
     }
 
-    fn probe(&self, name: &str, end: ProbeEnd) -> Result<()> {
+    fn probe(&self, case: &Case, name: &str, end: ProbeEnd) -> Result<()> {
         let processors = if matches!(end, ProbeEnd::AllPassed) { 2 } else { 1 };
         let guest = Guest {
             kernel: made(&self.probe)?.clone(),
@@ -160,7 +160,7 @@ impl Lab<'_> {
             memory: 64 * MIB,
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Exit,
-            kick: true,
+            switches: switches(case.settings)?,
         };
         guest.check()?;
         let outcome = self.boot(&guest, processors, |_, _| Ok(Flow::Continue))?;
@@ -220,7 +220,7 @@ impl Lab<'_> {
             memory: 512 * MIB,
             flush: FlushMode::Hypercall,
             reset: ResetPolicy::Exit,
-            kick: true,
+            switches: Switches::default(),
         })
     }
 

@@ -11,8 +11,10 @@
 //! | [`platform`] | the ports and the I/O APIC of one VM, which it puts together | the VM, under a lock |
 //! | [`ioapic`], [`uart16550`], [`power`] | the parts of [`platform`] | |
 //! | [`acpi`] | the tables that describe all of this to the guest | built once |
+//! | [`apic_ids`] | which vCPU has which APIC id | constant |
 
 pub mod acpi;
+pub mod apic_ids;
 pub mod inbox;
 pub mod ioapic;
 pub mod lapic;

@@ -25,6 +25,7 @@ use super::svm::state::{Permissions, VcpuState};
 use super::svm::{cpuid, invalidate, msr};
 use super::{apic, clock, console};
 use crate::devices::acpi;
+use crate::devices::apic_ids::Assignment;
 use crate::devices::inbox::Inbox;
 use crate::devices::lapic::TimerClock;
 use crate::devices::message::{Message, MessageKind, Trigger};
@@ -55,7 +56,7 @@ pub(super) type CounterRow = [AtomicU64; Counter::COUNT];
 
 /// One virtual CPU.
 pub(super) struct Vcpu {
-    /// Index in the machine; also its APIC id and VP index.
+    /// Index in the machine; also its VP index.
     pub(super) index: VcpuIndex,
     /// As the flush engine sees it. Its owner is the one who may touch `state`.
     pub(super) target: Target,
@@ -83,6 +84,7 @@ impl Vcpu {
 /// The one virtual machine.
 pub(super) struct Machine {
     pub(super) vcpus: Vec<Vcpu>,
+    apic_ids: Assignment,
     pub(super) memslots: Memslots,
     pub(super) nested: PageTable<Amd64Nested, HeapTables>,
     /// Largest page that nested tables may hold here.
@@ -203,13 +205,19 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         nested_root: nested.root().0,
     };
     let timer_clock = TimerClock { tsc_hz: clock::tsc_hz(), apic_hz: APIC_HZ };
+    let apic_ids = Assignment::new(config.vcpus, config.switches.apic_ids);
     let vcpu = |index| Vcpu {
         index,
         target: Target::new(),
         inbox: Inbox::new(),
         state: UnsafeCell::new(VcpuState::new(
             index,
-            cpuid::View { apic_id: index, vcpus: config.vcpus, osxsave: false, invariant_tsc: false },
+            cpuid::View {
+                apic_id: apic_ids.translate(index),
+                vcpus: config.vcpus,
+                osxsave: false,
+                invariant_tsc: false,
+            },
             timer_clock,
             &permissions,
         )),
@@ -226,6 +234,7 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     let counters = (0..config.vcpus).map(|_| [const { AtomicU64::new(0) }; Counter::COUNT]).collect();
     let machine = Machine {
         vcpus: (0..config.vcpus).map(vcpu).collect(),
+        apic_ids,
         memslots,
         nested,
         largest_page: if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M },
@@ -300,7 +309,7 @@ impl Machine {
 
     /// Whether flushes end their targets' stay in guest mode; they do, but in tests that have to notice.
     pub(super) fn has_kicks(&self) -> bool {
-        self.files.config.kick
+        self.files.config.switches.kick
     }
 
     /// What a guest's reset does.
@@ -312,7 +321,8 @@ impl Machine {
     ///
     /// Nobody owns a vCPU meanwhile.
     fn load_guest(&self) -> Result<(), LoadError> {
-        let apic_ids: Vec<u32> = self.vcpus.iter().map(|vcpu| vcpu.index).collect();
+        // In order of the ids, which need not be that of the vCPUs.
+        let apic_ids: Vec<u32> = (0..self.vcpu_count()).collect();
         let tables = acpi::build(&apic_ids, layout::ACPI.start);
         let plan = loader::plan(
             self.files.kernel,
@@ -381,16 +391,21 @@ impl Machine {
         ids.filter(|&id| message.destination.matches(id, sender)).map(|id| self.post(id, message)).sum()
     }
 
+    #[inline]
+    fn vcpu_with_apic_id(&self, apic_id: u32) -> Option<&Vcpu> {
+        self.vcpus.get(self.apic_ids.translate(apic_id) as usize)
+    }
+
     /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns to how many, which is 0 if there is no such one.
     pub(super) fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
-        let Some(vcpu) = self.vcpus.get(apic_id as usize) else { return 0 };
+        let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
         vcpu.inbox.post_fixed(vector, Trigger::Edge);
         self.notify(vcpu);
         1
     }
 
     fn post(&self, apic_id: u32, message: Message) -> u64 {
-        let Some(vcpu) = self.vcpus.get(apic_id as usize) else { return 0 };
+        let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
         vcpu.inbox.post(message.kind, message.trigger);
         self.notify(vcpu);
         1

@@ -1,0 +1,62 @@
+//! Which vCPU has which APIC id.
+//!
+//! The ids are those from 0 on without gaps, and the first vCPU, which starts the guest, has id 0. The
+//! others may have them in another order than that of their VP indices, as on real machines: a guest that
+//! takes the one for the other is told apart from one that does not (pitfall H13).
+
+use hostlink::config::ApicIds;
+
+/// The assignment of one machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    vcpus: u32,
+    reversed: bool,
+}
+
+impl Assignment {
+    /// The ids of `vcpus` vCPUs.
+    #[must_use]
+    pub const fn new(vcpus: u32, order: ApicIds) -> Self {
+        Self { vcpus, reversed: matches!(order, ApicIds::Reversed) }
+    }
+
+    /// The APIC id of vCPU `index`, and just as well the index of the vCPU with APIC id `index`: both orders
+    /// are their own inverse. What nobody has is left as it is.
+    #[inline]
+    #[must_use]
+    pub const fn translate(&self, index: u32) -> u32 {
+        if self.reversed && index != 0 && index < self.vcpus { self.vcpus - index } else { index }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn h13_each_id_is_assigned_once_and_found_again() {
+        for order in [ApicIds::Ascending, ApicIds::Reversed] {
+            for vcpus in [1, 2, 3, 8, 255] {
+                let ids = Assignment::new(vcpus, order);
+                assert_eq!(ids.translate(0), 0, "the first vCPU starts the guest");
+                let mut seen = std::collections::BTreeSet::new();
+                for index in 0..vcpus {
+                    let id = ids.translate(index);
+                    assert!(id < vcpus && seen.insert(id));
+                    assert_eq!(ids.translate(id), index);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn h13_an_id_that_nobody_has_is_nobodys_index() {
+        for order in [ApicIds::Ascending, ApicIds::Reversed] {
+            let ids = Assignment::new(8, order);
+            for id in [8, 9, 255, 0x1_0000, u32::MAX] {
+                assert!(ids.translate(id) >= 8, "{id}");
+            }
+        }
+        assert_ne!(Assignment::new(8, ApicIds::Reversed).translate(1), 1);
+    }
+}
