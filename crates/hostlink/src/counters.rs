@@ -102,7 +102,7 @@ counters! {
     IrqIpi = "irq.ipi",
     /// Timer expiries delivered to the guest.
     IrqTimer = "irq.timer",
-    /// Flush hypercalls served.
+    /// Flush hypercalls served; each part of one that was done in parts.
     FlushRequests = "flush.requests",
     /// Target vCPUs named by those calls, the caller included.
     FlushTargets = "flush.targets",
@@ -114,6 +114,8 @@ counters! {
     FlushKicks = "flush.kicks",
     /// Flush hypercalls of this vCPU with a list that went to the targets as ranges.
     FlushLists = "flush.lists",
+    /// Parts of its lists, each but a list's last, of those that were done in several.
+    FlushContinued = "flush.continued",
     /// Flush hypercalls of this vCPU that asked for everything.
     FlushWholeAsked = "flush.whole.asked",
     /// Its lists that became a flush of everything because they had more ranges than a mailbox holds.

@@ -1,5 +1,6 @@
 //! What a partition is offered.
 
+use crate::cpuid::{feature, hint};
 use crate::{CallCode, CallShape, FlushFlags, VaWidth};
 
 /// What a partition is offered of the specification, and what the specification leaves to the
@@ -23,6 +24,37 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// Everything that this crate knows.
+    pub const FULL: Self = Self {
+        empty_targets: EmptyTargets::Lenient,
+        va_width: VaWidth::Bits48,
+        xmm_input: true,
+        cluster_ipi: true,
+        extended_ranges: true,
+    };
+
+    /// What a partition is offered according to its CPUID: EDX of [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES)
+    /// and EAX of [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS). The rest is the default.
+    pub fn announced(features: u32, hints: u32) -> Self {
+        Self {
+            xmm_input: features & feature::XMM_INPUT != 0,
+            cluster_ipi: hints & hint::CLUSTER_IPI != 0,
+            extended_ranges: features & feature::EXTENDED_GVA_RANGES != 0,
+            ..Self::default()
+        }
+    }
+
+    /// The bits of EDX of [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES) that announce what is offered.
+    pub const fn feature_bits(&self) -> u32 {
+        (if self.xmm_input { feature::XMM_INPUT } else { 0 })
+            | if self.extended_ranges { feature::EXTENDED_GVA_RANGES } else { 0 }
+    }
+
+    /// The bits of EAX of [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS) that announce what is offered.
+    pub const fn hint_bits(&self) -> u32 {
+        if self.cluster_ipi { hint::CLUSTER_IPI } else { 0 }
+    }
+
     /// What the input of `code` looks like; `None` if the call is not offered.
     #[inline]
     pub const fn shape(&self, code: CallCode) -> Option<CallShape> {
@@ -54,4 +86,24 @@ pub enum EmptyTargets {
     Lenient,
     /// Either is an invalid parameter, as it is on Hyper-V.
     Strict,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_announced_is_what_is_offered() {
+        for bits in 0..8 {
+            let profile = Profile {
+                xmm_input: bits & 1 != 0,
+                cluster_ipi: bits & 2 != 0,
+                extended_ranges: bits & 4 != 0,
+                ..Profile::default()
+            };
+            assert_eq!(Profile::announced(profile.feature_bits(), profile.hint_bits()), profile);
+        }
+        assert_eq!(Profile::announced(!Profile::FULL.feature_bits(), !hint::CLUSTER_IPI), Profile::default());
+        assert_eq!(Profile::announced(!0, !0), Profile::FULL);
+    }
 }

@@ -78,7 +78,7 @@ pvh_entry:
 
 enable_long_mode:
     mov eax, cr4
-    or eax, 0x20                // PAE
+    or eax, 0x620               // PAE, OSFXSR and OSXMMEXCPT
     mov cr4, eax
     mov eax, offset boot_pml4
     mov cr3, eax
@@ -87,8 +87,8 @@ enable_long_mode:
     or eax, 0x100               // LME
     wrmsr
     mov eax, cr0
-    and eax, 0x9fffffff         // CD and NW off
-    or eax, 0x80010001          // PG, WP, PE
+    and eax, 0x9ffffffb         // CD, NW and EM off
+    or eax, 0x80010003          // PG, WP, MP, PE
     mov cr0, eax
     ret
 

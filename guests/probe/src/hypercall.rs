@@ -1,9 +1,10 @@
 //! The guest's end of hypercalls.
 
 use core::arch::asm;
+use core::arch::x86_64::__cpuid;
 
 use tlfs::msr::{self, HypercallMsr};
-use tlfs::{CallCode, Control, HvResult, Status};
+use tlfs::{CallCode, Control, HvResult, Profile, Status, cpuid};
 
 use crate::guarded::{self, Fault, guarded};
 use crate::paging::{PAGE, Page};
@@ -27,6 +28,12 @@ pub(crate) fn enable() -> Verdict {
     Ok(())
 }
 
+/// What CPUID offers.
+pub(crate) fn announced() -> Profile {
+    let (features, hints) = (__cpuid(cpuid::LEAF_FEATURES).edx, __cpuid(cpuid::LEAF_HINTS).eax);
+    Profile::announced(features, hints)
+}
+
 /// Takes the guest's identity back, and with it the right to call.
 pub(crate) fn disable() -> Verdict {
     // SAFETY: the page's former contents come back, and nobody calls it.
@@ -48,6 +55,30 @@ pub(crate) fn call(control: Control, input: u64, output: u64) -> Result<HvResult
         );
     }
     Fault::check(fault, error).map(|()| HvResult::from_bits(result))
+}
+
+/// Words of input in XMM0 to XMM5.
+pub(crate) const XMM_WORDS: usize = 12;
+
+/// Loads XMM0 to XMM5, which nothing else here uses.
+pub(crate) fn load_xmm(words: &[u64; XMM_WORDS]) {
+    // SAFETY: start-up code has turned SSE on; the array is as large as the six registers.
+    unsafe {
+        asm!(
+            "movups xmm0, [{0}]", "movups xmm1, [{0} + 16]", "movups xmm2, [{0} + 32]",
+            "movups xmm3, [{0} + 48]", "movups xmm4, [{0} + 64]", "movups xmm5, [{0} + 80]",
+            in(reg) words, options(nostack, preserves_flags, readonly),
+        );
+    }
+}
+
+/// A hypercall whose input is `words`, in registers: two general ones, then XMM0 to XMM5. What they do not hold is left
+/// out.
+pub(crate) fn call_fast(control: Control, words: &[u64]) -> Result<HvResult, Fault> {
+    let mut input = words.iter().copied().chain(core::iter::repeat(0));
+    let [first, second] = core::array::from_fn(|_| input.next().unwrap_or(0));
+    load_xmm(&core::array::from_fn(|_| input.next().unwrap_or(0)));
+    call(control, first, second)
 }
 
 /// The general registers but RSP: RAX, RBX, RCX, RDX, RSI, RDI, RBP, R8 to R15.

@@ -3,6 +3,8 @@
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use tlfs::Control;
+
 use crate::guarded::{self, FAULTED, guarded};
 use crate::{apic, report, tables};
 
@@ -146,6 +148,14 @@ static NMI_RESEND: AtomicU32 = AtomicU32::new(0);
 /// Whether the next NMI's handler is to run into an IRET that faults.
 static NMI_FAULT: AtomicBool = AtomicBool::new(false);
 
+/// Interrupts of the kind that [`interrupted_calls`] counts.
+static INTERRUPTED_CALLS: AtomicU32 = AtomicU32::new(0);
+
+/// How many interrupts came between two parts of a hypercall: at its instruction, with a part of its list done.
+pub(crate) fn interrupted_calls() -> u32 {
+    INTERRUPTED_CALLS.load(Ordering::Acquire)
+}
+
 /// How often `vector` has been taken.
 pub(crate) fn count(vector: u8) -> u32 {
     COUNTS[usize::from(vector)].load(Ordering::Acquire)
@@ -189,7 +199,19 @@ extern "C" fn dispatch(frame: &mut Frame) {
         VECTOR_NMI => on_nmi(),
         0..=31 => on_exception(vector, frame),
         VECTOR_SPURIOUS => {}
-        _ => apic::end_of_interrupt(),
+        _ => {
+            note_interrupted_call(frame);
+            apic::end_of_interrupt();
+        }
+    }
+}
+
+fn note_interrupted_call(frame: &Frame) {
+    const VMMCALL: [u8; 3] = [0x0f, 0x01, 0xd9];
+    // SAFETY: what is executed is mapped, and text goes on behind it.
+    let code = unsafe { (frame.rip as *const [u8; 3]).read_unaligned() };
+    if code == VMMCALL && Control::from_bits(frame.rcx).rep_start() != 0 {
+        INTERRUPTED_CALLS.fetch_add(1, Ordering::AcqRel);
     }
 }
 

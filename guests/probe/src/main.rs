@@ -16,6 +16,7 @@ mod hypercall;
 mod interrupts;
 mod paging;
 mod processors;
+mod random;
 mod report;
 mod tables;
 mod tests;

@@ -75,6 +75,11 @@ pub(crate) fn open_window() {
     unsafe { boot_pml4[1].store(PDPT.entry(), Ordering::Release) };
 }
 
+/// The address of the processor's page tables, which is the name of its address space.
+pub(crate) fn space() -> u64 {
+    x86_64::registers::control::Cr3::read().0.start_address().as_u64()
+}
+
 /// Puts a page at page `index` of the window, or none, and flushes no TLB.
 pub(crate) fn exchange(index: usize, page: Option<&'static Page>) {
     TABLE.0[index].store(page.map_or(0, |page| page.address() | RIGHTS), Ordering::SeqCst);

@@ -54,6 +54,8 @@ pub(super) enum Expect {
 pub(super) enum ProbeEnd {
     /// It reports that the test passed and switches itself off.
     Passed,
+    /// The same of a test that needs a second processor.
+    SecondPassed,
     /// The same of all its tests, some of which need a second processor.
     AllPassed,
     /// It shuts down by triple fault, and the log has its registers.
@@ -119,7 +121,7 @@ const STALE_TRIES: &str =
 const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/ttyS1";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
 
-pub(super) const CASES: [Case; 27] = [
+pub(super) const CASES: [Case; 28] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -188,6 +190,13 @@ pub(super) const CASES: [Case; 27] = [
         ProbeEnd::AllPassed,
     )
     .or_long("all count=1000000"),
+    probe(
+        "h25_list_in_parts",
+        "a long list is done in parts, and the caller takes interrupts in between",
+        "list_in_parts",
+        ProbeEnd::SecondPassed,
+    )
+    .with(&["flush_pages=1000"]),
     stock(
         "flush_hypercall_line_in_the_log",
         "Linux finds and uses the flush hypercalls",

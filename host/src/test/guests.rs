@@ -14,6 +14,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
+use serde_json::Value;
 use std::cell::{Cell, LazyCell};
 use std::env;
 use std::fs::{self, File};
@@ -151,7 +152,7 @@ impl Lab<'_> {
     }
 
     fn probe(&self, case: &Case, name: &str, end: ProbeEnd) -> Result<()> {
-        let processors = if matches!(end, ProbeEnd::AllPassed) { 2 } else { 1 };
+        let processors = if matches!(end, ProbeEnd::AllPassed | ProbeEnd::SecondPassed) { 2 } else { 1 };
         let guest = Guest {
             kernel: made(&self.probe)?.clone(),
             initrd: None,
@@ -170,9 +171,10 @@ impl Lab<'_> {
                 ensure!(outcome.log.to_lowercase().contains("rip"), "the log has no registers");
                 Ok(())
             }
-            ProbeEnd::Passed => {
+            ProbeEnd::Passed | ProbeEnd::SecondPassed => {
                 expect_end(&outcome, ExitCode::GuestPowerOff)?;
-                let report = outcome.reports.iter().find(|report| report["test"] == name);
+                let is_report = |report: &&Value| report["test"] == name && report["result"].is_string();
+                let report = outcome.reports.iter().find(is_report);
                 let report = report.with_context(|| format!("no report of {name}"))?;
                 ensure!(report["result"] == "pass", "the guest says: {}", report["why"]);
                 Ok(())
@@ -228,7 +230,7 @@ impl Lab<'_> {
         &self,
         guest: &Guest,
         cpus: u32,
-        observe: impl FnMut(&serde_json::Value, &mut Machine) -> Result<Flow>,
+        observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
         let mut spec = guest.on_quell(made(&self.hypervisor)?, cpus, Clock::Wall, self.directory)?;
         spec.timeout = Some(if self.long { LONG_TIMEOUT } else { BOOT_TIMEOUT });

@@ -20,6 +20,8 @@ use tlfs::cpuid::{
     LEAF_VERSION, VENDOR, feature, hardware, hint, privilege,
 };
 
+use super::hypercall::PROFILE;
+
 /// What the partition's platform is like. Constant for its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Platform {
@@ -113,7 +115,8 @@ fn privileges(platform: &Platform) -> u32 {
 
 /// Features beyond the privileges.
 const fn features() -> u32 {
-    feature::FREQUENCIES
+    PROFILE.feature_bits()
+        | feature::FREQUENCIES
         // Linux writes them in a panic. Since the control register takes messages, the end of the
         // kernel's log comes along.
         | feature::CRASH
@@ -131,6 +134,8 @@ fn hints(platform: &Platform) -> u32 {
         | hint::RELAXED_TIMING
         // There is no synthetic interrupt controller whose interrupts could end by themselves.
         | hint::NO_AUTO_EOI
+        // Linux logs "Hyper-V: Using IPI hypercalls" and sends by them: one exit for any number of targets.
+        | PROFILE.hint_bits()
         // The calls with VP sets are there, which Linux needs for VP indices from 64 on.
         | hint::EX_PROCESSOR_MASKS
         // Linux logs "Hyper-V: Using hypercall for remote TLB flush". The one difference between the

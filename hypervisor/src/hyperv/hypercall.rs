@@ -1,8 +1,11 @@
 //! From a VMMCALL to its outcome.
 
-use tlfs::{Call, CallRegisters, FlushCall, HvResult, InputPage, InputSource, Profile, Reject, Status};
+use tlfs::{Call, CallRegisters, ClusterIpi, FlushCall, HvResult, InputPage, InputSource, Profile, Reject};
 
 use super::partition::Partition;
+
+/// What hypercalls partitions are offered; [`cpuid`](super::cpuid) announces it.
+pub const PROFILE: Profile = Profile::FULL;
 
 /// The mode of the processor that calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,16 @@ impl Gprs {
         }
     }
 
+    /// Writes a control word back to where `caller` passed it.
+    pub const fn set_control(&mut self, caller: &Caller, control: u64) {
+        if caller.long_mode_64 {
+            self.rcx = control;
+        } else {
+            self.rdx = control >> 32;
+            self.rax = control & 0xffff_ffff;
+        }
+    }
+
     /// Writes the result where `caller` looks for it; 32-bit writes clear the upper half, as they always
     /// do. TLFS, "Hypercall Outputs".
     pub const fn set_result(&mut self, caller: &Caller, result: HvResult) {
@@ -69,12 +82,18 @@ const fn pair(high: u64, low: u64) -> u64 {
     high << 32 | low & 0xffff_ffff
 }
 
-/// Who flushes.
-pub trait FlushEngine {
+/// Who does what calls ask for. VP indices that the partition does not have are ignored.
+pub trait Services {
     /// Flushes, and returns when all effects of the flush have occurred on all targets; of those the
-    /// caller is one if it is named. Indices that the partition does not have are ignored. To flush more
-    /// than was asked is correct.
-    fn flush(&mut self, call: &FlushCall<'_>);
+    /// caller is one if it is named. To flush more than was asked is correct.
+    ///
+    /// Returns how many elements of the list are done, counted from element 0 and so with those that earlier
+    /// steps did. It is at least one more than before; if it is less than all, the guest goes on with the
+    /// rest after it has had a chance to take interrupts. For a call without a list it means nothing.
+    fn flush(&mut self, call: &FlushCall<'_>) -> u16;
+
+    /// Sends a fixed, edge-triggered interrupt to each target.
+    fn interrupt(&mut self, ipi: &ClusterIpi<'_>);
 }
 
 /// How a hypercall ends.
@@ -86,6 +105,10 @@ pub enum Outcome {
     /// The same, and let another vCPU have the CPU: the caller waits for one that is not running. It is
     /// a hint; it comes back in its turn, and learns nothing from how long that took.
     Yield(HvResult),
+    /// A part of a list is done: the control word of this value goes back to the guest
+    /// ([`Gprs::set_control`]), which stays at the instruction and takes interrupts before it executes it
+    /// again. TLFS, "Hypercall Continuation".
+    Continue(u64),
     /// #UD at the instruction: the guest may not call in this mode, or not in this way, or has not
     /// enabled hypercalls.
     UndefinedOpcode,
@@ -103,27 +126,30 @@ pub fn handle(
     registers: &Gprs,
     partition: &Partition,
     memory: &impl InputSource,
-    engine: &mut impl FlushEngine,
+    services: &mut impl Services,
     page: &mut InputPage,
 ) -> Outcome {
     if !caller.may_call() || !partition.hypercalls_enabled() {
         return Outcome::UndefinedOpcode;
     }
-    let call = match tlfs::decode(registers.parameters(caller), memory, page, &Profile::default()) {
+    let parameters = registers.parameters(caller);
+    let call = match tlfs::decode(parameters, memory, page, &PROFILE) {
         Ok(call) => call,
         Err(Reject::Failed(result)) => return Outcome::Complete(result),
         Err(Reject::UndefinedOpcode) => return Outcome::UndefinedOpcode,
         Err(Reject::InputNotMemory { .. }) => return Outcome::GeneralProtection,
     };
-    match call {
+    match &call {
         Call::Flush(flush) => {
-            engine.flush(&flush);
-            Outcome::Complete(flush.completed())
+            let done = services.flush(flush);
+            if done < flush.rep_count {
+                return Outcome::Continue(parameters.resumed_at(done).control);
+            }
         }
-        Call::LongSpinWait { .. } => Outcome::Yield(call.completed()),
-        // The profile does not offer it.
-        Call::ClusterIpi(_) => Outcome::Complete(HvResult::of(Status::INVALID_HYPERCALL_CODE, 0)),
+        Call::ClusterIpi(ipi) => services.interrupt(ipi),
+        Call::LongSpinWait { .. } => return Outcome::Yield(call.completed()),
     }
+    Outcome::Complete(call.completed())
 }
 
 #[cfg(test)]

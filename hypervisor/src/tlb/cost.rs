@@ -50,6 +50,12 @@ impl Cost {
         Self { measured, page_limit }
     }
 
+    /// The same with another limit, if there is one.
+    #[must_use]
+    pub fn limited_to(self, pages: Option<u32>) -> Self {
+        Self { page_limit: pages.map_or(self.page_limit, u64::from), ..self }
+    }
+
     /// Most pages that are flushed one by one.
     pub const fn page_limit(&self) -> u64 {
         self.page_limit

@@ -3,8 +3,8 @@
 //! A list of ranges that a guest passes is [planned](plan) once, by the vCPU that asks, before it is given to the flush
 //! engine; each target then [obeys](Work) when it next enters. Neither step is longer than [`STEP_MAX_US`], however
 //! long the guest's list is (pitfalls H24, H25): a plan holds at most [`RANGES_MAX`] ranges of at most
-//! [`Cost::page_limit`] pages together, and everything beyond is one flush of the whole tag, which is constant work.
-//! So there is nothing left that a call would have to continue later by its rep start index.
+//! [`Cost::page_limit`] pages together. A list of more ranges is done in parts, between which the guest takes
+//! interrupts, as long as that is cheaper than one flush of the whole tag, which is constant work.
 
 mod cost;
 
@@ -15,6 +15,10 @@ pub use cost::{Cost, Measured};
 
 /// Most ranges of a plan: as many as a mailbox holds.
 pub const RANGES_MAX: usize = RANGE_CAPACITY;
+/// What one more part of a list costs, in pages flushed one by one: a kick, an exit and an entry on each target that
+/// runs. It is not measured. On AMD's processors an interrupt, an exit and an entry together take some thousands of
+/// cycles, and an INVLPGA some hundreds.
+pub const STEP_PAGES: u64 = RANGES_MAX as u64;
 /// Longest time of flush work in one step, in microseconds. TLFS, "Hypercall Continuation", has the figure for calls.
 pub const STEP_MAX_US: u64 = 50;
 
@@ -36,15 +40,23 @@ pub enum Plan {
     /// Everything.
     Whole(Why),
     /// These ranges; an empty list is nothing.
-    Ranges(Ranges),
+    Ranges {
+        /// What to flush now.
+        ranges: Ranges,
+        /// How many elements of the list are done then, counted from element 0 of the whole list.
+        done: u16,
+    },
 }
 
 /// Up to [`RANGES_MAX`] ranges.
 pub type Ranges = arrayvec::ArrayVec<GvaRange, RANGES_MAX>;
 
-/// What to ask of the targets so that `scope` is flushed, if single pages are worth it up to `page_limit`.
+/// What to ask of the targets so that `scope` is flushed, or the first part of it, if single pages are worth it up to
+/// `page_limit`.
 ///
-/// Ranges that continue each other become one, as the lists of kernels often do.
+/// Ranges that continue each other become one, as the lists of kernels often do. Each part of a list costs the targets
+/// that run another kick, and counts as [`STEP_PAGES`]. What is left after a part costs less than the list did, so the
+/// choice stays the same from part to part.
 pub fn plan(scope: &FlushScope<'_>, page_limit: u64) -> Plan {
     match scope {
         FlushScope::Everything => Plan::Whole(Why::Asked),
@@ -54,25 +66,34 @@ pub fn plan(scope: &FlushScope<'_>, page_limit: u64) -> Plan {
 
 fn plan_list(list: &GvaList<'_>, page_limit: u64) -> Plan {
     let mut ranges = Ranges::new();
-    let mut pages = 0;
-    for range in list.ranges() {
+    // Ranges that the first part has no room for, and the element that begins the second part.
+    let (mut later, mut second_part) = (0, None);
+    let (mut pages, mut done) = (0, 0);
+    let mut end_of_last = None;
+    for (index, range) in list.elements() {
+        done = index + 1;
+        let Some(range) = range else { continue };
         pages += range.pages;
         if pages > page_limit {
             return Plan::Whole(Why::ManyPages);
         }
-        match ranges.last_mut() {
-            Some(last) if last.first.wrapping_add(last.pages << 12) == range.start => {
-                last.pages += range.pages;
+        let continues = end_of_last == Some(range.start);
+        end_of_last = Some(range.start.wrapping_add(range.pages << 12));
+        if continues {
+            match ranges.last_mut() {
+                Some(last) if second_part.is_none() => last.pages += range.pages,
+                _ => {}
             }
-            _ => {
-                let range = GvaRange { first: range.start, pages: range.pages };
-                if ranges.try_push(range).is_err() {
-                    return Plan::Whole(Why::ManyRanges);
-                }
-            }
+        } else if ranges.try_push(GvaRange { first: range.start, pages: range.pages }).is_err() {
+            second_part.get_or_insert(index);
+            later += 1;
         }
     }
-    Plan::Ranges(ranges)
+    let more_parts = u64::div_ceil(later, RANGES_MAX as u64);
+    if more_parts != 0 && pages + more_parts * STEP_PAGES > page_limit {
+        return Plan::Whole(Why::ManyRanges);
+    }
+    Plan::Ranges { ranges, done: second_part.unwrap_or(done) }
 }
 
 /// What a target does about a request that it finds at its entry.

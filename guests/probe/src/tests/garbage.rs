@@ -3,17 +3,22 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use tlfs::{CallCode, Control, HvResult, Profile, Status};
+use tlfs::{CallCode, Control, HvResult, Profile, Status, XMM_WORDS};
 
 use super::hypercalls::space;
 use crate::clock;
 use crate::guarded::Fault;
 use crate::hypercall::{
-    R8, R10, R11, RAX, RCX, RDX, Registers, call_with, call_with_registers, enable, expect_success,
-    input_page,
+    R8, R10, R11, RAX, RCX, RDX, Registers, announced, call_with, call_with_registers, enable,
+    expect_success, input_page, load_xmm,
 };
+use crate::interrupts::VECTOR_SPURIOUS;
 use crate::paging::{PAGE, Page};
+use crate::random::Random;
 use crate::report::{self, Verdict, ensure};
+
+/// What is offered.
+const PROFILE: Profile = Profile::FULL;
 
 /// Calls of each kind.
 static COUNT: AtomicU32 = AtomicU32::new(20_000);
@@ -44,10 +49,13 @@ struct Attempt {
     /// Where in the input page words were written.
     first: usize,
     words: usize,
+    /// What XMM0 to XMM5 hold.
+    xmm: [u64; XMM_WORDS],
 }
 
 pub(super) fn garbage() -> Verdict {
     enable()?;
+    ensure!(announced() == PROFILE, "{:?} is offered instead of everything", announced());
     for word in OUTPUT.words() {
         word.store(PATTERN, Ordering::Relaxed);
     }
@@ -59,14 +67,16 @@ pub(super) fn garbage() -> Verdict {
 /// Makes [`COUNT`] calls of one kind.
 fn many(kind: &str, make: fn(&mut Random, &mut [u64; WORDS_MAX]) -> Attempt) -> Verdict {
     let count = COUNT.load(Ordering::Relaxed);
-    let mut random = Random(0x5eed);
+    let mut random = Random::new(0x5eed);
     let mut words = [0; WORDS_MAX];
     let (mut succeeded, mut faulted, mut longest) = (0u32, 0u32, 0u64);
     for (slot, word) in EXPECTED.words().iter().zip(input_page().words()) {
         slot.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
     }
     for number in 1..=count {
-        let attempt = make(&mut random, &mut words);
+        let mut attempt = make(&mut random, &mut words);
+        attempt.spare_exceptions(&words);
+        load_xmm(&attempt.xmm);
         for page in [input_page(), &EXPECTED] {
             page.write_at(attempt.first, &words[..attempt.words]);
         }
@@ -137,10 +147,9 @@ impl Attempt {
     fn may_end_with(&self, result: Result<HvResult, Fault>) -> bool {
         let Self { control, .. } = *self;
         // What is not offered is as unknown as what does not exist.
-        let known = Profile::default().shape(control.code());
+        let known = PROFILE.shape(control.code());
         let result = match result {
             Ok(result) => result,
-            Err(Fault::UNDEFINED) => return known.is_some() && control.fast(),
             Err(Fault::PROTECTION) => return known.is_some() && !control.fast(),
             Err(_) => return false,
         };
@@ -160,30 +169,6 @@ impl Attempt {
     }
 }
 
-/// xorshift64*: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled".
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    fn one_of<const N: usize>(&mut self, values: [u64; N]) -> u64 {
-        values[self.below(N as u64) as usize]
-    }
-}
-
 /// No sense at all, but that half of the codes are small.
 fn random(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
     let mut word = random.next();
@@ -199,44 +184,65 @@ fn random(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
         output: random.next() >> random.below(64),
         first: random.below(PAGE / 8) as usize,
         words: 8,
+        xmm: core::array::from_fn(|_| random.next()),
     }
 }
 
 /// A call that is right, and then up to three things that are wrong with it.
 fn structured(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
-    const CODES: [CallCode; 5] = [
+    const CODES: [CallCode; 7] = [
         CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE,
         CallCode::FLUSH_VIRTUAL_ADDRESS_LIST,
         CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX,
         CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX,
         CallCode::NOTIFY_LONG_SPIN_WAIT,
+        CallCode::SEND_SYNTHETIC_CLUSTER_IPI,
+        CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX,
     ];
     let code = CODES[random.below(CODES.len() as u64) as usize];
     let mut control = Control::new().with_call_code(code.0);
     let used = match code {
         CallCode::NOTIFY_LONG_SPIN_WAIT => {
             words[0] = random.next();
-            control = control.with_fast(random.one_in(2));
             1
+        }
+        CallCode::SEND_SYNTHETIC_CLUSTER_IPI => {
+            words[..2].copy_from_slice(&[vector(random), random.next()]);
+            2
+        }
+        CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX => {
+            words[..4].copy_from_slice(&[vector(random), random.one_of([0, 1]), 1, random.next()]);
+            control = control.with_variable_header_words(1);
+            4
         }
         _ => flush(random, code, &mut control, words),
     };
     // At the page's end as often as anywhere else.
     let room = (PAGE as usize / 8).saturating_sub(used);
     let first = if random.one_in(2) { room } else { random.below(room as u64 + 1) as usize };
-    let fast = control.fast();
+    // In registers as far as they go, which is too short for some.
+    let fast = random.one_in(4);
+    control = control.with_fast(fast);
+    let mut xmm = [0; XMM_WORDS];
+    xmm.copy_from_slice(&words[2..2 + XMM_WORDS]);
     let page = input_page().address();
     let mut attempt = Attempt {
         control,
-        input: if fast { random.next() } else { page + 8 * first as u64 },
-        output: if fast { random.next() } else { OUTPUT.address() },
+        input: if fast { words[0] } else { page + 8 * first as u64 },
+        output: if fast { words[1] } else { OUTPUT.address() },
         first,
         words: used,
+        xmm,
     };
     for _ in 0..random.below(4) {
         attempt.spoil(random, words);
     }
     attempt
+}
+
+/// A vector that can be sent.
+fn vector(random: &mut Random) -> u64 {
+    0x40 + random.below(0xbf)
 }
 
 /// The input of a flush that is right; returns its length in words.
@@ -245,7 +251,7 @@ fn flush(random: &mut Random, code: CallCode, control: &mut Control, words: &mut
         matches!(code, CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX | CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX);
     let list = matches!(code, CallCode::FLUSH_VIRTUAL_ADDRESS_LIST | CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX);
     words[0] = random.next();
-    words[1] = random.below(8);
+    words[1] = random.below(16);
     let mut used = 3;
     if extended {
         // A sparse set: contents of the banks that are there, one behind the other.
@@ -287,6 +293,29 @@ fn range(random: &mut Random) -> u64 {
 }
 
 impl Attempt {
+    /// Makes another call of an interrupt on a vector whose handler expects something else: an exception, or a
+    /// spurious interrupt, which must not be ended.
+    fn spare_exceptions(&mut self, words: &[u64; WORDS_MAX]) {
+        const IPI: [CallCode; 2] =
+            [CallCode::SEND_SYNTHETIC_CLUSTER_IPI, CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX];
+        if !IPI.contains(&self.control.code()) {
+            return;
+        }
+        let offset = self.input.wrapping_sub(input_page().address());
+        let sent = if self.control.fast() {
+            Some(self.input)
+        } else if offset < PAGE && offset.is_multiple_of(8) {
+            let index = (offset / 8) as usize;
+            let written = index.checked_sub(self.first).filter(|&at| at < self.words).map(|at| words[at]);
+            Some(written.unwrap_or_else(|| input_page().words()[index].load(Ordering::Relaxed)))
+        } else {
+            None
+        };
+        if sent.is_some_and(|sent| (0x10..0x20).contains(&sent) || sent == VECTOR_SPURIOUS.into()) {
+            self.control = self.control.with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0);
+        }
+    }
+
     /// Spoils one thing.
     fn spoil(&mut self, random: &mut Random, words: &mut [u64; WORDS_MAX]) {
         let wild = random.next();

@@ -6,7 +6,7 @@ use tlfs::{CallCode, Control, HvResult, Status, msr};
 
 use crate::guarded::{Fault, rdmsr};
 use crate::hypercall::{
-    call, call_that_only_returns, call_with, disable, enable, expect_success, input_address,
+    call, call_fast, call_that_only_returns, call_with, disable, enable, expect_success, input_address,
 };
 use crate::processors;
 use crate::report::{Verdict, ensure};
@@ -56,7 +56,7 @@ pub(super) fn errors() -> Verdict {
     enable()?;
     let words: [(u64, Status); 22] = [
         (0x0000_0000_0000_0000, CODE),
-        (0x0000_0000_0000_000b, CODE),
+        (0x0000_0000_0000_000c, CODE),
         (0x0000_0000_0000_00af, CODE),
         (0x0000_0000_0000_ffff, CODE),
         (0x0000_0000_0001_ffff, CODE),
@@ -102,11 +102,18 @@ fn places() -> Verdict {
         let result = call(space(), gpa, 0);
         ensure!(result == Err(Fault::PROTECTION), "input at {gpa:#x}: {result:?}");
     }
-    // All flushes need more than two registers.
-    for code in [2, 3, 0x13, 0x14] {
-        let result = call(Control::new().with_call_code(code).with_fast(true), 0, 0);
-        ensure!(result == Err(Fault::UNDEFINED), "fast call {code:#x}: {result:?}");
+    // What registers hold: 11 ranges after a mask, 9 after a set of one bank.
+    let fast = |control: Control| call_fast(control.with_fast(true), &[0, ALL_SPACES, 1, 1, 1]);
+    for (control, status, reps) in [
+        (list(11), Status::SUCCESS, 11),
+        (list(12), Status::INVALID_HYPERCALL_INPUT, 0),
+        (list_ex(1, 10), Status::INVALID_HYPERCALL_INPUT, 0),
+    ] {
+        let result = fast(control);
+        ensure!(result == Ok(HvResult::of(status, reps)), "{:#x} fast: {result:?}", control.into_bits());
     }
+    let result = call_fast(list_ex(1, 9).with_fast(true), &[0, ALL_SPACES, 0, 1, 1]);
+    ensure!(result == Ok(HvResult::of(Status::SUCCESS, 9)), "a set and 9 ranges: {result:?}");
     Ok(())
 }
 
@@ -116,12 +123,12 @@ fn contents() -> Verdict {
     const PARAMETER: Status = Status::INVALID_PARAMETER;
     const INPUT: Status = Status::INVALID_HYPERCALL_INPUT;
     let cases: [(&str, Control, &[u64], Status, u16); 8] = [
-        ("reserved flag", space(), &[0, 1 << 3, 1], PARAMETER, 0),
+        ("reserved flag", space(), &[0, 1 << 4, 1], PARAMETER, 0),
         ("flag of another level", space(), &[0, 1 << 63, 1], PARAMETER, 0),
         ("set of unknown format", space_ex(0), &[0, 0, 2, 0], PARAMETER, 0),
         ("fewer banks than the mask", space_ex(1), &[0, 0, 0, 3, 1], INPUT, 0),
         ("more banks than the mask", space_ex(2), &[0, 0, 0, 1, 1, 1], INPUT, 0),
-        ("wrong after 1 element", list(3).with_rep_start(1), &[0, 1 << 3, 1, 0, 0, 0], PARAMETER, 1),
+        ("wrong after 1 element", list(3).with_rep_start(1), &[0, 1 << 5, 1, 0, 0, 0], PARAMETER, 1),
         ("the last element", list(5).with_rep_start(4), &[0, ALL_SPACES, 1, 0, 0, 0, 0, 0], OK, 5),
         ("unknown processors", space_ex(1), &[0, ALL_SPACES, 0, 1 << 63, u64::MAX], OK, 0),
     ];

@@ -2,10 +2,13 @@
 
 mod cpuid_and_msrs;
 mod events;
+mod forms;
 mod garbage;
 mod hypercalls;
 mod instructions;
+mod interrupts_by_call;
 mod io;
+mod parts;
 mod stale;
 
 pub(crate) use garbage::set_count;
@@ -28,7 +31,7 @@ const TRIPLE_FAULT: &str = "triple-fault";
 const NO_WRITE_THROUGH: &str = "no-write-through";
 
 /// The others.
-const TESTS: [Test; 19] = [
+const TESTS: [Test; 21] = [
     test("unknown-msr", cpuid_and_msrs::unknown_msr),
     test("x2apic-reserved", cpuid_and_msrs::x2apic_reserved),
     test("read-everything", cpuid_and_msrs::read_everything),
@@ -43,12 +46,17 @@ const TESTS: [Test; 19] = [
     test("hypercall-errors", hypercalls::errors),
     test("non-canonical-flush", hypercalls::non_canonical_flush),
     test("flush-idle", hypercalls::flush_idle),
+    test("cluster-ipi", interrupts_by_call::cluster_ipi),
+    test("fast-and-slow", forms::fast_and_slow),
     test("garbage-hypercalls", garbage::garbage),
     test("nmi", events::nmi),
     test("timer", events::timer),
     test("debug-registers", events::debug_registers),
     test("stale", stale::stale),
 ];
+
+/// Those that are run by their names alone, for they need a hypervisor that is set up for them.
+const APART: [Test; 1] = [test("list-in-parts", parts::list_in_parts)];
 
 /// Whether the command line's name is this one.
 fn is_name(asked: &str, name: &str) -> bool {
@@ -72,7 +80,7 @@ pub(crate) fn run(asked: &'static str) {
         instructions::no_write_through();
         tables::triple_fault();
     }
-    let verdict = match TESTS.iter().find(|test| is_name(asked, test.name)) {
+    let verdict = match TESTS.iter().chain(&APART).find(|test| is_name(asked, test.name)) {
         Some(test) => (test.run)(),
         None => Err(failure(format_args!("there is no such test"))),
     };

@@ -14,14 +14,14 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tlfs::{CallCode, Control};
-
-use crate::hypercall::{call_with, enable, expect_success};
+use super::forms::Form;
+use crate::hypercall::enable;
 use crate::paging::{self, Page, WINDOW};
 use crate::report::{Verdict, ensure};
 use crate::{clock, processors};
 
-const ROUNDS: u64 = 1000;
+/// Rounds of each form of the flush.
+const ROUNDS: u64 = 50;
 const PATIENCE_MS: u64 = 5000;
 
 static PAGES: [Page; 2] = [const { Page::new() }; 2];
@@ -55,19 +55,21 @@ pub(super) fn stale() -> Verdict {
 }
 
 fn rounds(mask: u64) -> Verdict {
-    let flush = Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE.0);
-    let (space, _) = x86_64::registers::control::Cr3::read();
-    for round in 1..=ROUNDS {
-        let page = &PAGES[(round % 2) as usize];
-        page.write(&[round]);
-        paging::exchange(0, Some(page));
-        let result = call_with(flush, &[space.start_address().as_u64(), 0, mask]);
-        RELEASED.store(round, Ordering::Release);
-        expect_success("flush", result, 0)?;
-        let checked = clock::wait_until(PATIENCE_MS, || CHECKED.load(Ordering::Acquire) == round);
-        ensure!(checked, "the second processor does not look at round {round}");
-        let stale = STALE.load(Ordering::Relaxed);
-        ensure!(stale == 0, "{stale} stale reads in round {round}");
+    let mut round = 0;
+    for form in Form::all() {
+        for _ in 0..ROUNDS {
+            round += 1;
+            let page = &PAGES[(round % 2) as usize];
+            page.write(&[round]);
+            paging::exchange(0, Some(page));
+            let result = form.flush(mask, WINDOW);
+            RELEASED.store(round, Ordering::Release);
+            ensure!(result == Ok(form.success()), "{form:?}: {result:?}");
+            let checked = clock::wait_until(PATIENCE_MS, || CHECKED.load(Ordering::Acquire) == round);
+            ensure!(checked, "the second processor does not look at round {round}, {form:?}");
+            let stale = STALE.load(Ordering::Relaxed);
+            ensure!(stale == 0, "{stale} stale reads in round {round}, {form:?}");
+        }
     }
     Ok(())
 }

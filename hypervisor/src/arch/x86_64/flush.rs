@@ -1,4 +1,4 @@
-//! The flush hypercalls' way into the flush engine.
+//! What hypercalls ask for: flushes by way of the flush engine, interrupts to several vCPUs.
 
 use core::arch::asm;
 use core::ops::ControlFlow;
@@ -8,11 +8,11 @@ use coherence::{CpuId, Hardware, Ledger, Scope, Target, TargetSet, Targets};
 use hostlink::config::MAX_VCPUS;
 use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots};
-use tlfs::{FlushCall, InputError, InputSource, XMM_WORDS};
+use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
 use super::machine::{self, Machine, Vcpu};
 use super::percpu::PerCpu;
-use crate::hyperv::{FlushEngine, Platform};
+use crate::hyperv::{Platform, Services};
 use crate::tlb::{self, Plan, Why};
 
 /// Banks of 64 that all vCPUs fit into.
@@ -27,10 +27,10 @@ const REKICK_TURNS: u64 = 1 << 14;
 /// Where an initiator notes whom it waits for; one per CPU.
 pub(super) type FlushScratch = Ledger<BANKS>;
 
-/// The engine on behalf of one vCPU.
-pub(super) struct FlushTargets<'a> {
+/// What is done on behalf of the vCPU that calls.
+pub(super) struct CallServices<'a> {
     pub(super) vm: &'a Machine,
-    pub(super) initiator: &'a Vcpu,
+    pub(super) caller: &'a Vcpu,
     pub(super) scratch: &'a mut FlushScratch,
 }
 
@@ -73,27 +73,30 @@ impl Hardware for Ipi {
     }
 }
 
-impl FlushEngine for FlushTargets<'_> {
+impl Services for CallServices<'_> {
     /// Flushes what was asked for, or more where that costs less.
-    fn flush(&mut self, call: &FlushCall<'_>) {
+    fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         let plan = tlb::plan(&call.scope, self.vm.flush_cost.page_limit());
-        let (scope, counter) = match &plan {
-            Plan::Whole(Why::Asked) => (Scope::All, Counter::FlushWholeAsked),
-            Plan::Whole(Why::ManyRanges) => (Scope::All, Counter::FlushWholeRanges),
-            Plan::Whole(Why::ManyPages) => (Scope::All, Counter::FlushWholePages),
-            Plan::Ranges(ranges) => (Scope::Ranges(ranges), Counter::FlushLists),
+        let (scope, done, counter) = match &plan {
+            Plan::Whole(Why::Asked) => (Scope::All, call.rep_count, Counter::FlushWholeAsked),
+            Plan::Whole(Why::ManyRanges) => (Scope::All, call.rep_count, Counter::FlushWholeRanges),
+            Plan::Whole(Why::ManyPages) => (Scope::All, call.rep_count, Counter::FlushWholePages),
+            Plan::Ranges { ranges, done } if *done < call.rep_count => {
+                (Scope::Ranges(ranges), *done, Counter::FlushContinued)
+            }
+            Plan::Ranges { ranges, done } => (Scope::Ranges(ranges), *done, Counter::FlushLists),
         };
-        let set = self.targets(call);
+        let set = self.targets(&call.targets);
         let issued = coherence::issue(self.vm, &set, scope, self.scratch);
         if !self.vm.has_kicks() {
             // Broken on purpose: targets in guest mode go on with old translations until they next enter.
-            return;
+            return done;
         }
         // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
         // still uses.
         let receipt = issued.dispatch(&Ipi).wait(&Ipi).unwrap_or_else(|stalled| panic!("{stalled}"));
         let outcome = receipt.outcome();
-        let counters = self.vm.counters_of(self.initiator);
+        let counters = self.vm.counters_of(self.caller);
         let count = |counter: Counter, amount: u32| {
             machine::increase(&counters[counter as usize], amount.into());
         };
@@ -103,12 +106,25 @@ impl FlushEngine for FlushTargets<'_> {
         count(Counter::FlushDeferred, outcome.deferred);
         count(Counter::FlushMerged, outcome.merged);
         count(Counter::FlushKicks, outcome.kicks);
+        done
+    }
+
+    #[inline(never)]
+    fn interrupt(&mut self, ipi: &ClusterIpi<'_>) {
+        let mut sent = 0;
+        for index in self.targets(&ipi.targets).iter() {
+            let Some(vcpu) = self.vm.vcpus.get(index) else { break };
+            self.vm.post_fixed_to(vcpu, ipi.vector);
+            sent += 1;
+        }
+        machine::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
     }
 }
 
-impl FlushTargets<'_> {
-    fn targets(&self, call: &FlushCall<'_>) -> TargetSet<BANKS> {
-        match call.targets {
+impl CallServices<'_> {
+    /// The targets by vCPU, which is by VP index.
+    fn targets(&self, targets: &tlfs::Targets<'_>) -> TargetSet<BANKS> {
+        match targets {
             tlfs::Targets::All => TargetSet::first(self.vm.vcpus.len()),
             tlfs::Targets::Set(members) => {
                 let mut banks = [0; BANKS];

@@ -16,7 +16,7 @@ use spin::{Mutex, Once};
 use tar_no_std::TarArchiveRef;
 
 pub(super) use super::flush::FlushScratch;
-use super::flush::{FlushTargets, MemorySource};
+use super::flush::{CallServices, MemorySource};
 use super::interrupts::VECTOR_KICK;
 use super::memory::{self, FreeMemory, HeapTables};
 use super::overlay::Overlays;
@@ -240,7 +240,7 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         largest_page: if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M },
         cr4_mask: cpuid::guest_cr4_mask(),
         sched: Scheduler::new(cpus, config.vcpus, policy),
-        flush_cost: measure_flushes(),
+        flush_cost: measure_flushes(config.switches.flush_pages),
         tick_max: match config.boot_cpu {
             BootCpu::Run => u64::MAX,
             BootCpu::Serve => clock::ticks_of_us(TICK_MAX_US),
@@ -260,10 +260,10 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     Ok(())
 }
 
-/// Finds out what flushing costs on this machine.
-fn measure_flushes() -> tlb::Cost {
+/// Finds out what flushing costs on this machine; `limit` is preferred to the limit that follows from it.
+fn measure_flushes(limit: Option<u32>) -> tlb::Cost {
     // No vCPU has run yet, so nobody uses any tag.
-    let cost = invalidate::measure(1);
+    let cost = invalidate::measure(1).limited_to(limit);
     let Measured { page, miss, entries, .. } = cost.measured();
     log::info!(
         "INVLPGA takes {page} ticks, a TLB miss {miss}, {entries} entries: up to {} pages are flushed one by one",
@@ -399,9 +399,15 @@ impl Machine {
     /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns to how many, which is 0 if there is no such one.
     pub(super) fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
         let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
+        self.post_fixed_to(vcpu, vector);
+        1
+    }
+
+    /// The same to a vCPU that is known.
+    #[inline]
+    pub(super) fn post_fixed_to(&self, vcpu: &Vcpu, vector: u8) {
         vcpu.inbox.post_fixed(vector, Trigger::Edge);
         self.notify(vcpu);
-        1
     }
 
     fn post(&self, apic_id: u32, message: Message) -> u64 {
@@ -497,13 +503,13 @@ impl Machine {
         MemorySource { memslots: &self.memslots, platform: self.partition.platform() }
     }
 
-    /// The flush engine on behalf of a vCPU.
-    pub(super) fn flush_engine<'a>(
+    /// What hypercalls of a vCPU ask for.
+    pub(super) fn call_services<'a>(
         &'a self,
-        initiator: &'a Vcpu,
+        caller: &'a Vcpu,
         scratch: &'a mut FlushScratch,
-    ) -> FlushTargets<'a> {
-        FlushTargets { vm: self, initiator, scratch }
+    ) -> CallServices<'a> {
+        CallServices { vm: self, caller, scratch }
     }
 
     /// Prints what the guest says about its crash.

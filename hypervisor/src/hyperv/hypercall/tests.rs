@@ -1,7 +1,7 @@
 use super::super::cpuid::Platform;
 use super::super::vp::Vp;
 use super::*;
-use tlfs::{InputError, Targets, XMM_WORDS, msr};
+use tlfs::{FlushScope, InputError, Status, Targets, XMM_WORDS, msr};
 
 const LONG: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: false, long_mode_64: true };
 const LEGACY: Caller = Caller { long_mode_64: false, ..LONG };
@@ -44,23 +44,43 @@ impl InputSource for Memory {
     }
 
     fn xmm_words(&self) -> [u64; XMM_WORDS] {
-        unreachable!("not offered")
+        std::array::from_fn(|index| self.0.get(index).copied().unwrap_or(0))
     }
 }
 
 /// VP indices of four vCPUs, in vCPU order: permuted and sparse.
 const INDICES: [u32; 4] = [7, 3, 65, 2];
 
-/// Remembers which vCPUs each call named.
-#[derive(Default)]
-struct Engine(Vec<Vec<usize>>);
+/// Remembers which vCPUs each call named, and does so many elements of a list at a time.
+struct Engine {
+    flushes: Vec<Vec<usize>>,
+    interrupts: Vec<(u8, Vec<usize>)>,
+    elements: u16,
+}
 
-impl FlushEngine for Engine {
-    fn flush(&mut self, call: &FlushCall<'_>) {
-        self.0.push((0..4).filter(|vcpu| call.targets.contains(INDICES[*vcpu])).collect());
+impl Default for Engine {
+    fn default() -> Self {
+        Self { flushes: Vec::new(), interrupts: Vec::new(), elements: u16::MAX }
+    }
+}
+
+fn named(targets: &Targets<'_>) -> Vec<usize> {
+    (0..4).filter(|vcpu| targets.contains(INDICES[*vcpu])).collect()
+}
+
+impl Services for Engine {
+    fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
+        self.flushes.push(named(&call.targets));
         if let Targets::Set(set) = call.targets {
             assert!(set.iter().count() <= 4096);
         }
+        let FlushScope::List(list) = call.scope else { return 0 };
+        let (first, _) = list.elements().next().unwrap();
+        first.saturating_add(self.elements).min(call.rep_count)
+    }
+
+    fn interrupt(&mut self, ipi: &ClusterIpi<'_>) {
+        self.interrupts.push((ipi.vector, named(&ipi.targets)));
     }
 }
 
@@ -99,7 +119,7 @@ fn h14_only_ring_0_in_protected_mode_may_call() {
         let expected =
             if allowed { complete(Status::INVALID_HYPERCALL_CODE, 0) } else { Outcome::UndefinedOpcode };
         assert_eq!(outcome, expected, "{caller:?}");
-        assert!(engine.0.is_empty());
+        assert!(engine.flushes.is_empty());
     }
 }
 
@@ -124,12 +144,12 @@ fn h17_calls_before_the_page_is_enabled_are_undefined() {
 fn h13_targets_are_vp_indices() {
     let (partition, flush) = (enabled(), long(2, 0x1000));
     let (outcome, engine) = call(&LONG, &flush, &partition, &[0, 0, 1 << 7 | 1 << 2 | 1 << 40]);
-    assert_eq!((outcome, engine.0), (complete(Status::SUCCESS, 0), vec![vec![0, 3]]));
+    assert_eq!((outcome, engine.flushes), (complete(Status::SUCCESS, 0), vec![vec![0, 3]]));
     let flush_ex = long(1 << 17 | 0x13, 0x1000);
     let (outcome, engine) = call(&LONG, &flush_ex, &partition, &[0, 0, 0, 0b10, 0b10]);
-    assert_eq!((outcome, engine.0), (complete(Status::SUCCESS, 0), vec![vec![2]]));
+    assert_eq!((outcome, engine.flushes), (complete(Status::SUCCESS, 0), vec![vec![2]]));
     let (_, engine) = call(&LONG, &flush, &partition, &[0, 1, 0]);
-    assert_eq!(engine.0, [vec![0, 1, 2, 3]]);
+    assert_eq!(engine.flushes, [vec![0, 1, 2, 3]]);
 }
 
 #[test]
@@ -150,7 +170,7 @@ fn h20_32_bit_callers_use_pairs_of_registers() {
     assert_eq!((parameters.control, parameters.input, parameters.output), (0x0001_0002_0000_0003, 0x1000, 0));
     let (outcome, engine) = call(&LEGACY, &registers, &partition, &[0, 0, 8, 0x5000, 0x6000]);
     assert_eq!(outcome, complete(Status::SUCCESS, 2));
-    assert_eq!(engine.0, [vec![1]]);
+    assert_eq!(engine.flushes, [vec![1]]);
 
     let result = HvResult::of(Status::INVALID_PARAMETER, 2);
     let mut after = registers;
@@ -174,13 +194,73 @@ fn h6_input_that_is_not_memory_faults_in_the_guest() {
     ] {
         let (outcome, engine) = call(&LONG, &long(2, input), &partition, &[0, 0, 1]);
         assert_eq!(outcome, expected, "{input:#x}");
-        assert_eq!(engine.0.len(), usize::from(expected == complete(Status::SUCCESS, 0)));
+        assert_eq!(engine.flushes.len(), usize::from(expected == complete(Status::SUCCESS, 0)));
     }
 }
 
 #[test]
-fn h15_a_fast_flush_is_undefined() {
-    assert_eq!(call(&LONG, &long(1 << 16 | 2, 0x1000), &enabled(), &[]).0, Outcome::UndefinedOpcode);
+fn h15_h16_a_fast_flush_takes_its_input_from_registers() {
+    // Address space and flags in RDX and R8, the mask in XMM0.
+    let registers = Gprs { rcx: 1 << 16 | 2, rdx: 0, r8: 0, ..Gprs::default() };
+    let (outcome, engine) = call(&LONG, &registers, &enabled(), &[1 << 7]);
+    assert_eq!((outcome, engine.flushes), (complete(Status::SUCCESS, 0), vec![vec![0]]));
+    // A list of twelve does not fit into registers.
+    let registers = Gprs { rcx: 12 << 32 | 1 << 16 | 3, ..registers };
+    let (outcome, engine) = call(&LONG, &registers, &enabled(), &[1 << 7]);
+    assert_eq!(outcome, complete(Status::INVALID_HYPERCALL_INPUT, 0));
+    assert!(engine.flushes.is_empty());
+}
+
+#[test]
+fn h25_a_call_that_is_done_in_part_goes_on_where_it_was() {
+    let words: &[u64] = &[0, 0, 1 << 7, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000];
+    let partition = enabled();
+    for caller in [LONG, LEGACY] {
+        let mut registers = match caller.long_mode_64 {
+            true => long(5 << 32 | 3, 0x1000),
+            false => Gprs { rdx: 5, rax: 3, rcx: 0x1000, ..Gprs::default() },
+        };
+        let mut engine = Engine { elements: 2, ..Engine::default() };
+        let mut step = |registers: &Gprs| {
+            handle(&caller, registers, &partition, &Memory(words), &mut engine, &mut InputPage::new())
+        };
+        for done in [2, 4] {
+            let Outcome::Continue(control) = step(&registers) else { panic!("not in parts") };
+            assert_eq!(control, done << 48 | 5 << 32 | 3);
+            let before = registers;
+            registers.set_control(&caller, control);
+            let changed = if caller.long_mode_64 {
+                Gprs { rcx: control, ..before }
+            } else {
+                Gprs { rdx: done << 16 | 5, ..before }
+            };
+            assert_eq!(registers, changed, "nothing else changes");
+        }
+        assert_eq!(step(&registers), complete(Status::SUCCESS, 5), "counted from element 0");
+        assert_eq!(engine.flushes.len(), 3);
+    }
+}
+
+#[test]
+fn h26_a_cluster_ipi_reaches_who_is_named() {
+    let partition = enabled();
+    let ipi = |control, words| call(&LONG, &long(control, 0x1000), &partition, words);
+    let (outcome, engine) = ipi(0xb, &[0x30, 1 << 7 | 1 << 3]);
+    assert_eq!((outcome, engine.interrupts), (complete(Status::SUCCESS, 0), vec![(0x30, vec![0, 1])]));
+    let (outcome, engine) = ipi(1 << 17 | 0x15, &[0xff, 0, 0b10, 0b10]);
+    assert_eq!((outcome, engine.interrupts), (complete(Status::SUCCESS, 0), vec![(0xff, vec![2])]));
+    let (outcome, engine) = ipi(0xb, &[0x30, 0]);
+    assert_eq!((outcome, engine.interrupts), (complete(Status::SUCCESS, 0), vec![(0x30, vec![])]), "nobody");
+    for (words, why) in [([0xf_u64, 2], "vector"), ([0x100, 2], "vector"), ([1 << 32 | 0x30, 2], "level")] {
+        let words: &'static [u64] = Vec::leak(words.to_vec());
+        let (outcome, engine) = ipi(0xb, words);
+        assert_eq!(outcome, complete(Status::INVALID_PARAMETER, 0), "{why}");
+        assert!(engine.interrupts.is_empty() && engine.flushes.is_empty());
+    }
+    // In registers, as Linux sends to one.
+    let fast = Gprs { rcx: 1 << 16 | 0xb, rdx: 0x41, r8: 1 << 2, ..Gprs::default() };
+    let (outcome, engine) = call(&LONG, &fast, &partition, &[]);
+    assert_eq!((outcome, engine.interrupts), (complete(Status::SUCCESS, 0), vec![(0x41, vec![3])]));
 }
 
 #[test]
@@ -188,13 +268,13 @@ fn h28_a_long_spin_wait_yields_whatever_the_count() {
     for spins in [0, 1, u64::MAX] {
         let (outcome, engine) = call(&LONG, &long(1 << 16 | 8, spins), &enabled(), &[]);
         assert_eq!(outcome, Outcome::Yield(HvResult::of(Status::SUCCESS, 0)));
-        assert!(engine.0.is_empty());
+        assert!(engine.flushes.is_empty());
     }
 }
 
 #[test]
 fn a_refused_call_flushes_nothing() {
-    let (outcome, engine) = call(&LONG, &long(2, 0x1000), &enabled(), &[0, 1 << 3, 1]);
+    let (outcome, engine) = call(&LONG, &long(2, 0x1000), &enabled(), &[0, 1 << 4, 1]);
     assert_eq!(outcome, complete(Status::INVALID_PARAMETER, 0));
-    assert!(engine.0.is_empty());
+    assert!(engine.flushes.is_empty());
 }

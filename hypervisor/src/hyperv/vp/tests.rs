@@ -1,8 +1,8 @@
 use super::super::cpuid::{Platform, leaf};
-use super::super::hypercall::{Caller, FlushEngine, Gprs, Outcome, handle};
+use super::super::hypercall::{Caller, Gprs, Outcome, Services, handle};
 use super::*;
 use tlfs::cpuid::{LEAF_FEATURES, LEAF_HARDWARE, LEAF_HINTS, feature, hardware, hint, privilege};
-use tlfs::{FlushCall, InputError, InputPage, InputSource, Status};
+use tlfs::{ClusterIpi, FlushCall, InputError, InputPage, InputSource, Status};
 
 const PLATFORM: Platform = Platform {
     flush_hypercall: true,
@@ -96,7 +96,8 @@ fn unassigned_registers_fault() {
 fn h21_every_feature_works() {
     let offered = leaf(LEAF_FEATURES, &PLATFORM).unwrap().edx;
     let probed = feature::FREQUENCIES | feature::CRASH | feature::HYPERCALL_LOCK | feature::DIRECT_TIMERS;
-    assert_eq!(offered, probed, "each feature is probed below, and no other is offered");
+    let by_call = feature::XMM_INPUT | feature::EXTENDED_GVA_RANGES;
+    assert_eq!(offered, probed | by_call, "each feature is probed below, and no other is offered");
 
     let (partition, mut vp) = (partition(PLATFORM), Vp::new(0));
     assert_eq!(vp.read_msr(&partition, msr::TSC_FREQUENCY, 0), Ok(MsrRead::Value(2_000_000_000)));
@@ -106,6 +107,11 @@ fn h21_every_feature_works() {
     assert_eq!(vp.write_msr(&partition, msr::STIMER0_CONFIG, 0x1ed9, 0), Ok(MsrEffect::Timers));
     assert_eq!(vp.write_msr(&partition, msr::STIMER0_COUNT, 1, 0), Ok(MsrEffect::Timers));
     assert_eq!(vp.expire(&partition, 1_000_000).as_slice(), [0xed], "direct timer");
+
+    // A list of one, in registers; and one of 2 MiB pages.
+    assert_eq!(succeeds(&partition, 1 << 32 | 1 << 16 | 0x03, &[1, 0x5000]), Counted { flushes: 1, ipis: 0 });
+    let pages = succeeds(&partition, 1 << 32 | 0x03, &[0, 1 << 3, 1, 1 << 21 | 1 << 11]);
+    assert_eq!(pages, Counted { flushes: 1, ipis: 0 });
 }
 
 /// Memory that holds `words` everywhere.
@@ -119,17 +125,43 @@ impl InputSource for Words<'_> {
     }
 
     fn xmm_words(&self) -> [u64; tlfs::XMM_WORDS] {
-        unreachable!("not offered")
+        std::array::from_fn(|index| self.0.get(index).copied().unwrap_or(0))
     }
 }
 
-#[derive(Default)]
-struct Count(usize);
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counted {
+    flushes: usize,
+    ipis: usize,
+}
 
-impl FlushEngine for Count {
-    fn flush(&mut self, _: &FlushCall<'_>) {
-        self.0 += 1;
+impl Services for Counted {
+    fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
+        self.flushes += 1;
+        call.rep_count
     }
+
+    fn interrupt(&mut self, _: &ClusterIpi<'_>) {
+        self.ipis += 1;
+    }
+}
+
+const RING_0: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: false, long_mode_64: true };
+
+/// Makes a call whose input is `words` wherever it is looked for, and what it has done.
+fn call(partition: &Partition, control: u64, words: &[u64]) -> (Outcome, Counted) {
+    // A fast call has words of zeros in its two general registers.
+    let input = if control >> 16 & 1 == 0 { 0x1000 } else { 0 };
+    let registers = Gprs { rcx: control, rdx: input, ..Gprs::default() };
+    let (mut counted, mut page) = (Counted::default(), InputPage::new());
+    (handle(&RING_0, &registers, partition, &Words(words), &mut counted, &mut page), counted)
+}
+
+fn succeeds(partition: &Partition, control: u64, words: &[u64]) -> Counted {
+    let (outcome, counted) = call(partition, control, words);
+    let Outcome::Complete(result) = outcome else { panic!("{control:#x}: {outcome:?}") };
+    assert_eq!(result.status(), Status::SUCCESS, "{control:#x}");
+    counted
 }
 
 #[test]
@@ -138,15 +170,9 @@ fn h21_every_hint_can_be_followed() {
     let (hypercall, ipi) = (leaf(LEAF_HINTS, &PLATFORM).unwrap(), leaf(LEAF_HINTS, &ipi).unwrap());
     assert_eq!(hypercall.eax ^ ipi.eax, hint::REMOTE_FLUSH, "the one difference between the modes");
     let probed = hint::APIC_REGISTERS | hint::RELAXED_TIMING | hint::NO_AUTO_EOI | hint::EX_PROCESSOR_MASKS;
-    assert_eq!(ipi.eax, probed, "each hint is probed below, and no other is given");
+    assert_eq!(ipi.eax, probed | hint::CLUSTER_IPI, "each hint is probed below, and no other is given");
 
     let (partition, mut vp) = (partition(PLATFORM), Vp::new(0));
-    let ring_0 = Caller { cpl: 0, protected_mode: true, virtual_8086: false, long_mode_64: true };
-    let mut engine = Count::default();
-    let mut call = |control, words: &[u64]| {
-        let registers = Gprs { rcx: control, rdx: 0x1000, ..Gprs::default() };
-        handle(&ring_0, &registers, &partition, &Words(words), &mut engine, &mut InputPage::new())
-    };
     // Remote flush, and its form with VP sets.
     for (control, words) in [
         (0x02, &[0, 0, 1][..]),
@@ -154,12 +180,14 @@ fn h21_every_hint_can_be_followed() {
         (1 << 17 | 0x13, &[0, 0, 0, 2, 1]),
         (1 << 32 | 1 << 17 | 0x14, &[0, 0, 0, 2, 1, 0x5000]),
     ] {
-        let Outcome::Complete(result) = call(control, words) else { panic!("{control:#x}") };
-        assert_eq!(result.status(), Status::SUCCESS, "{control:#x}");
+        assert_eq!(succeeds(&partition, control, words), Counted { flushes: 1, ipis: 0 });
+    }
+    // Interrupts, and their form with VP sets.
+    for (control, words) in [(0x0b, &[0x40, 1][..]), (1 << 17 | 0x15, &[0x40, 0, 2, 1])] {
+        assert_eq!(succeeds(&partition, control, words), Counted { flushes: 0, ipis: 1 });
     }
     // The spin limit in EBX is worth something only if the notification is taken.
-    assert!(matches!(call(1 << 16 | 0x08, &[]), Outcome::Yield(_)));
-    assert_eq!(engine.0, 4);
+    assert!(matches!(call(&partition, 1 << 16 | 0x08, &[]).0, Outcome::Yield(_)));
     // EOI, ICR, TPR and the assist page; no interrupts that end by themselves.
     assert_eq!(vp.write_msr(&partition, msr::EOI, 0, 0), Ok(MsrEffect::ApicEoi));
     assert!(vp.write_msr(&partition, msr::VP_ASSIST_PAGE, 0x3001, 0).is_ok());

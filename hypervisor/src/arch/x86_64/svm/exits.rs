@@ -120,7 +120,8 @@ impl Context<'_> {
         let next = match self.state.vmcb.exit_code {
             exit::MSR => self.on_msr(),
             exit::CPUID => self.on_cpuid(),
-            exit::VMMCALL => self.on_hypercall(),
+            // It may have to be executed again.
+            exit::VMMCALL => return self.on_hypercall(length),
             exit::HLT => {
                 self.state.activity = Activity::Halted;
                 Next::Halt
@@ -458,7 +459,8 @@ impl Context<'_> {
         }
     }
 
-    fn on_hypercall(&mut self) -> Next {
+    /// Carries out a hypercall, whose instruction has `length` bytes.
+    fn on_hypercall(&mut self, length: u64) -> Next {
         const RFLAGS_VM: u64 = 1 << 17;
         let vmcb = &self.state.vmcb;
         let caller = Caller {
@@ -475,12 +477,20 @@ impl Context<'_> {
             &gprs,
             &self.vm.partition,
             &self.vm.memory_source(),
-            &mut self.vm.flush_engine(self.vcpu, &mut self.workspace.scratch),
+            &mut self.vm.call_services(self.vcpu, &mut self.workspace.scratch),
             &mut self.workspace.page,
         );
         let (result, next) = match outcome {
             Outcome::Complete(result) => (result, Next::Resume),
             Outcome::Yield(result) => (result, Next::Yield),
+            Outcome::Continue(control) => {
+                gprs.set_control(&caller, control);
+                self.state.registers.0[RCX] = gprs.rcx;
+                self.write_back(&gprs);
+                // Where the instruction before it holds interrupts off, it does so for the first part only.
+                self.state.vmcb.interrupt_shadow &= !1;
+                return Next::Resume;
+            }
             Outcome::UndefinedOpcode => {
                 self.state.raise_undefined();
                 return Next::Resume;
@@ -488,10 +498,15 @@ impl Context<'_> {
             Outcome::GeneralProtection => return self.protection_fault(),
         };
         gprs.set_result(&caller, result);
+        self.write_back(&gprs);
+        self.skip(length);
+        next
+    }
+
+    fn write_back(&mut self, gprs: &Gprs) {
         let registers = &mut self.state.registers.0;
         registers[RAX] = gprs.rax;
         registers[RDX] = gprs.rdx;
-        next
     }
 }
 

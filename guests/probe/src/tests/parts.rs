@@ -1,0 +1,72 @@
+//! Lists that are done in parts.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use tlfs::{CallCode, Control, HvResult, Status};
+use x86_64::instructions::interrupts;
+
+use super::hypercalls::second_vp;
+use crate::apic::{self, LVT_MASKED, LVT_TSC_DEADLINE};
+use crate::hypercall::{call_with, enable};
+use crate::interrupts::{VECTOR_TEST, interrupted_calls};
+use crate::paging::{self, PAGE};
+use crate::report::{Verdict, ensure};
+use crate::{clock, processors};
+
+/// Elements of the list: as many as are cheaper page by page where the limit is 1000 pages.
+const ELEMENTS: usize = 400;
+/// Calls in the middle of which an interrupt has to come, and how long may be waited for them.
+const INTERRUPTED: u32 = 20;
+const PATIENCE_MS: u64 = 20_000;
+/// From before a call to the interrupt, at most.
+const DELAY_MAX_US: u64 = 500;
+
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// The caller takes interrupts between the parts of a call, and then goes on with it: a handler sees the call's own
+/// instruction with a rep start index in its control word, and the call ends with all elements done.
+pub(super) fn list_in_parts() -> Verdict {
+    enable()?;
+    let mask = 1 << second_vp()?;
+    // In guest mode all the time, so that each part has to wait for it.
+    processors::give(|| {
+        while !ENDS.load(Ordering::Acquire) {
+            core::hint::spin_loop();
+        }
+    });
+    let result = interrupted(mask);
+    apic::write(apic::LVT_TIMER, LVT_MASKED);
+    ENDS.store(true, Ordering::Release);
+    processors::join()?;
+    result
+}
+
+fn interrupted(mask: u64) -> Verdict {
+    let control =
+        Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_LIST.0).with_rep_count(ELEMENTS as u16);
+    let mut words = [0; 3 + ELEMENTS];
+    words[..3].copy_from_slice(&[paging::space(), 0, mask]);
+    for (index, word) in words[3..].iter_mut().enumerate() {
+        *word = index as u64 * 2 * PAGE;
+    }
+    apic::write(apic::LVT_TIMER, LVT_TSC_DEADLINE | u64::from(VECTOR_TEST));
+    let mut calls = 0u32;
+    let enough = clock::wait_until(PATIENCE_MS, || {
+        let delay = u64::from(calls) * 37 % DELAY_MAX_US;
+        apic::write(apic::TSC_DEADLINE, clock::now() + clock::ticks(delay + 20));
+        interrupts::enable();
+        let result = call_with(control, &words);
+        interrupts::disable();
+        calls += 1;
+        result != Ok(HvResult::of(Status::SUCCESS, ELEMENTS as u16)) || interrupted_calls() >= INTERRUPTED
+    });
+    let result = call_with(control, &words);
+    let good = result == Ok(HvResult::of(Status::SUCCESS, ELEMENTS as u16));
+    ensure!(good, "a list of {ELEMENTS}: {result:?}");
+    let interrupted = interrupted_calls();
+    ensure!(
+        enough && interrupted >= INTERRUPTED,
+        "only {interrupted} of {calls} calls were interrupted in the middle"
+    );
+    Ok(())
+}
