@@ -29,7 +29,7 @@ pub(crate) struct Row {
     pub(crate) subject: Subject,
     /// What was measured.
     pub(crate) metric: String,
-    /// `s`, `count`, `instructions`, `ratio`.
+    /// `s`, `count`, `instructions`, `per call`, `per round`, `ratio`.
     pub(crate) unit: &'static str,
     /// Median of the runs; the mean of the two in the middle if their number is even.
     pub(crate) median: f64,

@@ -1,9 +1,10 @@
-//! `bench=exits`, `bench=flush`: what operations of the hypervisor take.
+//! `bench=exits`, `bench=flush` and others: what operations of the hypervisor take.
 //!
 //! The unit is the TSC's. On a machine whose clock is the number of instructions executed (QEMU's
-//! `-icount shift=0`) that is instructions, those of the guest's own loop not counted.
+//! `-icount shift=0`) that is instructions, those of the guest's own loop not counted unless a case says otherwise.
 
 mod flush;
+mod running;
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
@@ -15,6 +16,7 @@ use x86_64::registers::control::Cr4;
 use x86_64::registers::model_specific::Msr;
 
 pub(crate) use flush::flush;
+pub(crate) use running::running;
 
 use crate::apic::{self, LVT_TSC_DEADLINE};
 use crate::interrupts::{VECTOR_ECHO, VECTOR_TICK, count};
@@ -109,8 +111,8 @@ static ECHO_ENDS: AtomicBool = AtomicBool::new(false);
 
 /// Both processors wait in HLT for the other's interrupt.
 fn round_trip() -> Verdict {
-    processors::start_second()?;
-    processors::give(|| {
+    processors::start(SECOND)?;
+    processors::give(SECOND, || {
         while !ECHO_ENDS.load(Ordering::Acquire) {
             interrupts::enable_and_hlt();
             interrupts::disable();
@@ -127,5 +129,5 @@ fn round_trip() -> Verdict {
     ECHO_ENDS.store(true, Ordering::Release);
     // Its HLT ends with one more interrupt.
     apic::send_fixed(SECOND, VECTOR_ECHO);
-    processors::join()
+    processors::join(SECOND)
 }

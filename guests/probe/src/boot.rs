@@ -1,9 +1,11 @@
-//! The way in: PVH entry of the first processor, start-up page of the second.
+//! The way in: PVH entry of the first processor, start-up page of the others.
 //!
 //! Sources: Xen "x86/HVM direct boot ABI" (PVH); AMD64 Architecture Programmer's Manual volume 2
 //! (24593, rev. 3.42) section 14.6 "Enabling and Activating Long Mode".
 
 use core::arch::global_asm;
+
+use crate::processors::PROCESSORS;
 
 pvh::xen_elfnote_phys32_entry!(pvh_entry);
 
@@ -32,8 +34,9 @@ boot_pd:   .skip 4 * 4096
 .balign 16
 .skip {stack_size}
 boot_stack_top:
-.skip {stack_size}
-second_stack_top:
+// One behind the other from processor 1 on: processor n's ends n sizes further.
+other_stacks:
+.skip {stack_size} * ({processors} - 1)
 
 .section .rodata.boot, "a"
 .balign 8
@@ -99,10 +102,11 @@ boot_long_mode:
     xor ebp, ebp
     call {first_main}
     ud2
-second_long_mode:
-    mov rsp, offset second_stack_top
+other_long_mode:
+    mov esp, esp                // the upper halves are undefined after 32-bit mode
+    mov edi, edi                // APIC id
     xor ebp, ebp
-    call {second_main}
+    call {other_main}
     ud2
 
 // The template of the start-up page. It is copied to STARTUP_PAGE and starts there in real mode, so its
@@ -128,11 +132,16 @@ startup_protected:
     mov ds, eax
     mov es, eax
     mov ss, eax
-    mov esp, offset second_stack_top
+    mov eax, 1
+    cpuid
+    shr ebx, 24                 // initial APIC id
+    mov edi, ebx
+    imul ebx, ebx, {stack_size}
+    lea esp, [ebx + other_stacks]
     mov eax, offset enable_long_mode
     call eax
     .byte 0xea
-    .long second_long_mode
+    .long other_long_mode
     .word 0x08
 .balign 8
 startup_gdt_pointer:
@@ -144,7 +153,8 @@ startup_template_end:
     stack_size = const STACK_SIZE,
     startup = const STARTUP_PAGE,
     first_main = sym crate::first_main,
-    second_main = sym crate::processors::second_main,
+    other_main = sym crate::processors::main,
+    processors = const PROCESSORS,
 );
 
 /// Copies the start-up code to [`STARTUP_PAGE`].

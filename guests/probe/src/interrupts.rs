@@ -8,7 +8,7 @@ use tlfs::Control;
 use crate::guarded::{self, FAULTED, guarded};
 use crate::{apic, report, tables};
 
-/// Wakes the second processor for its job.
+/// Wakes another processor for its job.
 pub(crate) const VECTOR_WAKE: u8 = 0x30;
 /// First of the vectors that the tests use; their interrupts are counted, like all.
 pub(crate) const VECTOR_TEST: u8 = 0x40;

@@ -1,9 +1,9 @@
 //! A tiny bare guest: instruction counts of exits, and the wrong things a guest can do.
 //!
-//! The kernel command line says which: `bench=exits`, `bench=flush`, or `test=NAME` with a name from the table in [`tests`] or
-//! `all`; `count=N` with it says how much garbage there is to be of each kind. What came of it goes to COM2 in lines of
-//! JSON, and in words to COM1; then the machine is
-//! switched off.
+//! The kernel command line says which: `bench=NAME` with a name from [`bench`], or `test=NAME` with a name from the
+//! table in [`tests`] or `all`. `count=N` with it says how many calls a benchmark is to make, if that is open, or how
+//! much garbage there is to be of each kind. What came of it goes to COM2 in lines of JSON, and in words to COM1; then
+//! the machine is switched off.
 #![no_std]
 #![no_main]
 
@@ -37,15 +37,15 @@ extern "C" fn first_main(start_info: u32) -> ! {
     let cmdline = info.and_then(|info| info.cmdline()).and_then(|line| line.to_str().ok()).unwrap_or("");
     report::say(format_args!("quell-probe: {cmdline}"));
     let mut words = cmdline.split_whitespace().filter_map(|word| word.split_once('='));
-    if let Some(count) = words.clone().find_map(|(key, value)| (key == "count").then(|| value.parse())) {
-        match count {
-            Ok(count) => tests::set_count(count),
-            Err(_) => report::abort(format_args!("count= takes a number")),
-        }
+    let count = words.clone().find_map(|(key, value)| (key == "count").then(|| value.parse()));
+    let Ok(count) = count.transpose() else { report::abort(format_args!("count= takes a number")) };
+    if let Some(count) = count {
+        tests::set_count(count);
     }
     match words.find(|(key, _)| matches!(*key, "bench" | "test")) {
         Some(("bench", "exits")) => bench::exits(),
         Some(("bench", "flush")) => bench::flush(),
+        Some(("bench", name)) => bench::running(name, count.unwrap_or(1)),
         Some(("test", name)) => tests::run(name),
         _ => report::end("", &Err(report::failure(format_args!("nothing to do: '{cmdline}'")))),
     }

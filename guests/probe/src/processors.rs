@@ -1,4 +1,4 @@
-//! The second processor: start it, give it jobs.
+//! The other processors: start them, give them jobs.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -8,66 +8,77 @@ use crate::interrupts::VECTOR_WAKE;
 use crate::report::{Failure, Verdict, ensure};
 use crate::{apic, boot, clock, tables};
 
-/// Processors that the probe uses.
-pub(crate) const PROCESSORS: usize = 2;
+/// Most processors that the probe uses; their APIC ids count from 0, which is the first processor's.
+pub(crate) const PROCESSORS: usize = 8;
 /// The second one's APIC id.
 pub(crate) const SECOND: u32 = 1;
 
-/// The job of the second processor as the address of a `fn()`; 0 is none.
-static JOB: AtomicUsize = AtomicUsize::new(0);
-static RUNS: AtomicBool = AtomicBool::new(false);
+/// What the first processor and another one tell each other.
+struct Processor {
+    /// It has come to [`main`].
+    runs: AtomicBool,
+    /// Its job as the address of a `fn()`; 0 is none.
+    job: AtomicUsize,
+}
 
-/// How long the second processor may take for anything.
+/// By APIC id; the first processor's is not used.
+static ALL: [Processor; PROCESSORS] =
+    [const { Processor { runs: AtomicBool::new(false), job: AtomicUsize::new(0) } }; PROCESSORS];
+
+/// How long another processor may take for anything.
 const PATIENCE_MS: u64 = 10_000;
 
-/// Starts the second processor, if it does not run already.
-pub(crate) fn start_second() -> Verdict {
-    if RUNS.load(Ordering::Acquire) {
+/// Starts processor `id`, one of 1 to [`PROCESSORS`] - 1, if it does not run already.
+pub(crate) fn start(id: u32) -> Verdict {
+    let processor = &ALL[id as usize];
+    if processor.runs.load(Ordering::Acquire) {
         return Ok(());
     }
-    // SAFETY: nobody else uses the page.
+    // SAFETY: nobody else uses the page; what it holds is always the same.
     unsafe { boot::install_startup_page() };
-    apic::send_startup(SECOND, (boot::STARTUP_PAGE >> 12) as u8);
-    let runs = clock::wait_until(PATIENCE_MS, || RUNS.load(Ordering::Acquire));
-    ensure!(runs, "the second processor does not start; are there 2?");
+    apic::send_startup(id, (boot::STARTUP_PAGE >> 12) as u8);
+    let runs = clock::wait_until(PATIENCE_MS, || processor.runs.load(Ordering::Acquire));
+    ensure!(runs, "processor {id} does not start; is there one?");
     Ok(())
 }
 
-/// Has the second processor run `job`, and returns at once.
-pub(crate) fn give(job: fn()) {
-    JOB.store(job as usize, Ordering::Release);
-    apic::send_fixed(SECOND, VECTOR_WAKE);
+/// Has processor `id`, which runs, do `job`, and returns at once.
+pub(crate) fn give(id: u32, job: fn()) {
+    ALL[id as usize].job.store(job as usize, Ordering::Release);
+    apic::send_fixed(id, VECTOR_WAKE);
 }
 
-/// Waits until the second processor has done its job.
-pub(crate) fn join() -> Verdict {
-    let done = clock::wait_until(PATIENCE_MS, || JOB.load(Ordering::Acquire) == 0);
-    ensure!(done, "the second processor does not come to its end");
+/// Waits until processor `id` has done its job.
+pub(crate) fn join(id: u32) -> Verdict {
+    let done = clock::wait_until(PATIENCE_MS, || ALL[id as usize].job.load(Ordering::Acquire) == 0);
+    ensure!(done, "processor {id} does not come to its end");
     Ok(())
 }
 
-/// Has the second processor run `job`, to its end.
-pub(crate) fn run(job: fn()) -> Result<(), Failure> {
-    start_second()?;
-    give(job);
-    join()
+/// Has processor `id` do `job`, to its end; starts it first if need be.
+pub(crate) fn run(id: u32, job: fn()) -> Result<(), Failure> {
+    start(id)?;
+    give(id, job);
+    join(id)
 }
 
-/// Where the second processor begins.
-pub(crate) extern "C" fn second_main() -> ! {
-    // SAFETY: this is the second processor, which comes here once.
-    unsafe { tables::load(1) };
+/// Where the processor with APIC id `id` begins.
+pub(crate) extern "C" fn main(id: u32) -> ! {
+    let index = id as usize;
+    // SAFETY: this is the processor of that number, which comes here once.
+    unsafe { tables::load(index) };
     apic::enable();
-    RUNS.store(true, Ordering::Release);
+    let Processor { runs, job } = &ALL[index];
+    runs.store(true, Ordering::Release);
     loop {
         interrupts::disable();
-        match JOB.load(Ordering::Acquire) {
+        match job.load(Ordering::Acquire) {
             0 => interrupts::enable_and_hlt(),
             address => {
                 // SAFETY: `give` stored it, and nothing else does.
-                let job = unsafe { core::mem::transmute::<usize, fn()>(address) };
-                job();
-                JOB.store(0, Ordering::Release);
+                let work = unsafe { core::mem::transmute::<usize, fn()>(address) };
+                work();
+                job.store(0, Ordering::Release);
             }
         }
     }

@@ -39,7 +39,7 @@ const EMPTY: Tables =
 
 /// Each processor touches its own only, and only in [`load`].
 static mut TABLES: [Tables; PROCESSORS] = [EMPTY; PROCESSORS];
-/// Filled in by the first processor before the second one starts.
+/// Filled in by the first processor before another one starts.
 static mut IDT: [[u64; 2]; 256] = [[0; 2]; 256];
 /// Ring 3 runs on one processor at a time.
 static mut USER_STACK: Stack = Stack([0; STACK_SIZE]);

@@ -2,3 +2,4 @@
 
 pub(crate) mod boot;
 pub(crate) mod counts;
+mod running;

@@ -5,15 +5,17 @@ use anyhow::{Result, bail, ensure};
 use hostlink::config::MAX_VCPUS;
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 use std::mem::offset_of;
+use std::ops::Range;
 
-/// Counters summed over the guest's vCPUs.
+/// Counters of the guest's vCPUs, or of some of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    values: [u64; Counter::COUNT],
+    /// One row per vCPU.
+    rows: Vec<[u64; Counter::COUNT]>,
 }
 
 impl Snapshot {
-    /// Sums the counters that the beacon at physical address `beacon` points to. `None` while the
+    /// Reads the counters that the beacon at physical address `beacon` points to. `None` while the
     /// hypervisor has not filled the beacon in.
     pub(crate) fn read(ram: &Ram, beacon: u64) -> Result<Option<Self>> {
         let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
@@ -27,28 +29,47 @@ impl Snapshot {
         if columns != Counter::COUNT as u64 {
             bail!("the hypervisor has {columns} counters, this tool knows {}", Counter::COUNT);
         }
-        let mut values = [0u64; Counter::COUNT];
-        for row in 0..vcpus {
+        let row = |vcpu: u64| {
+            let mut values = [0u64; Counter::COUNT];
             for (column, value) in values.iter_mut().enumerate() {
-                let index = row * columns + column as u64;
-                *value = value.wrapping_add(ram.load(rows.saturating_add(index * 8))?);
+                let index = vcpu * columns + column as u64;
+                *value = ram.load(rows.saturating_add(index * 8))?;
+            }
+            Ok(values)
+        };
+        Ok(Some(Self { rows: (0..vcpus).map(row).collect::<Result<_>>()? }))
+    }
+
+    /// A snapshot of these rows.
+    #[cfg(test)]
+    pub(crate) fn of_rows(rows: Vec<[u64; Counter::COUNT]>) -> Self {
+        Self { rows }
+    }
+
+    /// What was counted since `earlier`, which is of the same vCPUs.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let mut rows = self.rows.clone();
+        for (row, before) in rows.iter_mut().zip(&earlier.rows) {
+            for (value, before) in row.iter_mut().zip(before) {
+                *value = value.wrapping_sub(*before);
             }
         }
-        Ok(Some(Self { values }))
+        Self { rows }
     }
 
-    /// What was counted since `earlier`.
-    pub(crate) fn since(&self, earlier: &Self) -> Self {
-        let mut values = self.values;
-        for (value, before) in values.iter_mut().zip(earlier.values) {
-            *value = value.wrapping_sub(before);
-        }
-        Self { values }
+    /// The counters of these vCPUs alone; of those that there are.
+    pub(crate) fn of(&self, vcpus: Range<usize>) -> Self {
+        Self { rows: self.rows.iter().take(vcpus.end).skip(vcpus.start).copied().collect() }
     }
 
-    /// One counter.
+    /// The counters of each vCPU apart.
+    pub(crate) fn each(&self) -> impl Iterator<Item = Self> {
+        self.rows.iter().map(|row| Self { rows: vec![*row] })
+    }
+
+    /// One counter, added up over the vCPUs.
     pub(crate) fn get(&self, counter: Counter) -> u64 {
-        self.values[counter as usize]
+        self.rows.iter().fold(0, |sum, row| sum.wrapping_add(row[counter as usize]))
     }
 
     /// Every counter with its name, in the order of a row.
@@ -56,7 +77,7 @@ impl Snapshot {
         Counter::ALL.into_iter().map(|counter| (counter.name(), self.get(counter)))
     }
 
-    /// All exits together.
+    /// All exits together, over the vCPUs.
     pub(crate) fn exits(&self) -> u64 {
         self.iter().filter(|(name, _)| name.starts_with("exit.")).map(|(_, value)| value).sum()
     }
@@ -100,6 +121,22 @@ mod tests {
         assert!(Snapshot::read(&ram(BEACON_MAGIC, 0xffff, 0), BEACON).is_err());
         assert!(Snapshot::read(&ram(BEACON_MAGIC, 255, Counter::COUNT as u32), BEACON).is_ok());
         assert!(Snapshot::read(&ram(BEACON_MAGIC, 1, 1), u64::MAX).is_err());
+    }
+
+    #[test]
+    fn some_of_the_rows_are_those_of_these_vcpus() {
+        let columns = Counter::COUNT as u64;
+        let ram = ram(BEACON_MAGIC, 3, Counter::COUNT as u32);
+        let snapshot = Snapshot::read(&ram, BEACON).expect("reads").expect("is filled in");
+        let cpuid = |vcpus| snapshot.of(vcpus).get(Counter::ExitCpuid);
+        assert_eq!(
+            [cpuid(0..1), cpuid(1..2), cpuid(1..3), cpuid(2..9)],
+            [0, columns, 3 * columns, 2 * columns]
+        );
+        let each: Vec<_> = snapshot.each().map(|vcpu| vcpu.get(Counter::ExitHlt)).collect();
+        assert_eq!(each, [1, 1 + columns, 1 + 2 * columns]);
+        let later = Snapshot { rows: snapshot.rows.iter().map(|row| row.map(|value| value + 5)).collect() };
+        assert!(later.since(&snapshot).each().all(|vcpu| vcpu.get(Counter::ExitHlt) == 5));
     }
 
     #[test]

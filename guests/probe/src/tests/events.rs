@@ -28,7 +28,7 @@ pub(super) fn nmi() -> Verdict {
     let before = nmi_count();
     apic::send_nmi(apic::id());
     expect("to itself", before + 1)?;
-    processors::start_second()?;
+    processors::start(SECOND)?;
     for round in 1..=10 {
         apic::send_nmi(SECOND);
         expect("to the processor in HLT", before + 1 + round)?;

@@ -8,7 +8,7 @@ use crate::guarded::{Fault, rdmsr};
 use crate::hypercall::{
     call, call_fast, call_that_only_returns, call_with, disable, enable, expect_success, input_address,
 };
-use crate::processors;
+use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure};
 
 /// The flag of a flush: all address spaces.
@@ -164,7 +164,7 @@ static SECOND_VP: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// The second processor's VP index.
 pub(super) fn second_vp() -> Result<u32, crate::report::Failure> {
-    processors::run(|| {
+    processors::run(SECOND, || {
         let index = rdmsr(msr::VP_INDEX).ok().and_then(|index| u32::try_from(index).ok());
         SECOND_VP.store(index.unwrap_or(u32::MAX), Ordering::Release);
     })?;

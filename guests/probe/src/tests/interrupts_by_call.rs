@@ -4,11 +4,12 @@ use tlfs::{CallCode, Control, HvResult, Status};
 use x86_64::instructions::interrupts;
 
 use super::hypercalls::second_vp;
+use crate::clock;
 use crate::guarded::{Fault, rdmsr};
 use crate::hypercall::{call_fast, call_with, enable};
 use crate::interrupts::{VECTOR_TEST, count};
+use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure};
-use crate::{clock, processors};
 
 const PATIENCE_MS: u64 = 2000;
 /// Rounds of each way to send.
@@ -63,7 +64,7 @@ pub(super) fn cluster_ipi() -> Verdict {
         refused(way, *send, own | other)?;
     }
     // The other one has taken no more than it was sent.
-    processors::run(|| ())
+    processors::run(SECOND, || ())
 }
 
 /// Vectors that cannot be sent, and another trust level.

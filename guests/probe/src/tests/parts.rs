@@ -7,11 +7,12 @@ use x86_64::instructions::interrupts;
 
 use super::hypercalls::second_vp;
 use crate::apic::{self, LVT_MASKED, LVT_TSC_DEADLINE};
+use crate::clock;
 use crate::hypercall::{call_with, enable};
 use crate::interrupts::{VECTOR_TEST, interrupted_calls};
 use crate::paging::{self, PAGE};
+use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure};
-use crate::{clock, processors};
 
 /// Elements of the list: as many as are cheaper page by page where the limit is 1000 pages.
 const ELEMENTS: usize = 400;
@@ -29,7 +30,7 @@ pub(super) fn list_in_parts() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
     // In guest mode all the time, so that each part has to wait for it.
-    processors::give(|| {
+    processors::give(SECOND, || {
         while !ENDS.load(Ordering::Acquire) {
             core::hint::spin_loop();
         }
@@ -37,7 +38,7 @@ pub(super) fn list_in_parts() -> Verdict {
     let result = interrupted(mask);
     apic::write(apic::LVT_TIMER, LVT_MASKED);
     ENDS.store(true, Ordering::Release);
-    processors::join()?;
+    processors::join(SECOND)?;
     result
 }
 

@@ -15,10 +15,11 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::forms::Form;
+use crate::clock;
 use crate::hypercall::enable;
 use crate::paging::{self, Page, WINDOW};
+use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure};
-use crate::{clock, processors};
 
 /// Rounds of each form of the flush.
 const ROUNDS: u64 = 50;
@@ -46,10 +47,10 @@ pub(super) fn stale() -> Verdict {
     enable()?;
     let mask = 1 << super::hypercalls::second_vp()?;
     paging::map(0, Some(&PAGES[0]));
-    processors::give(watch);
+    processors::give(SECOND, watch);
     let result = rounds(mask);
     ENDS.store(true, Ordering::Release);
-    processors::join()?;
+    processors::join(SECOND)?;
     paging::map(0, None);
     result
 }

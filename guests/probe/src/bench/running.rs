@@ -1,0 +1,141 @@
+//! `bench=list-R-running-N`, `bench=merge-8x7`: flushes of vCPUs that are in guest mode, each on a CPU of its own.
+//!
+//! The probe makes the calls, as many as the command line says; what they do to the targets shows in the hypervisor's
+//! counters. The host tool runs a case twice, with more calls the second time: the difference is theirs alone, for
+//! the clock that counts instructions makes the rest of both runs the same.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use tlfs::{CallCode, Control, HvResult, Status};
+
+use crate::hypercall::{self, expect_success};
+use crate::paging::{PAGE, Page, WINDOW};
+use crate::processors::PROCESSORS;
+use crate::report::{self, Failure, ensure, failure, measured};
+use crate::{apic, clock, processors};
+
+/// Most ranges of a list.
+const RANGES_MAX: u16 = 64;
+/// vCPUs that flush each other; each has the others for targets.
+const INITIATORS: u32 = 8;
+/// How long it may take until all targets are in their loops.
+const PATIENCE_MS: u64 = 1000;
+
+const _: () = assert!(INITIATORS as usize <= PROCESSORS);
+
+/// Runs the case of that name with so many calls.
+pub(crate) fn running(name: &str, calls: u32) {
+    report::begin("running");
+    let ticks = hypercall::enable().and_then(|()| match name.strip_prefix("list-") {
+        Some(sizes) => list(sizes, calls),
+        None if name == "merge-8x7" => merge(calls),
+        None => Err(failure(format_args!("no such benchmark: '{name}'"))),
+    });
+    match ticks {
+        Ok(ticks) => {
+            measured(name, ticks);
+            report::done();
+        }
+        Err(why) => report::end(name, &Err(why)),
+    }
+}
+
+/// Processors in [`spin`], and whether they are to come to its end.
+static SPINNING: AtomicU32 = AtomicU32::new(0);
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Stays in guest mode.
+fn spin() {
+    SPINNING.fetch_add(1, Ordering::AcqRel);
+    while !ENDS.load(Ordering::Acquire) {
+        core::hint::spin_loop();
+    }
+}
+
+/// Flushes of single pages for processors that run, beside one more that runs and is not asked; `sizes` is `R-running-N`.
+/// Returns the ticks of all calls.
+fn list(sizes: &str, calls: u32) -> Result<u64, Failure> {
+    let sizes = sizes.split_once("-running-").and_then(|(ranges, targets)| {
+        let ranges = ranges.parse().ok().filter(|ranges| (1..=RANGES_MAX).contains(ranges))?;
+        let targets: u32 = targets.parse().ok().filter(|&targets| targets >= 1)?;
+        Some((ranges, targets)).filter(|_| targets as usize <= PROCESSORS - 2)
+    });
+    let Some((ranges, targets)) = sizes else { return Err(failure(format_args!("no such sizes"))) };
+    let others = 1..=targets + 1;
+    for id in others.clone() {
+        processors::start(id)?;
+        processors::give(id, spin);
+    }
+    let spinning = clock::wait_until(PATIENCE_MS, || SPINNING.load(Ordering::Acquire) == targets + 1);
+    ensure!(spinning, "not all targets come to their loops");
+    let ticks = call_lists(ranges, targets, calls);
+    ENDS.store(true, Ordering::Release);
+    for id in others {
+        processors::join(id)?;
+    }
+    ticks
+}
+
+/// Makes the calls, for the VPs from 1 to `targets`.
+fn call_lists(ranges: u16, targets: u32, calls: u32) -> Result<u64, Failure> {
+    let control =
+        Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_LIST.0).with_rep_count(ranges);
+    // Address space, flags, processors; then pages none of which continues another.
+    hypercall::input_page().write(&[0, 0, (2 << targets) - 2]);
+    for range in 0..ranges {
+        let page = WINDOW + u64::from(range) * 2 * PAGE;
+        hypercall::input_page().write_at(3 + usize::from(range), &[page]);
+    }
+    let input = hypercall::input_address();
+    let wanted = Ok(HvResult::of(Status::SUCCESS, ranges));
+    let start = clock::now();
+    for _ in 0..calls {
+        let result = hypercall::call(control, input, 0);
+        if result != wanted {
+            expect_success("list", result, ranges)?;
+        }
+    }
+    Ok(clock::now() - start)
+}
+
+/// Rounds of [`flush_others`], how often somebody has arrived at the beginning of one, and calls that failed.
+static ROUNDS: AtomicU32 = AtomicU32::new(0);
+static ARRIVALS: AtomicU32 = AtomicU32::new(0);
+static FAILURES: AtomicU32 = AtomicU32::new(0);
+/// The input of each initiator's calls.
+static INPUTS: [Page; INITIATORS as usize] = [const { Page::new() }; INITIATORS as usize];
+
+/// All initiators flush each other at once, `rounds` times. Returns the ticks of all rounds.
+fn merge(rounds: u32) -> Result<u64, Failure> {
+    for id in 1..INITIATORS {
+        processors::start(id)?;
+    }
+    ROUNDS.store(rounds, Ordering::Release);
+    (1..INITIATORS).for_each(|id| processors::give(id, flush_others));
+    let start = clock::now();
+    flush_others();
+    let ticks = clock::now() - start;
+    for id in 1..INITIATORS {
+        processors::join(id)?;
+    }
+    let failures = FAILURES.load(Ordering::Acquire);
+    ensure!(failures == 0, "{failures} calls fail");
+    Ok(ticks)
+}
+
+/// What each initiator does: in every round it waits for the others, then flushes them.
+fn flush_others() {
+    let me = apic::id();
+    let input = &INPUTS[me as usize];
+    input.write(&[0, 0, ((1 << INITIATORS) - 1) & !(1 << me)]);
+    let control = Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE.0);
+    for round in 1..=ROUNDS.load(Ordering::Acquire) {
+        ARRIVALS.fetch_add(1, Ordering::AcqRel);
+        while ARRIVALS.load(Ordering::Acquire) < round * INITIATORS {
+            core::hint::spin_loop();
+        }
+        if hypercall::call(control, input.address(), 0) != Ok(HvResult::of(Status::SUCCESS, 0)) {
+            FAILURES.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! The part of `quell bench flush` whose targets are in guest mode: what a call does to them and to others.
+//!
+//! The machine has a CPU for each vCPU, and its clock is the number of instructions executed. Each case runs on two
+//! machines that differ in the number of calls alone, so the difference between their counters is what those calls
+//! did, to the exit: the start of the guest, its report and its end are the same in both.
+//!
+//! That clock counts the instructions of all CPUs, which QEMU runs in turn, one until it pauses or halts and then the
+//! next. So instructions are reported for the machine as a whole, the loops of targets and bystanders included.
+
+use crate::cli::ExitsArgs;
+use crate::machine::counters::Snapshot;
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::Clock;
+use crate::results::{Samples, Subject};
+use crate::run::{conclude, tail};
+use crate::size::MIB;
+use crate::table::table;
+use crate::vm::{Guest, Hypervisor};
+use crate::workspace;
+use anyhow::{Result, ensure};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Calls of each initiator on the first machine: enough for everything to have happened once.
+const CALLS_BEFORE: u32 = 100;
+/// How many more there are on the second one.
+const CALLS: u32 = 1000;
+
+/// Who flushes whom.
+#[derive(Clone, Copy)]
+enum Shape {
+    /// vCPU 0 flushes so many that follow; one more runs and is not asked.
+    List { targets: u32 },
+    /// So many vCPUs flush each other, all at once.
+    Merge { initiators: u32 },
+}
+
+/// One case.
+struct Case {
+    /// Its name in the guest and in results.
+    name: &'static str,
+    /// What the table calls it.
+    label: &'static str,
+    shape: Shape,
+}
+
+const fn list(name: &'static str, label: &'static str, targets: u32) -> Case {
+    Case { name, label, shape: Shape::List { targets } }
+}
+
+const CASES: [Case; 6] = [
+    list("list-1-running-1", "list of 1 range, 1 target", 1),
+    list("list-1-running-3", "list of 1 range, 3 targets", 3),
+    list("list-8-running-1", "list of 8 ranges, 1 target", 1),
+    list("list-8-running-3", "list of 8 ranges, 3 targets", 3),
+    list("list-64-running-1", "list of 64 ranges, 1 target", 1),
+    Case {
+        name: "merge-8x7",
+        label: "8 vCPUs flush all of each other",
+        shape: Shape::Merge { initiators: 8 },
+    },
+];
+
+/// What so many calls of each initiator did.
+struct Calls {
+    count: u32,
+    /// Instructions of all CPUs together.
+    instructions: f64,
+    counters: Snapshot,
+}
+
+/// One number of a case.
+struct Metric {
+    name: &'static str,
+    unit: &'static str,
+    value: f64,
+    /// What it may be at most.
+    limit: Option<f64>,
+}
+
+const INSTRUCTIONS: &str = "instructions";
+const CALL: &str = "per call";
+const ROUND: &str = "per round";
+const RATIO: &str = "ratio";
+
+impl Metric {
+    const fn new(name: &'static str, unit: &'static str, value: f64) -> Self {
+        Self { name, unit, value, limit: None }
+    }
+
+    const fn at_most(self, limit: f64) -> Self {
+        Self { limit: Some(limit), ..self }
+    }
+
+    fn is_over(&self) -> bool {
+        self.limit.is_some_and(|limit| self.value > limit)
+    }
+
+    /// Its row of the table.
+    fn row(&self) -> [String; 4] {
+        let digits = if self.unit == INSTRUCTIONS { 0 } else { 3 };
+        let limit = self.limit.map_or_else(String::new, |limit| limit.to_string());
+        let verdict = if self.is_over() { "over" } else { "" };
+        [format!("  {}", self.name), format!("{:.digits$}", self.value), limit, verdict.to_owned()]
+    }
+}
+
+impl Calls {
+    /// So much per call of an initiator.
+    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+    fn per_call(&self, count: u64) -> f64 {
+        count as f64 / f64::from(self.count)
+    }
+
+    /// A counter of all vCPUs together, per call of an initiator.
+    fn sum(&self, counter: Counter) -> f64 {
+        self.per_call(self.counters.get(counter))
+    }
+
+    /// The largest of what `count` says of each vCPU, per call of an initiator.
+    fn largest(&self, vcpus: Range<usize>, count: impl Fn(&Snapshot) -> u64) -> f64 {
+        self.per_call(self.counters.of(vcpus).each().map(|vcpu| count(&vcpu)).max().unwrap_or(0))
+    }
+
+    fn instructions(&self) -> Metric {
+        let each = self.instructions / f64::from(self.count);
+        Metric::new("instructions of the machine", INSTRUCTIONS, each)
+    }
+
+    /// Makes sure that the calls were made as the case wants them: without, small numbers would mean nothing.
+    fn check(&self, shape: Shape) -> Result<()> {
+        let (initiators, targets) = match shape {
+            Shape::List { targets } => (1, targets),
+            Shape::Merge { initiators } => (initiators, initiators - 1),
+        };
+        let get = |counter| self.counters.get(counter);
+        let calls = u64::from(self.count) * u64::from(initiators);
+        ensure!(get(Counter::FlushRequests) == calls, "the guest did not make {calls} calls more");
+        let asked = calls * u64::from(targets);
+        ensure!(get(Counter::FlushTargets) == asked, "the calls did not name {asked} targets");
+        if let Shape::List { .. } = shape {
+            let idle = get(Counter::FlushDeferred);
+            ensure!(idle == 0, "{idle} times a target was not in guest mode");
+        }
+        Ok(())
+    }
+
+    /// The numbers of calls of this shape.
+    fn metrics(&self, shape: Shape) -> Vec<Metric> {
+        match shape {
+            Shape::List { targets } => self.list_metrics(targets),
+            Shape::Merge { initiators } => self.merge_metrics(initiators),
+        }
+    }
+
+    fn list_metrics(&self, targets: u32) -> Vec<Metric> {
+        let bystander = targets as usize + 1;
+        let (asked, others) = (1..bystander, bystander..bystander + 1);
+        let of_each =
+            |counter| self.per_call(self.counters.of(asked.clone()).get(counter)) / f64::from(targets);
+        vec![
+            self.instructions(),
+            Metric::new("kicks", CALL, self.sum(Counter::FlushKicks)).at_most(targets.into()),
+            Metric::new("exits of a target", CALL, self.largest(asked.clone(), Snapshot::exits)).at_most(1.0),
+            Metric::new("exits of a bystander", CALL, self.largest(others, Snapshot::exits)).at_most(0.0),
+            Metric::new("ranges flushed by a target", CALL, of_each(Counter::FlushRanges)),
+            Metric::new("whole tags flushed by a target", CALL, of_each(Counter::FlushWhole)),
+        ]
+    }
+
+    fn merge_metrics(&self, initiators: u32) -> Vec<Metric> {
+        let all = 0..initiators as usize;
+        let pairs = f64::from(initiators * (initiators - 1));
+        let kicks = self.sum(Counter::FlushKicks) / pairs;
+        let whole = |vcpu: &Snapshot| vcpu.get(Counter::FlushWhole);
+        // Requests that find a target on its way out, or out of guest mode, wait for the same entry: they are one
+        // generation, and there is one for each exit at most.
+        let flushes = self
+            .counters
+            .each()
+            .map(|vcpu| self.per_call(vcpu.get(Counter::FlushWhole)) / self.per_call(vcpu.exits()).max(1.0));
+        vec![
+            self.instructions(),
+            Metric::new("kicks per initiator and target", RATIO, kicks).at_most(0.5),
+            Metric::new("flushes per merged generation", RATIO, flushes.fold(0.0, f64::max)).at_most(1.0),
+            Metric::new("flushes of a target", ROUND, self.largest(all.clone(), whole)),
+            Metric::new("exits of a target", ROUND, self.largest(all, Snapshot::exits)),
+            Metric::new("requests merged", ROUND, self.sum(Counter::FlushMerged)),
+            Metric::new("requests deferred", ROUND, self.sum(Counter::FlushDeferred)),
+        ]
+    }
+}
+
+/// What all machines are made from.
+struct Lab<'a> {
+    hypervisor: Hypervisor,
+    probe: PathBuf,
+    directory: &'a Path,
+    timeout: Duration,
+    signals: &'a Signals,
+}
+
+/// Runs every case and prints the table; the status is that of a machine that failed, 1 if a number is over what it
+/// may be, else 0.
+pub(super) fn run(args: &ExitsArgs, signals: &Signals, samples: &mut Samples) -> Result<u8> {
+    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+    let lab = Lab {
+        hypervisor: Hypervisor::build()?,
+        probe: workspace::build(workspace::PROBE)?,
+        directory: directory.path(),
+        timeout: Duration::from_secs(args.timeout),
+        signals,
+    };
+    let mut status = 0;
+    let mut rows = Vec::new();
+    for case in &CASES {
+        match lab.measure(case)? {
+            Ok(calls) => {
+                rows.push([case.label, "", "", ""].map(str::to_owned));
+                status = status.max(take(case, &calls, samples, &mut rows));
+            }
+            Err(failed) => {
+                rows.push([case.label, "not measured", "", ""].map(str::to_owned));
+                status = status.max(failed);
+            }
+        }
+        if signals.caught().is_some() {
+            break;
+        }
+    }
+    println!("{}", table(["flushes of vCPUs that run", "Quell", "at most", ""], rows));
+    Ok(status)
+}
+
+/// Adds a case's numbers to the samples and to the table; 1 if one of them is over what it may be.
+fn take(case: &Case, calls: &Calls, samples: &mut Samples, rows: &mut Vec<[String; 4]>) -> u8 {
+    let metrics = calls.metrics(case.shape);
+    for metric in &metrics {
+        samples.add(case.name, Subject::Quell, metric.name, metric.unit, metric.value);
+        rows.push(metric.row());
+    }
+    u8::from(metrics.iter().any(Metric::is_over))
+}
+
+impl Lab<'_> {
+    /// What [`CALLS`] calls do. The inner error is the exit status, after the reason has been printed.
+    fn measure(&self, case: &Case) -> Result<Result<Calls, u8>> {
+        let before = match self.machine(case, CALLS_BEFORE)? {
+            Ok(before) => before,
+            Err(status) => return Ok(Err(status)),
+        };
+        let after = match self.machine(case, CALLS_BEFORE + CALLS)? {
+            Ok(after) => after,
+            Err(status) => return Ok(Err(status)),
+        };
+        let calls =
+            Calls { count: CALLS, instructions: after.0 - before.0, counters: after.1.since(&before.1) };
+        Ok(match calls.check(case.shape) {
+            Ok(()) => Ok(calls),
+            Err(error) => {
+                eprintln!("quell: {}: {error:#}", case.name);
+                Err(1)
+            }
+        })
+    }
+
+    /// The guest's instructions and the counters of a machine whose initiators make so many calls. The inner error is
+    /// as above.
+    fn machine(&self, case: &Case, calls: u32) -> Result<Result<(f64, Snapshot), u8>> {
+        let cpus = match case.shape {
+            Shape::List { targets } => targets + 2,
+            Shape::Merge { initiators } => initiators,
+        };
+        let guest = Guest {
+            kernel: self.probe.clone(),
+            initrd: None,
+            cmdline: format!("bench={} count={calls}", case.name),
+            vcpus: cpus,
+            memory: 64 * MIB,
+            flush: FlushMode::Hypercall,
+            reset: ResetPolicy::Exit,
+            switches: Switches::default(),
+        };
+        guest.check()?;
+        let mut spec = guest.on_quell(&self.hypervisor, cpus, Clock::Instructions, self.directory)?;
+        spec.timeout = Some(self.timeout);
+        let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
+        if outcome.end != End::Hypervisor(ExitCode::GuestPowerOff) {
+            return Ok(Err(conclude(&outcome, false).max(1)));
+        }
+        let report = outcome.reports.iter().find(|report| report["metric"] == INSTRUCTIONS);
+        let instructions = report.and_then(|report| report["value"].as_f64());
+        let (Some(instructions), Some(counters)) = (instructions, outcome.counters) else {
+            eprintln!("quell: {}: the guest ended without a number:\n{}", case.name, tail(&outcome.console));
+            return Ok(Err(1));
+        };
+        Ok(Ok((instructions, counters)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Shape = Shape::List { targets: 1 };
+    const ALL: Shape = Shape::Merge { initiators: 8 };
+
+    /// Ten calls of these vCPUs.
+    fn calls(vcpus: &[&[(Counter, u64)]]) -> Calls {
+        let row = |counts: &&[(Counter, u64)]| {
+            let mut row = [0; Counter::COUNT];
+            counts.iter().for_each(|(counter, count)| row[*counter as usize] = *count);
+            row
+        };
+        let counters = Snapshot::of_rows(vcpus.iter().map(row).collect());
+        Calls { count: 10, instructions: 20_000.0, counters }
+    }
+
+    fn over(calls: &Calls, shape: Shape) -> Vec<&'static str> {
+        let metrics = calls.metrics(shape);
+        metrics.iter().filter(|metric| metric.is_over()).map(|metric| metric.name).collect()
+    }
+
+    #[test]
+    fn list_may_kick_and_stop_its_targets_once_and_nobody_else() {
+        let requests = [(Counter::FlushRequests, 10), (Counter::FlushTargets, 10)];
+        let list = |kicks, exits, bystander| {
+            let initiator =
+                [requests[0], requests[1], (Counter::FlushKicks, kicks), (Counter::ExitHypercall, 10)];
+            calls(&[&initiator, &[(Counter::ExitIntr, exits)], &[(Counter::ExitIntr, bystander)]])
+        };
+        assert!(over(&list(10, 10, 0), ONE).is_empty());
+        assert_eq!(over(&list(11, 10, 0), ONE), ["kicks"]);
+        assert_eq!(over(&list(10, 11, 0), ONE), ["exits of a target"]);
+        assert_eq!(over(&list(10, 10, 1), ONE), ["exits of a bystander"]);
+        assert!(list(10, 10, 0).check(ONE).is_ok());
+    }
+
+    #[test]
+    fn calls_that_were_not_made_or_met_nobody_are_not_taken() {
+        let call = |requests, targets, idle| {
+            let counts = [
+                (Counter::FlushRequests, requests),
+                (Counter::FlushTargets, targets),
+                (Counter::FlushDeferred, idle),
+            ];
+            calls(&[&counts]).check(ONE)
+        };
+        assert!(call(10, 10, 0).is_ok());
+        assert!(call(9, 10, 0).is_err());
+        assert!(call(10, 9, 0).is_err());
+        assert!(call(10, 10, 1).is_err());
+        assert!(calls(&[]).check(ALL).is_err());
+    }
+
+    #[test]
+    fn merging_halves_the_kicks_and_flushes_once_per_exit() {
+        let merge = |kicks, flushes| {
+            let vcpu = [
+                (Counter::FlushKicks, kicks),
+                (Counter::FlushWhole, flushes),
+                (Counter::ExitHypercall, 10),
+                (Counter::ExitIntr, 10),
+            ];
+            calls(&[vcpu.as_slice(); 8])
+        };
+        // Each vCPU has seven targets in ten rounds.
+        assert!(over(&merge(35, 20), ALL).is_empty());
+        assert_eq!(over(&merge(36, 20), ALL), ["kicks per initiator and target"]);
+        assert_eq!(over(&merge(35, 21), ALL), ["flushes per merged generation"]);
+    }
+
+    #[test]
+    fn numbers_are_per_call() {
+        let names_and_values: Vec<_> = calls(&[])
+            .metrics(ONE)
+            .into_iter()
+            .map(|metric| (metric.name, metric.row()[1].clone()))
+            .collect();
+        assert_eq!(names_and_values[0], ("instructions of the machine", "2000".to_owned()));
+        assert_eq!(names_and_values[1], ("kicks", "0.000".to_owned()));
+    }
+}
