@@ -15,7 +15,7 @@ use core::ops::ControlFlow;
 
 use crate::CpuId;
 use crate::mailbox::{Generation, Scope, Widened};
-use crate::set::TargetSet;
+use crate::set::{Bits, Members, TargetSet};
 use crate::target::{Claim, Target};
 
 /// What the engine needs from the machine.
@@ -37,15 +37,18 @@ pub trait Targets {
     /// guests name virtual processors that do not exist. Those that are removed keep their place.
     fn target(&self, index: usize) -> Option<&Target>;
 
-    /// Calls `act` with each target of `set` that exists, in any order. Worth overriding where targets lie side by
+    /// Calls `act` once with each target of `set` that exists, in any order. Worth overriding where targets lie side by
     /// side: a flush of many vCPUs that do not run does little else.
     #[inline(always)]
-    fn for_each<const BANKS: usize>(&self, set: &TargetSet<BANKS>, mut act: impl FnMut(usize, &Target)) {
-        for index in set.iter() {
-            if let Some(target) = self.target(index) {
-                act(index, target);
+    fn for_each<S: Members + ?Sized>(&self, set: &S, mut act: impl FnMut(usize, &Target)) {
+        set.for_each_bank(|bank, bits| {
+            for place in Bits(bits) {
+                let index = bank * 64 + place;
+                if let Some(target) = self.target(index) {
+                    act(index, target);
+                }
             }
-        }
+        });
     }
 }
 
@@ -76,10 +79,9 @@ impl<const BANKS: usize> Ledger<BANKS> {
     }
 
     fn note(&mut self, index: usize, generation: Generation) {
-        if let Some(bank) = self.generations.get_mut(index / 64) {
-            bank[index % 64] = generation;
-            let _fits = self.awaited.insert(index);
-        }
+        let fits = self.awaited.insert(index);
+        assert!(fits, "target {index} exists, and the ledger has {BANKS} banks");
+        self.generations[index / 64][index % 64] = generation;
     }
 
     /// Whom to wait for, and for which generation.
@@ -120,16 +122,17 @@ pub struct Outcome {
 /// Publishes a request for `scope` to every target of `set` that exists.
 ///
 /// Change the page tables before this; free what was unmapped only for a [`Receipt`].
-pub fn issue<'a, T: Targets + ?Sized, const BANKS: usize>(
+///
+/// # Panics
+/// If a target exists that has no place in the ledger.
+pub fn issue<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     targets: &'a T,
-    set: &TargetSet<BANKS>,
+    set: &S,
     scope: Scope<'_>,
     ledger: &'a mut Ledger<BANKS>,
 ) -> Issued<'a, T, BANKS> {
-    ledger.awaited = TargetSet::new();
     let everything = matches!(scope, Scope::All);
-    // Counted here are those that had to be asked one by one, the absent ones, and those in guest mode.
-    let mut outcome = Outcome::default();
+    let mut issuing = Issuing { scope, ledger, outcome: Outcome::default() };
     let mut asked = 0u32;
     targets.for_each(
         set,
@@ -139,40 +142,48 @@ pub fn issue<'a, T: Targets + ?Sized, const BANKS: usize>(
             asked = asked.wrapping_add(1);
             // Nearly all of them where there are more vCPUs than CPUs.
             if !(everything && target.request_all_if_idle()) {
-                request(target, index, scope, ledger, &mut outcome);
+                issuing.request(target, index);
             }
         },
     );
+    let Issuing { ledger, mut outcome, .. } = issuing;
     let busy = outcome.targets;
     outcome.targets = asked - outcome.absent;
     outcome.deferred = outcome.targets - busy;
     Issued { targets, ledger, outcome }
 }
 
-/// Asks a target that may be in guest mode; counts it in `outcome.targets` if it is.
-#[inline(never)]
-fn request<const BANKS: usize>(
-    target: &Target,
-    index: usize,
-    scope: Scope<'_>,
-    ledger: &mut Ledger<BANKS>,
-    outcome: &mut Outcome,
-) {
-    let requested = target.request(scope);
-    if requested.absent {
-        outcome.absent += 1;
-        return;
-    }
-    // A request for everything finds what its own first step has left.
-    outcome.joined += u32::from(requested.joined && !matches!(scope, Scope::All));
-    match requested.widened {
-        Some(Widened::TooLong) => outcome.too_many_ranges += 1,
-        Some(Widened::Overflow) => outcome.mailbox_overflows += 1,
-        None => {}
-    }
-    if requested.busy {
-        outcome.targets += 1;
-        ledger.note(index, requested.generation);
+/// Targets that have to be asked one by one: absent ones, and those in guest mode.
+struct Issuing<'s, 'l, const BANKS: usize> {
+    scope: Scope<'s>,
+    ledger: &'l mut Ledger<BANKS>,
+    /// `targets` counts those in guest mode. As long as there are none, the ledger holds what an earlier flush has left.
+    outcome: Outcome,
+}
+
+impl<const BANKS: usize> Issuing<'_, '_, BANKS> {
+    #[inline(never)]
+    fn request(&mut self, target: &Target, index: usize) {
+        let Self { scope, ledger, outcome } = self;
+        let requested = target.request(*scope);
+        if requested.absent {
+            outcome.absent += 1;
+            return;
+        }
+        // A request for everything finds what its own first step has left.
+        outcome.joined += u32::from(requested.joined && !matches!(scope, Scope::All));
+        match requested.widened {
+            Some(Widened::TooLong) => outcome.too_many_ranges += 1,
+            Some(Widened::Overflow) => outcome.mailbox_overflows += 1,
+            None => {}
+        }
+        if requested.busy {
+            if outcome.targets == 0 {
+                ledger.awaited = TargetSet::new();
+            }
+            outcome.targets += 1;
+            ledger.note(index, requested.generation);
+        }
     }
 }
 
@@ -180,9 +191,12 @@ fn request<const BANKS: usize>(
 ///
 /// # Errors
 /// [`Stalled`], as `wait` says.
-pub fn flush<T: Targets + ?Sized, const BANKS: usize>(
+///
+/// # Panics
+/// As `issue`.
+pub fn flush<T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     targets: &T,
-    set: &TargetSet<BANKS>,
+    set: &S,
     scope: Scope<'_>,
     ledger: &mut Ledger<BANKS>,
     hardware: &impl Hardware,

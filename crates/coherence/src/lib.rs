@@ -35,7 +35,7 @@ mod model;
 pub use flush::{Dispatched, Hardware, Issued, Ledger, Outcome, Receipt, Stalled, Targets, flush, issue};
 pub use mailbox::{Generation, GvaRange, RANGE_CAPACITY, Scope};
 pub use owner::{FlushWork, InGuest, Owner, Pending, Translation};
-pub use set::TargetSet;
+pub use set::{Members, TargetSet};
 pub use target::{Notify, Target};
 
 /// Number of a physical CPU, as the caller counts them.

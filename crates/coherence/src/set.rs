@@ -1,4 +1,19 @@
-//! A set of targets by index.
+//! Sets of targets by index.
+
+/// Whom a flush is for: indices in banks of 64. [`TargetSet`] is such a set; one that comes in another form, like a guest's
+/// packed VP set, need not be made into one.
+pub trait Members {
+    /// Calls `visit` with the number of a bank and its members, bit `i` for index `64 * bank + i`, in any order. Banks
+    /// without members may be left out.
+    fn for_each_bank(&self, visit: impl FnMut(usize, u64));
+}
+
+impl<const BANKS: usize> Members for TargetSet<BANKS> {
+    #[inline]
+    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
+        self.banks.iter().enumerate().for_each(|(bank, &bits)| visit(bank, bits));
+    }
+}
 
 /// A set of up to `64 * BANKS` target indices; 64 banks hold the 4096 of the largest VP set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,12 +82,6 @@ impl<const BANKS: usize> TargetSet<BANKS> {
         self.banks.iter().map(|bits| bits.count_ones() as usize).sum()
     }
 
-    /// Targets `64 * bank` and up, one bit each; none beyond the last bank.
-    #[inline]
-    pub fn bank(&self, bank: usize) -> u64 {
-        self.banks.get(bank).copied().unwrap_or(0)
-    }
-
     /// The indices in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.banks.iter().enumerate().flat_map(|(bank, &bits)| Bits(bits).map(move |bit| bank * 64 + bit))
@@ -86,7 +95,7 @@ impl<const BANKS: usize> Default for TargetSet<BANKS> {
 }
 
 /// Positions of the set bits, lowest first.
-struct Bits(u64);
+pub(crate) struct Bits(pub(crate) u64);
 
 impl Iterator for Bits {
     type Item = usize;

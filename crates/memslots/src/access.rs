@@ -5,7 +5,7 @@ use core::fmt;
 use paging::{Gpa, Level, PhysAddr};
 
 use crate::generation::Generation;
-use crate::raw::{Rmw, Window, Word};
+use crate::raw::{Pattern, Rmw, Window, Word};
 use crate::slot::{ListStamp, Slot, SlotList};
 use crate::snapshots::Pin;
 
@@ -117,7 +117,31 @@ impl<'a> GuestMemory<'a> {
     /// # Errors
     ///
     /// [`AccessError::Unmapped`].
+    #[inline]
     pub fn read(&self, gpa: Gpa, bytes: &mut [u8]) -> Result<(), AccessError> {
+        let in_one_slot = self.slots.read(|slots| {
+            let located = Located::find(slots, gpa, bytes.len()).ok()?;
+            // SAFETY: found in the list that is pinned, and gone with this call.
+            let window = unsafe { located.window() };
+            let is_done = match bytes.as_chunks_mut() {
+                // What hypercalls read: whole words.
+                (words, []) => window.read_words(words),
+                _ => false,
+            };
+            if !is_done {
+                window.read(bytes);
+            }
+            Some(())
+        });
+        if in_one_slot.is_some() {
+            return Ok(());
+        }
+        self.read_across(gpa, bytes)
+    }
+
+    /// The long way, across the border of slots.
+    #[cold]
+    fn read_across(&self, gpa: Gpa, bytes: &mut [u8]) -> Result<(), AccessError> {
         let mut rest = bytes;
         self.for_each_window(gpa, rest.len(), Access::Read, |window| {
             let (now, later) = core::mem::take(&mut rest).split_at_mut(window.len());
@@ -244,11 +268,11 @@ impl<'a> GuestMemory<'a> {
             }) == 0
     }
 
-    /// Whether `bytes` are at `offset` in what was [located](Self::locate); false if they do not all lie in it, or
+    /// Whether `pattern` is at `offset` in what was [located](Self::locate); false if it does not all lie in it, or
     /// the slots have changed since.
     #[inline]
-    pub fn has_at(&self, located: &Located, offset: usize, bytes: &[u8]) -> bool {
-        self.open(located).is_some_and(|window| window.has_at(offset, bytes))
+    pub fn has_at(&self, located: &Located, offset: usize, pattern: &Pattern) -> bool {
+        self.open(located).is_some_and(|window| window.has_at(offset, pattern))
     }
 
     /// Writes 4 bytes.

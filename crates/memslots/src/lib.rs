@@ -22,4 +22,5 @@ pub use access::{AccessError, GuestMemory, Located, Record, Resolution};
 pub use generation::Generation;
 pub use memslots::{Memslots, PHYSICAL_BITS_MAX, Published, Quiesced, Update};
 pub use paging::{Gpa, PhysAddr};
+pub use raw::Pattern;
 pub use slot::{SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId};

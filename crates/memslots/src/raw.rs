@@ -13,6 +13,39 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 use paging::PhysAddr;
 
+/// Bytes that are compared in one access where they can be.
+const WORD: usize = size_of::<u64>();
+
+/// Up to 8 bytes to look for; see [`GuestMemory::has_at`](crate::GuestMemory::has_at).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    /// The bytes, the first one lowest.
+    word: u64,
+    /// The bits of `word` that are theirs.
+    mask: u64,
+    len: usize,
+}
+
+impl Pattern {
+    /// The pattern of `bytes`, 8 at most: what is beyond is left out.
+    pub const fn new(bytes: &[u8]) -> Self {
+        let (mut word, mut mask, mut len) = (0, 0, 0);
+        while len < bytes.len() && len < WORD {
+            word |= (bytes[len] as u64) << (8 * len);
+            mask |= 0xff << (8 * len);
+            len += 1;
+        }
+        Self { word, mask, len }
+    }
+
+    /// Number of bytes.
+    #[inline]
+    #[expect(clippy::len_without_is_empty, reason = "nobody looks for nothing")]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+}
+
 /// A piece of guest memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Window<'a> {
@@ -68,16 +101,45 @@ impl<'a> Window<'a> {
         unsafe { AtomicU64::from_ptr(self.start.cast()) }.load(Relaxed)
     }
 
-    /// Whether `bytes` are at `offset`. Each byte is read at most once, in one access.
+    /// Whether `pattern` is at `offset`. Each byte is read at most once.
     #[inline]
-    pub(crate) fn has_at(&self, offset: usize, bytes: &[u8]) -> bool {
-        if self.len.checked_sub(offset).is_none_or(|left| left < bytes.len()) {
+    pub(crate) fn has_at(&self, offset: usize, pattern: &Pattern) -> bool {
+        let (first, shift) = (offset - offset % WORD, offset % WORD);
+        // Two words, so that no pattern is too long for them, wherever it begins.
+        if !self.start.addr().is_multiple_of(WORD) || first >= self.len.saturating_sub(2 * WORD - 1) {
+            return self.has_bytes_at(offset, pattern);
+        }
+        // SAFETY: both words are aligned, and end in the window, which is mapped and only accessed by atomics.
+        let [low, high] = [first, first + WORD]
+            .map(|at| u64::from_le(unsafe { AtomicU64::from_ptr(self.start.add(at).cast()) }.load(Relaxed)));
+        let both = u128::from(high) << 64 | u128::from(low);
+        ((both >> (shift * 8)) as u64 ^ pattern.word) & pattern.mask == 0
+    }
+
+    #[cold]
+    fn has_bytes_at(&self, offset: usize, pattern: &Pattern) -> bool {
+        if self.len.checked_sub(offset).is_none_or(|left| left < pattern.len) {
             return false;
         }
-        bytes.iter().enumerate().all(|(index, &byte)| {
+        pattern.word.to_le_bytes().iter().take(pattern.len).enumerate().all(|(index, &byte)| {
             // SAFETY: `offset + index` is below the window's length, which is mapped and only accessed by atomics.
             unsafe { AtomicU8::from_ptr(self.start.add(offset + index)) }.load(Relaxed) == byte
         })
+    }
+
+    /// Copies the first words out, each in one access; false, and nothing is copied, if they are not aligned or there
+    /// are fewer.
+    #[inline]
+    pub(crate) fn read_words(&self, words: &mut [[u8; WORD]]) -> bool {
+        if !self.start.addr().is_multiple_of(WORD) || self.len < size_of_val(words) {
+            return false;
+        }
+        for (index, word) in words.iter_mut().enumerate() {
+            // SAFETY: the word is aligned and within the window, which is mapped and only accessed by atomics.
+            let value = unsafe { AtomicU64::from_ptr(self.start.add(index * WORD).cast()) }.load(Relaxed);
+            *word = value.to_ne_bytes();
+        }
+        true
     }
 
     /// Copies the first `bytes.len()` bytes out, or as many as there are. Aligned pieces of up to 8
@@ -85,16 +147,6 @@ impl<'a> Window<'a> {
     pub(crate) fn read(&self, bytes: &mut [u8]) {
         let len = bytes.len().min(self.len);
         let mut done = 0;
-        if self.start.addr().is_multiple_of(8) {
-            // What hypercalls read: whole words.
-            let words = bytes[..len].as_chunks_mut::<8>().0;
-            for (index, word) in words.iter_mut().enumerate() {
-                // SAFETY: the word is aligned and within the window, which is mapped and only accessed by atomics.
-                let value = unsafe { AtomicU64::from_ptr(self.start.add(index * 8).cast()) }.load(Relaxed);
-                *word = value.to_ne_bytes();
-            }
-            done = words.len() * 8;
-        }
         while done < len {
             // SAFETY: `done` is below the window's length.
             let at = unsafe { self.start.add(done) };

@@ -27,19 +27,26 @@ impl CallCode {
     /// What the call's input looks like; `None` if the call is not known. Whether a partition offers the
     /// call is its [profile](Profile::shape)'s to say.
     #[inline]
-    pub const fn shape(self) -> Option<CallShape> {
-        Some(match self {
-            Self::FLUSH_VIRTUAL_ADDRESS_SPACE => CallShape::new(false, false, 3),
-            Self::FLUSH_VIRTUAL_ADDRESS_LIST => CallShape::new(true, false, 3),
-            Self::NOTIFY_LONG_SPIN_WAIT => CallShape::new(false, false, 1),
-            Self::SEND_SYNTHETIC_CLUSTER_IPI => CallShape::new(false, false, 2),
-            Self::FLUSH_VIRTUAL_ADDRESS_SPACE_EX => CallShape::new(false, true, 4),
-            Self::FLUSH_VIRTUAL_ADDRESS_LIST_EX => CallShape::new(true, true, 4),
-            Self::SEND_SYNTHETIC_CLUSTER_IPI_EX => CallShape::new(false, true, 3),
-            _ => return None,
-        })
+    pub const fn shape(self) -> Option<&'static CallShape> {
+        if self.0 as usize >= SHAPES.len() {
+            return None;
+        }
+        SHAPES[self.0 as usize].as_ref()
     }
 }
+
+/// The shapes of the calls by their codes.
+static SHAPES: [Option<CallShape>; 0x16] = {
+    let mut shapes = [const { None }; 0x16];
+    shapes[CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE.0 as usize] = Some(CallShape::new(false, false, 3));
+    shapes[CallCode::FLUSH_VIRTUAL_ADDRESS_LIST.0 as usize] = Some(CallShape::new(true, false, 3));
+    shapes[CallCode::NOTIFY_LONG_SPIN_WAIT.0 as usize] = Some(CallShape::new(false, false, 1));
+    shapes[CallCode::SEND_SYNTHETIC_CLUSTER_IPI.0 as usize] = Some(CallShape::new(false, false, 2));
+    shapes[CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX.0 as usize] = Some(CallShape::new(false, true, 4));
+    shapes[CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX.0 as usize] = Some(CallShape::new(true, true, 4));
+    shapes[CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX.0 as usize] = Some(CallShape::new(false, true, 3));
+    shapes
+};
 
 /// What the input of a call looks like: a fixed header, perhaps a variable header, perhaps a list of
 /// 8-byte elements, one after the other.
@@ -111,7 +118,7 @@ impl Control {
     /// the nested bit (no nested hypervisor is offered), a variable header on a call without one or of
     /// more words than a VP set has banks, a rep count or start index on a simple call, and a start
     /// index that is not below the rep count on a rep call, which includes a rep count of 0.
-    pub const fn check(self, profile: &Profile) -> Result<CallShape, Status> {
+    pub const fn check(self, profile: &Profile) -> Result<&'static CallShape, Status> {
         let Some(shape) = profile.shape(self.code()) else {
             return Err(Status::INVALID_HYPERCALL_CODE);
         };
@@ -130,13 +137,13 @@ impl Control {
     }
 
     /// Words of input that the call has: fixed header, variable header, list.
-    pub(crate) const fn input_words(self, shape: CallShape) -> usize {
+    pub(crate) const fn input_words(self, shape: &CallShape) -> usize {
         shape.header_words + self.variable_header_words() as usize + self.rep_count() as usize
     }
 
     /// Whether the other fields are as the call's shape wants them.
     #[inline]
-    pub(crate) const fn fits(self, shape: CallShape) -> bool {
+    pub(crate) const fn fits(self, shape: &CallShape) -> bool {
         self.into_bits() & shape.must_be_zero == 0
             && self.variable_header_words() as usize <= MAX_BANKS
             && (!shape.rep || self.rep_start() < self.rep_count())

@@ -50,6 +50,7 @@ pub enum Reject {
 ///
 /// From 4 on a failed rep call reports the elements before its rep start index as complete: they have
 /// been done by earlier invocations.
+#[inline]
 pub fn decode<'a>(
     registers: CallRegisters,
     source: &impl InputSource,
@@ -89,27 +90,28 @@ pub fn decode<'a>(
         {
             decode_cluster_ipi(control, shape, words, profile).map(Call::ClusterIpi).map_err(failed)
         }
-        _ => decode_flush(control, shape, words, profile).map(Call::Flush).map_err(failed),
+        _ => decode_flush(control, shape, words, profile),
     }
 }
 
 /// Copies headers and list of a call into `page`, once, and returns its words.
+#[inline]
 fn copy_input<'a>(
     control: Control,
-    shape: CallShape,
+    shape: &CallShape,
     gpa: u64,
     source: &impl InputSource,
     page: &'a mut InputPage,
 ) -> Result<&'a [u64], Reject> {
-    let misplaced = Reject::Failed(HvResult::of(Status::INVALID_ALIGNMENT, control.rep_start()));
+    let misplaced = || Reject::Failed(HvResult::of(Status::INVALID_ALIGNMENT, control.rep_start()));
     let count = control.input_words(shape);
     let room = (PAGE_SIZE - (gpa % PAGE_SIZE as u64) as usize) / 8;
     if !gpa.is_multiple_of(8) || count > room {
-        return Err(misplaced);
+        return Err(misplaced());
     }
-    let words = page.words.get_mut(..count).ok_or(misplaced)?;
+    let words = page.words.get_mut(..count).ok_or_else(misplaced)?;
     source.read(gpa, words.as_mut_bytes()).map_err(|error| match error {
-        InputError::OutsideGpaSpace => misplaced,
+        InputError::OutsideGpaSpace => misplaced(),
         InputError::NotMemory => Reject::InputNotMemory { gpa },
     })?;
     Ok(words)
@@ -120,7 +122,7 @@ fn copy_input<'a>(
 #[inline(never)]
 fn copy_registers<'a>(
     control: Control,
-    shape: CallShape,
+    shape: &CallShape,
     registers: CallRegisters,
     source: &impl InputSource,
     page: &'a mut InputPage,
@@ -140,7 +142,7 @@ fn copy_registers<'a>(
 type Parts<'a> = (&'a [u64], &'a [u64], &'a [u64]);
 
 #[inline]
-fn split(control: Control, shape: CallShape, words: &[u64]) -> Result<Parts<'_>, Status> {
+fn split<'a>(control: Control, shape: &CallShape, words: &'a [u64]) -> Result<Parts<'a>, Status> {
     let (header, rest) = words.split_at_checked(shape.header_words).ok_or(SHORT)?;
     let (banks, list) = rest.split_at_checked(usize::from(control.variable_header_words())).ok_or(SHORT)?;
     Ok((header, banks, list))
@@ -150,29 +152,31 @@ fn split(control: Control, shape: CallShape, words: &[u64]) -> Result<Parts<'_>,
 const SHORT: Status = Status::INVALID_HYPERCALL_INPUT;
 
 /// Reads a flush call from the words of its input.
+#[inline(always)] // It has one caller, and its result is large to move.
 fn decode_flush<'a>(
     control: Control,
-    shape: CallShape,
+    shape: &CallShape,
     words: &'a [u64],
     profile: &Profile,
-) -> Result<FlushCall<'a>, Status> {
-    let (header, banks, list) = split(control, shape, words)?;
-    let [address_space, flags, set @ ..] = header else { return Err(SHORT) };
+) -> Result<Call<'a>, Reject> {
+    let failed = |status| Reject::Failed(HvResult::of(status, control.rep_start()));
+    let (header, banks, list) = split(control, shape, words).map_err(failed)?;
+    let [address_space, flags, set @ ..] = header else { return Err(failed(SHORT)) };
 
     let flags = FlushFlags::from_bits(*flags);
     if !flags.is_within(profile.flush_flags()) {
         // The extended range format may be among them. To read such a list by the plain format would flush
         // too little; an error makes the guest flush by its own means.
-        return Err(Status::INVALID_PARAMETER);
+        return Err(failed(Status::INVALID_PARAMETER));
     }
     let targets = match set {
         _ if flags.all_processors() => Targets::All,
-        [mask] => mask_targets(mask, profile)?,
-        [format, valid_banks] => set_targets(*format, *valid_banks, banks, profile)?,
-        _ => return Err(SHORT),
+        [mask] => mask_targets(mask, profile).map_err(failed)?,
+        [format, valid_banks] => set_targets(*format, *valid_banks, banks, profile).map_err(failed)?,
+        _ => return Err(failed(SHORT)),
     };
     let scope = if shape.rep {
-        let todo = list.get(usize::from(control.rep_start())..).ok_or(SHORT)?;
+        let todo = list.get(usize::from(control.rep_start())..).ok_or_else(|| failed(SHORT))?;
         FlushScope::List(
             GvaList::new(todo, profile.va_width)
                 .starting_at(control.rep_start())
@@ -181,7 +185,8 @@ fn decode_flush<'a>(
     } else {
         FlushScope::Everything
     };
-    Ok(FlushCall { targets, address_space: *address_space, flags, scope, rep_count: control.rep_count() })
+    let (address_space, rep_count) = (*address_space, control.rep_count());
+    Ok(Call::Flush(FlushCall { targets, address_space, flags, scope, rep_count }))
 }
 
 /// Reads a call that sends an interrupt from the words of its input. Bytes 5 to 7 are padding, which says
@@ -189,7 +194,7 @@ fn decode_flush<'a>(
 #[inline(never)]
 fn decode_cluster_ipi<'a>(
     control: Control,
-    shape: CallShape,
+    shape: &CallShape,
     words: &'a [u64],
     profile: &Profile,
 ) -> Result<ClusterIpi<'a>, Status> {

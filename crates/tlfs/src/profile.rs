@@ -57,7 +57,7 @@ impl Profile {
 
     /// What the input of `code` looks like; `None` if the call is not offered.
     #[inline]
-    pub const fn shape(&self, code: CallCode) -> Option<CallShape> {
+    pub const fn shape(&self, code: CallCode) -> Option<&'static CallShape> {
         match code {
             CallCode::SEND_SYNTHETIC_CLUSTER_IPI | CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX
                 if !self.cluster_ipi =>

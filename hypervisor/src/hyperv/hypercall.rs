@@ -20,60 +20,58 @@ pub struct Caller {
     pub long_mode_64: bool,
 }
 
+/// The general registers in the processor's numbering.
+pub type Gprs = [u64; 16];
+
+const RAX: usize = 0;
+const RCX: usize = 1;
+const RDX: usize = 2;
+const RBX: usize = 3;
+const RSI: usize = 6;
+const RDI: usize = 7;
+const R8: usize = 8;
+
 impl Caller {
     /// Whether hypercalls are allowed in this mode. TLFS, "Legal Hypercall Environments".
     pub const fn may_call(&self) -> bool {
         self.cpl == 0 && self.protected_mode && !self.virtual_8086
     }
-}
 
-/// The general registers that hypercalls use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "registers by name")]
-pub struct Gprs {
-    pub rax: u64,
-    pub rbx: u64,
-    pub rcx: u64,
-    pub rdx: u64,
-    pub rsi: u64,
-    pub rdi: u64,
-    pub r8: u64,
-}
-
-impl Gprs {
-    /// The parameters as `caller` passes them. TLFS, "Hypercall Inputs".
-    pub const fn parameters(&self, caller: &Caller) -> CallRegisters {
-        if caller.long_mode_64 {
-            CallRegisters { control: self.rcx, input: self.rdx, output: self.r8 }
+    /// The parameters as the caller passes them. TLFS, "Hypercall Inputs".
+    pub const fn parameters(&self, gprs: &Gprs) -> CallRegisters {
+        if self.long_mode_64 {
+            CallRegisters { control: gprs[RCX], input: gprs[RDX], output: gprs[R8] }
         } else {
             CallRegisters {
-                control: pair(self.rdx, self.rax),
-                input: pair(self.rbx, self.rcx),
-                output: pair(self.rdi, self.rsi),
+                control: pair(gprs[RDX], gprs[RAX]),
+                input: pair(gprs[RBX], gprs[RCX]),
+                output: pair(gprs[RDI], gprs[RSI]),
             }
         }
     }
 
-    /// Writes a control word back to where `caller` passed it.
-    pub const fn set_control(&mut self, caller: &Caller, control: u64) {
-        if caller.long_mode_64 {
-            self.rcx = control;
+    /// Writes a control word back to where the caller passed it; 32-bit writes clear the upper half, as
+    /// they always do.
+    pub const fn set_control(&self, gprs: &mut Gprs, control: u64) {
+        if self.long_mode_64 {
+            gprs[RCX] = control;
         } else {
-            self.rdx = control >> 32;
-            self.rax = control & 0xffff_ffff;
+            self.set_pair(gprs, control);
         }
     }
 
-    /// Writes the result where `caller` looks for it; 32-bit writes clear the upper half, as they always
-    /// do. TLFS, "Hypercall Outputs".
-    pub const fn set_result(&mut self, caller: &Caller, result: HvResult) {
-        let result = result.into_bits();
-        if caller.long_mode_64 {
-            self.rax = result;
+    /// Writes the result where the caller looks for it. TLFS, "Hypercall Outputs".
+    pub const fn set_result(&self, gprs: &mut Gprs, result: HvResult) {
+        if self.long_mode_64 {
+            gprs[RAX] = result.into_bits();
         } else {
-            self.rdx = result >> 32;
-            self.rax = result & 0xffff_ffff;
+            self.set_pair(gprs, result.into_bits());
         }
+    }
+
+    const fn set_pair(&self, gprs: &mut Gprs, value: u64) {
+        gprs[RDX] = value >> 32;
+        gprs[RAX] = value & 0xffff_ffff;
     }
 }
 
@@ -100,13 +98,13 @@ pub trait Services {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Outcome {
-    /// Write the result ([`Gprs::set_result`]) and go on after the instruction.
+    /// Write the result ([`Caller::set_result`]) and go on after the instruction.
     Complete(HvResult),
     /// The same, and let another vCPU have the CPU: the caller waits for one that is not running. It is
     /// a hint; it comes back in its turn, and learns nothing from how long that took.
     Yield(HvResult),
     /// A part of a list is done: the control word of this value goes back to the guest
-    /// ([`Gprs::set_control`]), which stays at the instruction and takes interrupts before it executes it
+    /// ([`Caller::set_control`]), which stays at the instruction and takes interrupts before it executes it
     /// again. TLFS, "Hypercall Continuation".
     Continue(u64),
     /// #UD at the instruction: the guest may not call in this mode, or not in this way, or has not
@@ -117,13 +115,13 @@ pub enum Outcome {
     GeneralProtection,
 }
 
-/// Performs the hypercall in `registers`, for which `page` is room to copy its input.
+/// Performs the hypercall with these [parameters](Caller::parameters), for which `page` is room to copy its input.
 ///
 /// The guest must have identified itself and enabled the hypercall page; before that the instruction is
 /// undefined. From where it is executed does not matter.
 pub fn handle(
     caller: &Caller,
-    registers: &Gprs,
+    parameters: CallRegisters,
     partition: &Partition,
     memory: &impl InputSource,
     services: &mut impl Services,
@@ -132,24 +130,21 @@ pub fn handle(
     if !caller.may_call() || !partition.hypercalls_enabled() {
         return Outcome::UndefinedOpcode;
     }
-    let parameters = registers.parameters(caller);
-    let call = match tlfs::decode(parameters, memory, page, &PROFILE) {
-        Ok(call) => call,
-        Err(Reject::Failed(result)) => return Outcome::Complete(result),
-        Err(Reject::UndefinedOpcode) => return Outcome::UndefinedOpcode,
-        Err(Reject::InputNotMemory { .. }) => return Outcome::GeneralProtection,
-    };
-    match &call {
-        Call::Flush(flush) => {
-            let done = services.flush(flush);
-            if done < flush.rep_count {
-                return Outcome::Continue(parameters.resumed_at(done).control);
-            }
+    // Looked at where it is: a call is large to move.
+    match &tlfs::decode(parameters, memory, page, &PROFILE) {
+        Ok(Call::Flush(flush)) => match services.flush(flush) {
+            done if done < flush.rep_count => Outcome::Continue(parameters.resumed_at(done).control),
+            _ => Outcome::Complete(flush.completed()),
+        },
+        Ok(call @ Call::ClusterIpi(ipi)) => {
+            services.interrupt(ipi);
+            Outcome::Complete(call.completed())
         }
-        Call::ClusterIpi(ipi) => services.interrupt(ipi),
-        Call::LongSpinWait { .. } => return Outcome::Yield(call.completed()),
+        Ok(call @ Call::LongSpinWait { .. }) => Outcome::Yield(call.completed()),
+        Err(Reject::Failed(result)) => Outcome::Complete(*result),
+        Err(Reject::UndefinedOpcode) => Outcome::UndefinedOpcode,
+        Err(Reject::InputNotMemory { .. }) => Outcome::GeneralProtection,
     }
-    Outcome::Complete(call.completed())
 }
 
 #[cfg(test)]

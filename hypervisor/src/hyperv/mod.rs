@@ -19,7 +19,7 @@ pub mod time;
 pub mod vp;
 
 pub use cpuid::{CpuidResult, Platform};
-pub use hypercall::{Caller, Gprs, Outcome, PROFILE, Services};
+pub use hypercall::{Caller, Outcome, PROFILE, Services};
 pub use msrs::{CrashReport, GpFault, MsrEffect, MsrRead, PageMove};
 pub use partition::Partition;
 pub use vp::Vp;

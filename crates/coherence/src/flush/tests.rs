@@ -37,7 +37,7 @@ fn targets(count: usize) -> Vec<Target> {
 fn g5_target_that_is_not_running_is_neither_kicked_nor_waited_for() {
     let (targets, bench) = (targets(3), Bench::default());
     let all = TargetSet::<1>::first(3);
-    let receipt = flush(targets.as_slice(), &all, Scope::All, &mut Ledger::new(), &bench).unwrap();
+    let receipt = flush(targets.as_slice(), &all, Scope::All, &mut Ledger::<1>::new(), &bench).unwrap();
     assert_eq!(receipt.outcome(), Outcome { targets: 3, deferred: 3, ..Outcome::default() });
     assert!(bench.kicked.borrow().is_empty() && bench.turns.get() == 0);
     for target in &targets {
@@ -52,7 +52,7 @@ fn g5_target_that_is_not_running_is_neither_kicked_nor_waited_for() {
 fn h10_named_targets_that_do_not_exist_are_skipped() {
     let (targets, bench) = (targets(2), Bench::default());
     let named = TargetSet::from_banks([0b1010, u64::MAX]);
-    let receipt = flush(targets.as_slice(), &named, Scope::All, &mut Ledger::new(), &bench).unwrap();
+    let receipt = flush(targets.as_slice(), &named, Scope::All, &mut Ledger::<1>::new(), &bench).unwrap();
     assert_eq!(receipt.outcome().targets, 1);
     assert!(targets[0].owner().unwrap().try_enter(CpuId(0)).is_ok(), "0 was not named");
 }
@@ -67,7 +67,7 @@ fn targets_in_guest_mode_beyond_the_first_bank_are_kicked_once_each() {
         bench.guests.borrow_mut().push(Some(owner.try_enter(CpuId(cpu as u32)).unwrap()));
     }
     let mut ledger = std::boxed::Box::new(Ledger::<64>::new());
-    let all = TargetSet::first(4096);
+    let all = TargetSet::<64>::first(4096);
     let receipt = flush(targets.as_slice(), &all, Scope::All, &mut ledger, &bench).unwrap();
     let outcome = Outcome { targets: 4096, deferred: 4092, kicks: 4, ..Outcome::default() };
     assert_eq!(receipt.outcome(), outcome);
@@ -86,7 +86,7 @@ fn kick_that_is_in_flight_serves_another_request() {
     let guest = owner.try_enter(CpuId(0)).unwrap();
     assert_eq!(target.post_event(), Notify::Kick(CpuId(0)));
     let (targets, set) = ([&target], TargetSet::<1>::first(1));
-    let (mut one, mut two) = (Ledger::new(), Ledger::new());
+    let (mut one, mut two) = (Ledger::<1>::new(), Ledger::<1>::new());
     let bench = Bench::default();
     let scope = Scope::Ranges(&[GvaRange { first: 0x1000, pages: 1 }]);
     let first = issue(targets.as_slice(), &set, scope, &mut one).dispatch(&bench);
@@ -102,7 +102,7 @@ fn kick_that_is_in_flight_serves_another_request() {
 fn target_that_left_before_the_dispatch_is_not_kicked() {
     let target = Target::new();
     let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::default());
-    let mut ledger = Ledger::new();
+    let mut ledger = Ledger::<1>::new();
     let mut owner = target.owner().unwrap();
     let guest = owner.try_enter(CpuId(0)).unwrap();
     let issued = issue(targets.as_slice(), &set, Scope::All, &mut ledger);
@@ -123,7 +123,7 @@ fn stalled_target_is_reported_and_its_request_stays() {
     let bench = Bench { is_deaf: true, ..Bench::default() };
     let set = TargetSet::<1>::from_banks([1 << 1]);
     let targets = [&Target::new(), &target];
-    let stalled = flush(targets.as_slice(), &set, Scope::All, &mut Ledger::new(), &bench).unwrap_err();
+    let stalled = flush(targets.as_slice(), &set, Scope::All, &mut Ledger::<1>::new(), &bench).unwrap_err();
     assert_eq!((stalled.index, stalled.cpu, stalled.outcome.kicks), (1, CpuId(7), 1));
     assert_eq!((bench.turns.get(), stalled.outcome.turns), (1001, 1000));
     assert_eq!(std::format!("{stalled}"), "flush: target 1 did not leave guest mode on CPU 7");
@@ -137,7 +137,7 @@ fn g3_no_receipt_before_a_section_has_ended() {
     let mut owner = target.owner().unwrap();
     let section = owner.begin_translation().unwrap();
     let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::default());
-    assert!(flush(targets.as_slice(), &set, Scope::All, &mut Ledger::new(), &bench).is_err());
+    assert!(flush(targets.as_slice(), &set, Scope::All, &mut Ledger::<1>::new(), &bench).is_err());
     assert!(bench.kicked.borrow().is_empty(), "a kick cannot end it");
     section.end();
 }
@@ -146,7 +146,7 @@ fn g3_no_receipt_before_a_section_has_ended() {
 fn kick_goes_to_where_the_target_has_moved() {
     let target = Target::new();
     let (targets, set) = ([&target], TargetSet::<1>::first(1));
-    let (mut one, mut two) = (Ledger::new(), Ledger::new());
+    let (mut one, mut two) = (Ledger::<1>::new(), Ledger::<1>::new());
     let bench = Bench { is_deaf: true, ..Bench::default() };
     let mut owner = target.owner().unwrap();
     let guest = owner.try_enter(CpuId(0)).unwrap();
@@ -170,7 +170,7 @@ fn kick_goes_to_where_the_target_has_moved() {
 fn removed_target_is_neither_waited_for_nor_counted() {
     let target = Target::new();
     let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::default());
-    let (mut one, mut two) = (Ledger::new(), Ledger::new());
+    let (mut one, mut two) = (Ledger::<1>::new(), Ledger::<1>::new());
     let mut owner = target.owner().unwrap();
     let guest = owner.try_enter(CpuId(0)).unwrap();
     let issued = issue(targets.as_slice(), &set, Scope::All, &mut one);
@@ -189,7 +189,8 @@ fn reasons_for_widening_are_told_apart() {
     let set = TargetSet::<1>::first(1);
     let widened = |count: usize| {
         let ranges = std::vec![crate::GvaRange { first: 0, pages: 1 }; count];
-        let receipt = flush(targets.as_slice(), &set, Scope::Ranges(&ranges), &mut Ledger::new(), &bench);
+        let receipt =
+            flush(targets.as_slice(), &set, Scope::Ranges(&ranges), &mut Ledger::<1>::new(), &bench);
         let outcome = receipt.unwrap().outcome();
         (outcome.too_many_ranges, outcome.mailbox_overflows)
     };
@@ -243,7 +244,7 @@ fn o13_all_to_all_flush_of_real_threads() {
                 }
                 guest.leave();
             }
-            let all = TargetSet::first(VCPUS);
+            let all = TargetSet::<1>::first(VCPUS);
             let outcome =
                 flush(targets.as_slice(), &all, Scope::All, &mut ledger, &hardware).unwrap().outcome();
             assert!(outcome.targets == VCPUS as u32 && outcome.deferred >= 1);

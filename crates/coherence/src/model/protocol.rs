@@ -45,7 +45,7 @@ pub(super) trait Protocol: 'static {
 
     /// A flush of the first `count` targets.
     fn flush(machine: &Machine, count: usize, scope: Scope<'_>) -> Outcome {
-        let (set, mut ledger) = (TargetSet::<1>::first(count), Ledger::new());
+        let (set, mut ledger) = (TargetSet::<1>::first(count), Ledger::<1>::new());
         let receipt = crate::flush(machine.targets.as_slice(), &set, scope, &mut ledger, machine);
         receipt.expect("the model never gives up").outcome()
     }

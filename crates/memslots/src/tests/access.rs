@@ -1,6 +1,6 @@
 use super::PAGE;
 use super::backing::Backing;
-use crate::{AccessError, Gpa, Memslots, Slot, SlotFlags};
+use crate::{AccessError, Gpa, Memslots, Pattern, Slot, SlotFlags};
 
 fn memslots(slots: &[Slot]) -> Memslots {
     let mut memslots = Memslots::new(52);
@@ -170,13 +170,18 @@ fn p10_what_was_located_is_void_after_the_slots_change_even_back() {
     let mut record = before.record::<2>();
     assert_eq!(before.read_recorded(Gpa(0), &mut record), Ok(0));
     let place = before.locate(Gpa(0), 16).unwrap();
-    assert!(before.has_at(&place, 8, &[0; 8]) && !before.has_at(&place, 9, &[0; 8]));
-    assert!(!before.has_at(&place, usize::MAX, &[0; 2]) && !before.has_at(&place, 0, &[0, 1]));
+    assert!(
+        before.has_at(&place, 8, &Pattern::new(&[0; 8])) && !before.has_at(&place, 9, &Pattern::new(&[0; 8]))
+    );
+    assert!(
+        !before.has_at(&place, usize::MAX, &Pattern::new(&[0; 2]))
+            && !before.has_at(&place, 0, &Pattern::new(&[0, 1]))
+    );
     drop(before);
     // SAFETY: the backing lives as long as the slots and is accessed through them only.
     unsafe { memslots.add(two.slot(2, 9)) }.unwrap();
     let after = memslots.memory();
-    assert!(!after.is_unchanged(&record) && !after.has_at(&place, 0, &[0]));
+    assert!(!after.is_unchanged(&record) && !after.has_at(&place, 0, &Pattern::new(&[0])));
     // It begins anew with the slots of now.
     assert_eq!(after.read_recorded(Gpa(9 * PAGE), &mut record), Ok(0));
     assert!(after.is_unchanged(&record));
@@ -184,5 +189,31 @@ fn p10_what_was_located_is_void_after_the_slots_change_even_back() {
     let mut other = Memslots::new(52);
     // SAFETY: as above.
     unsafe { other.add(one.slot(1, 0)) }.unwrap();
-    assert!(!other.memory().has_at(&place, 0, &[0]), "another address space");
+    assert!(!other.memory().has_at(&place, 0, &Pattern::new(&[0])), "another address space");
+}
+
+#[test]
+fn patterns_are_found_where_they_are_whole() {
+    let backing = Backing::new(1);
+    let memslots = memslots(&[backing.slot(1, 0)]);
+    let memory = memslots.memory();
+    let bytes: Vec<u8> = (1..=48).collect();
+    memory.write(Gpa(0), &bytes).unwrap();
+    for start in 0..9 {
+        let place = memory.locate(Gpa(start as u64), 24).unwrap();
+        for offset in 0..27 {
+            for len in 1..=8 {
+                let there = &bytes[start + offset..][..len];
+                let is_inside = offset + len <= 24;
+                let found = |bytes: &[u8]| memory.has_at(&place, offset, &Pattern::new(bytes));
+                assert_eq!(found(there), is_inside, "{start} {offset} {len}");
+                for wrong in 0..len {
+                    let mut other = there.to_vec();
+                    other[wrong] ^= 0x80;
+                    assert!(!found(&other), "{start} {offset} {len} {wrong}");
+                }
+            }
+        }
+    }
+    assert_eq!(Pattern::new(&[7; 9]), Pattern::new(&[7; 8]));
 }

@@ -4,7 +4,7 @@ use core::arch::asm;
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
-use coherence::{CpuId, Hardware, Ledger, Scope, Target, TargetSet, Targets};
+use coherence::{CpuId, Hardware, Ledger, Members, Scope, Target, Targets};
 use hostlink::config::MAX_VCPUS;
 use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots};
@@ -24,7 +24,7 @@ const WAIT_TURNS_MAX: u64 = 1 << 32;
 /// Turns of waiting after which a kick is taken for lost, and sent again.
 const REKICK_TURNS: u64 = 1 << 14;
 
-/// Where an initiator notes whom it waits for; one per CPU.
+/// Where an initiator notes whom it waits for; one per CPU. It has room for all vCPUs.
 pub(super) type FlushScratch = Ledger<BANKS>;
 
 /// What is done on behalf of the vCPU that calls.
@@ -40,15 +40,43 @@ impl Targets for Machine {
     }
 
     #[inline(always)]
-    fn for_each<const N: usize>(&self, set: &TargetSet<N>, mut act: impl FnMut(usize, &Target)) {
-        for (bank, vcpus) in self.vcpus.chunks(64).enumerate() {
-            let mut bits = set.bank(bank);
+    fn for_each<S: Members + ?Sized>(&self, set: &S, mut act: impl FnMut(usize, &Target)) {
+        set.for_each_bank(|bank, bits| {
+            let first = bank * 64;
+            let Some(vcpus) = self.vcpus.get(first..) else { return };
+            let mut bits = bits & lowest(vcpus.len());
             while bits != 0 {
                 let place = bits.trailing_zeros() as usize;
                 bits &= bits.wrapping_sub(1);
-                let Some(vcpu) = vcpus.get(place) else { break };
-                act(bank * 64 + place, &vcpu.target);
+                // SAFETY: the place is that of a bit below `vcpus.len()`.
+                let vcpu = unsafe { vcpus.get_unchecked(place) };
+                act(first + place, &vcpu.target);
             }
+        });
+    }
+}
+
+/// A word with its lowest `count` bits set, or all.
+#[inline(always)]
+fn lowest(count: usize) -> u64 {
+    match 64usize.saturating_sub(count) {
+        64 => 0,
+        others => u64::MAX >> others,
+    }
+}
+
+/// The vCPUs that a call names, which are those of the same VP index.
+struct Named<'a> {
+    targets: &'a tlfs::Targets<'a>,
+    vcpus: usize,
+}
+
+impl Members for Named<'_> {
+    #[inline(always)]
+    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
+        match self.targets {
+            tlfs::Targets::All => (0..self.vcpus.div_ceil(64)).for_each(|bank| visit(bank, u64::MAX)),
+            tlfs::Targets::Set(set) => set.banks().for_each(|(bank, bits)| visit(bank as usize, bits)),
         }
     }
 }
@@ -86,8 +114,8 @@ impl Services for CallServices<'_> {
             }
             Plan::Ranges { ranges, done } => (Scope::Ranges(ranges), *done, Counter::FlushLists),
         };
-        let set = self.targets(&call.targets);
-        let issued = coherence::issue(self.vm, &set, scope, self.scratch);
+        let named = Named { targets: &call.targets, vcpus: self.vm.vcpus.len() };
+        let issued = coherence::issue(self.vm, &named, scope, self.scratch);
         if !self.vm.has_kicks() {
             // Broken on purpose: targets in guest mode go on with old translations until they next enter.
             return done;
@@ -104,38 +132,24 @@ impl Services for CallServices<'_> {
         count(counter, 1);
         count(Counter::FlushTargets, outcome.targets);
         count(Counter::FlushDeferred, outcome.deferred);
-        count(Counter::FlushMerged, outcome.merged);
-        count(Counter::FlushKicks, outcome.kicks);
+        if outcome.deferred != outcome.targets {
+            count(Counter::FlushMerged, outcome.merged);
+            count(Counter::FlushKicks, outcome.kicks);
+        }
         done
     }
 
     #[inline(never)]
     fn interrupt(&mut self, ipi: &ClusterIpi<'_>) {
         let mut sent = 0;
-        for index in self.targets(&ipi.targets).iter() {
-            let Some(vcpu) = self.vm.vcpus.get(index) else { break };
-            self.vm.post_fixed_to(vcpu, ipi.vector);
-            sent += 1;
-        }
-        machine::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
-    }
-}
-
-impl CallServices<'_> {
-    /// The targets by vCPU, which is by VP index.
-    fn targets(&self, targets: &tlfs::Targets<'_>) -> TargetSet<BANKS> {
-        match targets {
-            tlfs::Targets::All => TargetSet::first(self.vm.vcpus.len()),
-            tlfs::Targets::Set(members) => {
-                let mut banks = [0; BANKS];
-                for (bank, mask) in members.banks() {
-                    if let Some(slot) = banks.get_mut(bank as usize) {
-                        *slot = mask;
-                    }
-                }
-                TargetSet::from_banks(banks)
+        Named { targets: &ipi.targets, vcpus: self.vm.vcpus.len() }.for_each_bank(|bank, bits| {
+            let vcpus = self.vm.vcpus.get(bank * 64..).unwrap_or_default().iter().take(64);
+            for (_, vcpu) in vcpus.enumerate().filter(|(place, _)| bits >> place & 1 != 0) {
+                self.vm.post_fixed_to(vcpu, ipi.vector);
+                sent += 1;
             }
-        }
+        });
+        machine::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
     }
 }
 
@@ -147,10 +161,11 @@ pub(super) struct MemorySource<'a> {
 
 impl InputSource for MemorySource<'_> {
     fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError> {
-        if !self.platform.has_gpa(gpa) {
-            return Err(InputError::OutsideGpaSpace);
-        }
-        self.memslots.memory().read(Gpa(gpa), into).map_err(|_| InputError::NotMemory)
+        // There is no memory outside, so that it need not be asked first.
+        self.memslots.memory().read(Gpa(gpa), into).map_err(|_| match self.platform.has_gpa(gpa) {
+            true => InputError::NotMemory,
+            false => InputError::OutsideGpaSpace,
+        })
     }
 
     fn xmm_words(&self) -> [u64; XMM_WORDS] {

@@ -91,12 +91,24 @@ fn call(
     words: &'static [u64],
 ) -> (Outcome, Engine) {
     let mut engine = Engine::default();
-    let outcome = handle(caller, registers, partition, &Memory(words), &mut engine, &mut InputPage::new());
+    let (parameters, mut page) = (caller.parameters(registers), InputPage::new());
+    let outcome = handle(caller, parameters, partition, &Memory(words), &mut engine, &mut page);
     (outcome, engine)
 }
 
+/// Registers, all others 0.
+fn gprs<const N: usize>(values: [(usize, u64); N]) -> Gprs {
+    with(Gprs::default(), values)
+}
+
+/// The same registers but these.
+fn with<const N: usize>(mut gprs: Gprs, values: [(usize, u64); N]) -> Gprs {
+    values.into_iter().for_each(|(number, value)| gprs[number] = value);
+    gprs
+}
+
 fn long(control: u64, input: u64) -> Gprs {
-    Gprs { rcx: control, rdx: input, r8: 3, ..Gprs::default() }
+    gprs([(RCX, control), (RDX, input), (R8, 3)])
 }
 
 fn complete(status: Status, reps: u16) -> Outcome {
@@ -157,16 +169,16 @@ fn h20_32_bit_callers_use_pairs_of_registers() {
     let partition = enabled();
     let high = 0xdead_beef << 32;
     // List of two from element 1 on: 0x00010002_00000003 in EDX:EAX, 0x1000 in EBX:ECX.
-    let registers = Gprs {
-        rdx: high | 0x0001_0002,
-        rax: high | 0x0000_0003,
-        rbx: high,
-        rcx: high | 0x1000,
-        rdi: high,
-        rsi: high,
-        r8: !0,
-    };
-    let parameters = registers.parameters(&LEGACY);
+    let registers = gprs([
+        (RDX, high | 0x0001_0002),
+        (RAX, high | 0x0000_0003),
+        (RBX, high),
+        (RCX, high | 0x1000),
+        (RDI, high),
+        (RSI, high),
+        (R8, !0),
+    ]);
+    let parameters = LEGACY.parameters(&registers);
     assert_eq!((parameters.control, parameters.input, parameters.output), (0x0001_0002_0000_0003, 0x1000, 0));
     let (outcome, engine) = call(&LEGACY, &registers, &partition, &[0, 0, 8, 0x5000, 0x6000]);
     assert_eq!(outcome, complete(Status::SUCCESS, 2));
@@ -174,11 +186,11 @@ fn h20_32_bit_callers_use_pairs_of_registers() {
 
     let result = HvResult::of(Status::INVALID_PARAMETER, 2);
     let mut after = registers;
-    after.set_result(&LEGACY, result);
-    assert_eq!(after, Gprs { rdx: 2, rax: 5, ..registers });
+    LEGACY.set_result(&mut after, result);
+    assert_eq!(after, with(registers, [(RDX, 2), (RAX, 5)]));
     let mut after = registers;
-    after.set_result(&LONG, result);
-    assert_eq!(after, Gprs { rax: 2 << 32 | 5, ..registers });
+    LONG.set_result(&mut after, result);
+    assert_eq!(after, with(registers, [(RAX, 2 << 32 | 5)]));
 }
 
 #[test]
@@ -201,11 +213,11 @@ fn h6_input_that_is_not_memory_faults_in_the_guest() {
 #[test]
 fn h15_h16_a_fast_flush_takes_its_input_from_registers() {
     // Address space and flags in RDX and R8, the mask in XMM0.
-    let registers = Gprs { rcx: 1 << 16 | 2, rdx: 0, r8: 0, ..Gprs::default() };
+    let registers = gprs([(RCX, 1 << 16 | 2)]);
     let (outcome, engine) = call(&LONG, &registers, &enabled(), &[1 << 7]);
     assert_eq!((outcome, engine.flushes), (complete(Status::SUCCESS, 0), vec![vec![0]]));
     // A list of twelve does not fit into registers.
-    let registers = Gprs { rcx: 12 << 32 | 1 << 16 | 3, ..registers };
+    let registers = gprs([(RCX, 12 << 32 | 1 << 16 | 3)]);
     let (outcome, engine) = call(&LONG, &registers, &enabled(), &[1 << 7]);
     assert_eq!(outcome, complete(Status::INVALID_HYPERCALL_INPUT, 0));
     assert!(engine.flushes.is_empty());
@@ -218,21 +230,22 @@ fn h25_a_call_that_is_done_in_part_goes_on_where_it_was() {
     for caller in [LONG, LEGACY] {
         let mut registers = match caller.long_mode_64 {
             true => long(5 << 32 | 3, 0x1000),
-            false => Gprs { rdx: 5, rax: 3, rcx: 0x1000, ..Gprs::default() },
+            false => gprs([(RDX, 5), (RAX, 3), (RCX, 0x1000)]),
         };
         let mut engine = Engine { elements: 2, ..Engine::default() };
         let mut step = |registers: &Gprs| {
-            handle(&caller, registers, &partition, &Memory(words), &mut engine, &mut InputPage::new())
+            let (parameters, mut page) = (caller.parameters(registers), InputPage::new());
+            handle(&caller, parameters, &partition, &Memory(words), &mut engine, &mut page)
         };
         for done in [2, 4] {
             let Outcome::Continue(control) = step(&registers) else { panic!("not in parts") };
             assert_eq!(control, done << 48 | 5 << 32 | 3);
             let before = registers;
-            registers.set_control(&caller, control);
+            caller.set_control(&mut registers, control);
             let changed = if caller.long_mode_64 {
-                Gprs { rcx: control, ..before }
+                with(before, [(RCX, control)])
             } else {
-                Gprs { rdx: done << 16 | 5, ..before }
+                with(before, [(RDX, done << 16 | 5)])
             };
             assert_eq!(registers, changed, "nothing else changes");
         }
@@ -258,7 +271,7 @@ fn h26_a_cluster_ipi_reaches_who_is_named() {
         assert!(engine.interrupts.is_empty() && engine.flushes.is_empty());
     }
     // In registers, as Linux sends to one.
-    let fast = Gprs { rcx: 1 << 16 | 0xb, rdx: 0x41, r8: 1 << 2, ..Gprs::default() };
+    let fast = gprs([(RCX, 1 << 16 | 0xb), (RDX, 0x41), (R8, 1 << 2)]);
     let (outcome, engine) = call(&LONG, &fast, &partition, &[]);
     assert_eq!((outcome, engine.interrupts), (complete(Status::SUCCESS, 0), vec![(0x41, vec![3])]));
 }

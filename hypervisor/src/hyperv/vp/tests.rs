@@ -1,8 +1,8 @@
 use super::super::cpuid::{Platform, leaf};
-use super::super::hypercall::{Caller, Gprs, Outcome, Services, handle};
+use super::super::hypercall::{Caller, Outcome, Services, handle};
 use super::*;
 use tlfs::cpuid::{LEAF_FEATURES, LEAF_HARDWARE, LEAF_HINTS, feature, hardware, hint, privilege};
-use tlfs::{ClusterIpi, FlushCall, InputError, InputPage, InputSource, Status};
+use tlfs::{CallRegisters, ClusterIpi, FlushCall, InputError, InputPage, InputSource, Status};
 
 const PLATFORM: Platform = Platform {
     flush_hypercall: true,
@@ -152,9 +152,9 @@ const RING_0: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: fals
 fn call(partition: &Partition, control: u64, words: &[u64]) -> (Outcome, Counted) {
     // A fast call has words of zeros in its two general registers.
     let input = if control >> 16 & 1 == 0 { 0x1000 } else { 0 };
-    let registers = Gprs { rcx: control, rdx: input, ..Gprs::default() };
+    let parameters = CallRegisters { control, input, output: 0 };
     let (mut counted, mut page) = (Counted::default(), InputPage::new());
-    (handle(&RING_0, &registers, partition, &Words(words), &mut counted, &mut page), counted)
+    (handle(&RING_0, parameters, partition, &Words(words), &mut counted, &mut page), counted)
 }
 
 fn succeeds(partition: &Partition, control: u64, words: &[u64]) -> Counted {

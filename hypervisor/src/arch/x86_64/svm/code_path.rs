@@ -7,7 +7,7 @@
 //! and there is nothing to invalidate. Like the walk that it stands for it belongs into a translation section. Host
 //! addresses are valid for one version of the memory slots, which [`GuestMemory`] checks.
 
-use memslots::{GuestMemory, Located, Record};
+use memslots::{GuestMemory, Located, Pattern, Record};
 
 use super::instruction::{linear_rip, walk_to_code};
 use super::vmcb::Vmcb;
@@ -16,7 +16,7 @@ const PAGE_SIZE: usize = 4096;
 /// Levels of the longest walk.
 const LEVELS_MAX: usize = 4;
 /// Pages that are remembered, by the low bits of their number. A guest's exits come from few places.
-const WAYS: usize = 4;
+const WAYS: usize = 16;
 
 /// What a walk depends on besides the tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl CodePaths {
     /// Whether the bytes at RIP are `usual`. False also if that is not known: the code cannot be read, or crosses a
     /// page. Call in a translation section, with the memory of that section.
     #[inline]
-    pub(crate) fn is_at_rip(&mut self, vmcb: &Vmcb, memory: &GuestMemory<'_>, usual: &[u8]) -> bool {
+    pub(crate) fn is_at_rip(&mut self, vmcb: &Vmcb, memory: &GuestMemory<'_>, usual: &Pattern) -> bool {
         let linear = linear_rip(vmcb, 0);
         let regime = Regime::of(vmcb, linear);
         let way = &mut self.0[linear as usize / PAGE_SIZE % WAYS];

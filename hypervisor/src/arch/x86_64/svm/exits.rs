@@ -5,14 +5,14 @@ use core::mem::ManuallyDrop;
 
 use coherence::Owner;
 use hostlink::counters::Counter;
-use memslots::{Gpa, GuestMemory};
+use memslots::{Gpa, GuestMemory, Pattern};
 
 use super::super::clock;
 use super::super::machine::{CounterRow, Machine, Vcpu, increase};
 use super::super::overlay::Overlays;
 use super::super::percpu::PerCpu;
 use super::super::run::Workspace;
-use super::entry::{R8, RAX, RBX, RCX, RDI, RDX, RSI};
+use super::entry::{RAX, RBX, RCX, RDX};
 use super::fpu;
 use super::instruction::{decode_control_write, length};
 use super::state::{Activity, VcpuState};
@@ -22,7 +22,7 @@ use super::{cpuid, instruction, msr};
 use crate::devices::lapic::{self, Effect};
 use crate::devices::platform::{Output, PortSize, SerialPort};
 use crate::devices::power::PowerEvent;
-use crate::hyperv::{self, Caller, Gprs, MsrEffect, MsrRead, Outcome};
+use crate::hyperv::{self, Caller, MsrEffect, MsrRead, Outcome};
 
 /// How a vCPU goes on after an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Context<'_> {
     /// Carries out the instruction that the guest could not, and goes on behind it. If it cannot be read any more, the
     /// guest gets the fault and nothing is done.
     #[inline(always)] // As above.
-    fn complete(&mut self, usual: &[u8]) -> Next {
+    fn complete(&mut self, usual: &Pattern) -> Next {
         let length =
             self.with_translation(|state, memory| length(&state.vmcb, memory, &mut state.code, usual));
         let length = match length {
@@ -469,12 +469,9 @@ impl Context<'_> {
             virtual_8086: vmcb.rflags & RFLAGS_VM != 0,
             long_mode_64: vmcb.is_64bit(),
         };
-        let r = &self.state.registers.0;
-        let mut gprs =
-            Gprs { rax: r[RAX], rbx: r[RBX], rcx: r[RCX], rdx: r[RDX], rsi: r[RSI], rdi: r[RDI], r8: r[R8] };
         let outcome = hyperv::hypercall::handle(
             &caller,
-            &gprs,
+            caller.parameters(&self.state.registers.0),
             &self.vm.partition,
             &self.vm.memory_source(),
             &mut self.vm.call_services(self.vcpu, &mut self.workspace.scratch),
@@ -484,9 +481,7 @@ impl Context<'_> {
             Outcome::Complete(result) => (result, Next::Resume),
             Outcome::Yield(result) => (result, Next::Yield),
             Outcome::Continue(control) => {
-                gprs.set_control(&caller, control);
-                self.state.registers.0[RCX] = gprs.rcx;
-                self.write_back(&gprs);
+                caller.set_control(&mut self.state.registers.0, control);
                 // Where the instruction before it holds interrupts off, it does so for the first part only.
                 self.state.vmcb.interrupt_shadow &= !1;
                 return Next::Resume;
@@ -497,16 +492,9 @@ impl Context<'_> {
             }
             Outcome::GeneralProtection => return self.protection_fault(),
         };
-        gprs.set_result(&caller, result);
-        self.write_back(&gprs);
+        caller.set_result(&mut self.state.registers.0, result);
         self.skip(length);
         next
-    }
-
-    fn write_back(&mut self, gprs: &Gprs) {
-        let registers = &mut self.state.registers.0;
-        registers[RAX] = gprs.rax;
-        registers[RDX] = gprs.rdx;
     }
 }
 
@@ -515,17 +503,20 @@ const CR4_OSXSAVE: u64 = 1 << 18;
 /// What an exit is counted as; and how the instruction that causes it is usually encoded, or `None` if no instruction
 /// does, if the exit itself says where the next one is, or if what it says has to be decoded.
 #[inline]
-fn classify(vmcb: &Vmcb) -> (Counter, Option<&'static [u8]>) {
+fn classify(vmcb: &Vmcb) -> (Counter, Option<&'static Pattern>) {
+    macro_rules! usual {
+        ($($byte:literal)+) => { Some(const { &Pattern::new(&[$($byte),+]) }) };
+    }
     match vmcb.exit_code {
-        exit::MSR if vmcb.exit_info_1 & 1 == 0 => (Counter::ExitRdmsr, Some(&[0x0f, 0x32])),
-        exit::MSR => (Counter::ExitWrmsr, Some(&[0x0f, 0x30])),
-        exit::CPUID => (Counter::ExitCpuid, Some(&[0x0f, 0xa2])),
-        exit::VMMCALL => (Counter::ExitHypercall, Some(&[0x0f, 0x01, 0xd9])),
-        exit::HLT => (Counter::ExitHlt, Some(&[0xf4])),
-        exit::PAUSE => (Counter::ExitPause, Some(&[0xf3, 0x90])),
-        exit::XSETBV => (Counter::ExitControl, Some(&[0x0f, 0x01, 0xd1])),
-        exit::WBINVD => (Counter::ExitOther, Some(&[0x0f, 0x09])),
-        exit::INVD => (Counter::ExitOther, Some(&[0x0f, 0x08])),
+        exit::MSR if vmcb.exit_info_1 & 1 == 0 => (Counter::ExitRdmsr, usual!(0x0f 0x32)),
+        exit::MSR => (Counter::ExitWrmsr, usual!(0x0f 0x30)),
+        exit::CPUID => (Counter::ExitCpuid, usual!(0x0f 0xa2)),
+        exit::VMMCALL => (Counter::ExitHypercall, usual!(0x0f 0x01 0xd9)),
+        exit::HLT => (Counter::ExitHlt, usual!(0xf4)),
+        exit::PAUSE => (Counter::ExitPause, usual!(0xf3 0x90)),
+        exit::XSETBV => (Counter::ExitControl, usual!(0x0f 0x01 0xd1)),
+        exit::WBINVD => (Counter::ExitOther, usual!(0x0f 0x09)),
+        exit::INVD => (Counter::ExitOther, usual!(0x0f 0x08)),
         exit::IOIO => (Counter::ExitIo, None),
         exit::NESTED_FAULT => (Counter::ExitNpf, None),
         exit::INTR | exit::NMI => (Counter::ExitIntr, None),

@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
-use memslots::{AccessError, GuestMemory};
+use memslots::{AccessError, GuestMemory, Pattern};
 use paging::Gpa;
 use paging::guest::{Access, ControlRegisters, GuestPaging, WalkError};
 
@@ -142,7 +142,7 @@ pub(crate) fn length(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
-    usual: &[u8],
+    usual: &Pattern,
 ) -> Result<u64, FetchError> {
     if Features::get().next_rip() && vmcb.next_rip != 0 {
         return Ok(vmcb.next_rip.wrapping_sub(vmcb.rip));
