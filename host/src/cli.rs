@@ -88,7 +88,7 @@ pub(crate) struct RunArgs {
     /// Kill the machine after so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: Option<u64>,
-    /// Write the hypervisor's counters at the end to this file
+    /// Write the hypervisor's counters, of each vCPU and added up, to this file: every second, and at the end
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write the hypervisor's log to this file [default: shown if something fails]

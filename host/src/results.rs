@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What was measured.
@@ -100,17 +100,51 @@ impl Series {
 #[derive(Serialize)]
 struct Document<'a> {
     bench: &'a str,
-    machine: BTreeMap<&'static str, String>,
-    versions: BTreeMap<&'static str, String>,
+    machine: &'a BTreeMap<&'static str, String>,
+    versions: &'a BTreeMap<&'static str, String>,
     rows: Vec<Row>,
 }
 
 /// Writes the rows of benchmark `bench` to `path`. `guest`: what its Linux guest was made from.
-pub(crate) fn write(path: &Path, bench: &str, guest: Option<&Versions>, samples: &Samples) -> Result<()> {
-    let document = Document { bench, machine: machine(), versions: versions(guest), rows: samples.rows() };
-    let mut text = serde_json::to_string_pretty(&document)?;
-    text.push('\n');
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+pub(crate) fn write(
+    path: &Path,
+    bench: &'static str,
+    guest: Option<&Versions>,
+    samples: &Samples,
+) -> Result<()> {
+    Writer::new(path.to_owned(), bench, guest).write(samples)
+}
+
+/// A file of results that may be written several times.
+pub(crate) struct Writer {
+    path: PathBuf,
+    bench: &'static str,
+    machine: BTreeMap<&'static str, String>,
+    versions: BTreeMap<&'static str, String>,
+}
+
+impl Writer {
+    /// As [`write`].
+    pub(crate) fn new(path: PathBuf, bench: &'static str, guest: Option<&Versions>) -> Self {
+        Self { path, bench, machine: machine(), versions: versions(guest) }
+    }
+
+    /// Replaces the file by one with these rows. Who reads it meanwhile sees the old or the new one as a whole, unless
+    /// it is no ordinary file.
+    pub(crate) fn write(&self, samples: &Samples) -> Result<()> {
+        let Self { path, bench, machine, versions } = self;
+        let document = Document { bench, machine, versions, rows: samples.rows() };
+        let mut text = serde_json::to_string_pretty(&document)?;
+        text.push('\n');
+        let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
+        let part = path.with_added_extension("part");
+        let written = if is_special {
+            fs::write(path, text)
+        } else {
+            fs::write(&part, text).and_then(|()| fs::rename(&part, path))
+        };
+        written.with_context(|| format!("cannot write {}", path.display()))
+    }
 }
 
 /// The machine that this runs on.

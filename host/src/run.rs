@@ -1,20 +1,24 @@
 //! `quell run`: one guest, its console on the terminal.
 
 use crate::cli::{Reset, RunArgs};
+use crate::machine::counters::Snapshot;
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Console};
-use crate::results::{self, Samples, Subject};
+use crate::results::{Samples, Subject, Writer};
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use anyhow::{Context, Result, anyhow, ensure};
 use hostlink::config::{ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use std::fs;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// What every guest's command line starts with.
 pub(crate) const CONSOLE: &str = "console=ttyS0";
+/// Between two looks at the counters while the guest runs.
+const WATCH_PERIOD: Duration = Duration::from_secs(1);
 /// Lines of the hypervisor's log that are shown after a failure other than its own.
 const LOG_TAIL_LINES: usize = 30;
 
@@ -32,16 +36,32 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     spec.timeout = args.timeout.map(Duration::from_secs);
     spec.log.clone_from(&args.log);
     spec.qemu_args.clone_from(&args.qemu_arg);
-    let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
+    let mut machine = Machine::start(&spec, signals)?;
+    let writer = args.json.clone().map(|path| Rc::new(Writer::new(path, "run", None)));
+    if let Some(writer) = writer.clone() {
+        machine.watch(WATCH_PERIOD, move |counters| writer.write(&samples(counters)));
+    }
+    let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
     let status = conclude(&outcome, args.bare || spec.console == Console::Terminal);
-    if let (Some(path), Some(counters)) = (&args.json, &outcome.counters) {
-        let mut samples = Samples::default();
-        for (name, value) in counters.iter() {
-            samples.add_count("run", Subject::Quell, name, value);
-        }
-        results::write(path, "run", None, &samples)?;
+    if let (Some(writer), Some(counters)) = (writer, &outcome.counters) {
+        writer.write(&samples(counters))?;
     }
     Ok(status)
+}
+
+/// The counters of the machine, and those of each vCPU that are not 0.
+fn samples(counters: &Snapshot) -> Samples {
+    let mut samples = Samples::default();
+    for (name, value) in counters.iter() {
+        samples.add_count("run", Subject::Quell, name, value);
+    }
+    for (index, vcpu) in counters.each().enumerate() {
+        let case = format!("vcpu-{index}");
+        for (name, value) in vcpu.iter().filter(|(_, value)| *value != 0) {
+            samples.add_count(&case, Subject::Quell, name, value);
+        }
+    }
+    samples
 }
 
 /// The guest that the arguments describe.

@@ -125,6 +125,7 @@ pub struct Outcome {
 ///
 /// # Panics
 /// If a target exists that has no place in the ledger.
+#[inline(always)] // The result is large to move, and nothing of it is looked at where nobody is in guest mode.
 pub fn issue<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     targets: &'a T,
     set: &S,
@@ -214,6 +215,12 @@ pub struct Issued<'a, T: ?Sized, const BANKS: usize> {
 }
 
 impl<'a, T: Targets + ?Sized, const BANKS: usize> Issued<'a, T, BANKS> {
+    /// The receipt, if no target was in guest mode: there is nobody to kick or to wait for.
+    #[inline(always)]
+    pub fn receipt(&self) -> Option<Receipt> {
+        (self.outcome.deferred == self.outcome.targets).then_some(Receipt { outcome: self.outcome })
+    }
+
     /// Kicks the targets that are still in guest mode and that nobody else has kicked.
     #[inline]
     pub fn dispatch(mut self, hardware: &impl Hardware) -> Dispatched<'a, T, BANKS> {

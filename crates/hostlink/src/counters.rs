@@ -71,6 +71,34 @@ macro_rules! counters {
     };
 }
 
+impl Counter {
+    /// The counters of waits, shortest first: each is for at most twice the time of the one before.
+    pub const WAITS: [Self; 16] = [
+        Self::FlushWait1us,
+        Self::FlushWait2us,
+        Self::FlushWait4us,
+        Self::FlushWait8us,
+        Self::FlushWait16us,
+        Self::FlushWait32us,
+        Self::FlushWait64us,
+        Self::FlushWait128us,
+        Self::FlushWait256us,
+        Self::FlushWait512us,
+        Self::FlushWait1ms,
+        Self::FlushWait2ms,
+        Self::FlushWait4ms,
+        Self::FlushWait8ms,
+        Self::FlushWait16ms,
+        Self::FlushWaitMore,
+    ];
+
+    /// The counter of a wait that took `us` microseconds, begun ones counted as whole ones.
+    pub const fn of_wait(us: u64) -> Self {
+        let power = (u64::BITS - us.saturating_sub(1).leading_zeros()) as usize;
+        Self::WAITS[if power < Self::WAITS.len() { power } else { Self::WAITS.len() - 1 }]
+    }
+}
+
 counters! {
     /// Exits for CPUID.
     ExitCpuid = "exit.cpuid",
@@ -102,16 +130,18 @@ counters! {
     IrqIpi = "irq.ipi",
     /// Timer expiries delivered to the guest.
     IrqTimer = "irq.timer",
-    /// Flush hypercalls served; each part of one that was done in parts.
-    FlushRequests = "flush.requests",
-    /// Target vCPUs named by those calls, the caller included.
-    FlushTargets = "flush.targets",
-    /// Targets that were not in guest mode: flushed at their next entry, not kicked, not waited for.
+    /// Target vCPUs of its flushes that were in guest mode.
+    FlushBusy = "flush.busy",
+    /// Targets that were not, the caller among them: flushed at their next entry, not kicked, not waited for.
     FlushDeferred = "flush.deferred",
     /// Targets that already had a request of the same kind under way and joined it.
     FlushMerged = "flush.merged",
     /// Kicks sent to physical CPUs on behalf of flushes.
     FlushKicks = "flush.kicks",
+    /// Targets of its lists that had not taken an earlier request yet: one flush serves both.
+    FlushJoined = "flush.joined",
+    /// Targets of its lists that flush everything because their mailboxes were full of others' ranges.
+    FlushOverflows = "flush.overflows",
     /// Flush hypercalls of this vCPU with a list that went to the targets as ranges.
     FlushLists = "flush.lists",
     /// Parts of its lists, each but a list's last, of those that were done in several.
@@ -128,6 +158,44 @@ counters! {
     FlushPages = "flush.pages",
     /// Flushes of this vCPU's whole address space tag.
     FlushWhole = "flush.whole",
+    /// Of these, those of ranges that were not done page by page because the vCPU uses PCIDs.
+    FlushWholePcid = "flush.whole.pcid",
+    /// Because it may have pages of 4 MiB.
+    FlushWholeLegacy = "flush.whole.legacy",
+    /// Because the ranges of several initiators have more pages together than are worth it.
+    FlushWholeMerged = "flush.whole.merged",
+    /// Flushes of this vCPU that waited for targets in guest mode: for at most 1 µs.
+    FlushWait1us = "flush.wait.1us",
+    /// For more than that and at most 2 µs; and so on.
+    FlushWait2us = "flush.wait.2us",
+    /// At most 4 µs.
+    FlushWait4us = "flush.wait.4us",
+    /// At most 8 µs.
+    FlushWait8us = "flush.wait.8us",
+    /// At most 16 µs.
+    FlushWait16us = "flush.wait.16us",
+    /// At most 32 µs.
+    FlushWait32us = "flush.wait.32us",
+    /// At most 64 µs.
+    FlushWait64us = "flush.wait.64us",
+    /// At most 128 µs.
+    FlushWait128us = "flush.wait.128us",
+    /// At most 256 µs.
+    FlushWait256us = "flush.wait.256us",
+    /// At most 512 µs.
+    FlushWait512us = "flush.wait.512us",
+    /// At most 1024 µs.
+    FlushWait1ms = "flush.wait.1ms",
+    /// At most 2048 µs.
+    FlushWait2ms = "flush.wait.2ms",
+    /// At most 4096 µs.
+    FlushWait4ms = "flush.wait.4ms",
+    /// At most 8192 µs.
+    FlushWait8ms = "flush.wait.8ms",
+    /// At most 16384 µs.
+    FlushWait16ms = "flush.wait.16ms",
+    /// For longer.
+    FlushWaitMore = "flush.wait.more",
     /// Kicks sent for interrupts and rescheduling.
     KickEvent = "kick.event",
     /// Times the vCPU was put on a CPU.
@@ -147,6 +215,25 @@ counters! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_are_counted_by_powers_of_two() {
+        for (us, counter) in [
+            (0, Counter::FlushWait1us),
+            (1, Counter::FlushWait1us),
+            (2, Counter::FlushWait2us),
+            (3, Counter::FlushWait4us),
+            (4, Counter::FlushWait4us),
+            (5, Counter::FlushWait8us),
+            (1024, Counter::FlushWait1ms),
+            (1025, Counter::FlushWait2ms),
+            (16384, Counter::FlushWait16ms),
+            (16385, Counter::FlushWaitMore),
+            (u64::MAX, Counter::FlushWaitMore),
+        ] {
+            assert_eq!(Counter::of_wait(us), counter, "{us}");
+        }
+    }
 
     #[test]
     fn names_are_unique_and_grouped() {

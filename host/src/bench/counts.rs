@@ -89,7 +89,7 @@ pub(crate) fn flush(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
 }
 
 /// Writes the results where the arguments say, if they do.
-fn save(name: &str, args: &ExitsArgs, samples: &Samples) -> Result<()> {
+fn save(name: &'static str, args: &ExitsArgs, samples: &Samples) -> Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| results::write(path, name, None, samples))
 }
 

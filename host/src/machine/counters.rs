@@ -72,9 +72,22 @@ impl Snapshot {
         self.rows.iter().fold(0, |sum, row| sum.wrapping_add(row[counter as usize]))
     }
 
-    /// Every counter with its name, in the order of a row.
+    /// Flush hypercalls that were served; one that was done in parts is one.
+    pub(crate) fn flush_requests(&self) -> u64 {
+        [Counter::FlushLists, Counter::FlushWholeAsked, Counter::FlushWholeRanges, Counter::FlushWholePages]
+            .into_iter()
+            .fold(0, |sum, counter| sum.wrapping_add(self.get(counter)))
+    }
+
+    /// Targets of flushes, once for each part of a call.
+    pub(crate) fn flush_targets(&self) -> u64 {
+        self.get(Counter::FlushBusy).wrapping_add(self.get(Counter::FlushDeferred))
+    }
+
+    /// Every counter with its name, in the order of a row, and behind them what follows from several.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Counter::ALL.into_iter().map(|counter| (counter.name(), self.get(counter)))
+        let counters = Counter::ALL.into_iter().map(|counter| (counter.name(), self.get(counter)));
+        counters.chain([("flush.requests", self.flush_requests()), ("flush.targets", self.flush_targets())])
     }
 
     /// All exits together, over the vCPUs.

@@ -95,7 +95,17 @@ pub(crate) struct Machine {
     readers: Vec<JoinHandle<()>>,
     log: PathBuf,
     terminal: Option<SavedTerminal>,
+    watch: Option<Watch>,
     files: TempDir,
+}
+
+type Watcher = dyn FnMut(&Snapshot) -> Result<()>;
+
+/// Somebody who looks at the counters now and then.
+struct Watch {
+    period: Duration,
+    last: Instant,
+    watcher: Box<Watcher>,
 }
 
 impl Machine {
@@ -142,6 +152,7 @@ impl Machine {
             readers,
             log,
             terminal,
+            watch: None,
             files,
         })
     }
@@ -177,6 +188,20 @@ impl Machine {
             thread::sleep(POLL_PERIOD);
         }
         Err(anyhow!("the guest's console did not show '{text}'"))
+    }
+
+    /// Has `watcher` see the counters every `period` while the machine runs, once there are any.
+    pub(crate) fn watch(&mut self, period: Duration, watcher: impl FnMut(&Snapshot) -> Result<()> + 'static) {
+        self.watch = Some(Watch { period, last: self.started, watcher: Box::new(watcher) });
+    }
+
+    fn look(&mut self) -> Result<()> {
+        let Some(watch) = self.watch.as_mut().filter(|watch| watch.last.elapsed() >= watch.period) else {
+            return Ok(());
+        };
+        watch.last = Instant::now();
+        let Some(beacon) = self.beacon else { return Ok(()) };
+        Snapshot::read(&self.ram, beacon)?.map_or(Ok(()), |snapshot| (watch.watcher)(&snapshot))
     }
 
     /// Waits for the end; `observe` sees each line of the report channel as it arrives.
@@ -227,6 +252,7 @@ impl Machine {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL_PERIOD),
             }
+            self.look()?;
             if let Some(status) = self.child.try_wait()? {
                 return self.end_of(status);
             }

@@ -12,7 +12,6 @@ use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
-use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::cell::{Cell, LazyCell};
@@ -269,7 +268,7 @@ fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
     let end = outcome.report("end").context("thrash did not come to its end")?;
     let ipis = end["tlb_ipis"].as_u64().context("thrash did not count TLB IPIs")?;
     let counters = outcome.counters.as_ref().context("there are no counters")?;
-    let requests = counters.get(Counter::FlushRequests);
+    let requests = counters.flush_requests();
     if expected {
         ensure!(ipis > 0, "no TLB IPIs were sent");
         ensure!(requests == 0, "{requests} flush hypercalls in spite of the missing hint");

@@ -9,7 +9,7 @@
 mod cost;
 
 use coherence::{GvaRange, RANGE_CAPACITY};
-use tlfs::{FlushScope, GvaList};
+use tlfs::GvaList;
 
 pub use cost::{Cost, Measured};
 
@@ -22,15 +22,17 @@ pub const STEP_PAGES: u64 = RANGES_MAX as u64;
 /// Longest time of flush work in one step, in microseconds. TLFS, "Hypercall Continuation", has the figure for calls.
 pub const STEP_MAX_US: u64 = 50;
 
-/// Why a list is not flushed page by page.
+/// Why a list is not flushed page by page, but the whole tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// The guest asked for everything.
-    Asked,
     /// More ranges than a mailbox holds.
     ManyRanges,
     /// More pages than it is worth.
     ManyPages,
+    /// The target uses PCIDs: the manual does not say of which PCID INVLPGA drops an entry (APM volume 3, INVLPGA).
+    Pcid,
+    /// The target may have pages of 4 MiB, which lie in the TLB in pieces (pitfall A17).
+    LegacyPaging,
 }
 
 /// What to ask of the targets.
@@ -51,20 +53,13 @@ pub enum Plan {
 /// Up to [`RANGES_MAX`] ranges.
 pub type Ranges = arrayvec::ArrayVec<GvaRange, RANGES_MAX>;
 
-/// What to ask of the targets so that `scope` is flushed, or the first part of it, if single pages are worth it up to
+/// What to ask of the targets so that `list` is flushed, or the first part of it, if single pages are worth it up to
 /// `page_limit`.
 ///
 /// Ranges that continue each other become one, as the lists of kernels often do. Each part of a list costs the targets
 /// that run another kick, and counts as [`STEP_PAGES`]. What is left after a part costs less than the list did, so the
 /// choice stays the same from part to part.
-pub fn plan(scope: &FlushScope<'_>, page_limit: u64) -> Plan {
-    match scope {
-        FlushScope::Everything => Plan::Whole(Why::Asked),
-        FlushScope::List(list) => plan_list(list, page_limit),
-    }
-}
-
-fn plan_list(list: &GvaList<'_>, page_limit: u64) -> Plan {
+pub fn plan(list: &GvaList<'_>, page_limit: u64) -> Plan {
     let mut ranges = Ranges::new();
     // Ranges that the first part has no room for, and the element that begins the second part.
     let (mut later, mut second_part) = (0, None);
@@ -102,7 +97,7 @@ pub enum Work {
     /// Nothing: the next VMRUN begins without entries of this vCPU anyway.
     Nothing,
     /// A flush of the tag.
-    Whole,
+    Whole(Why),
     /// Page by page, under this tag.
     Pages {
         /// The vCPU's ASID on this CPU.
@@ -117,7 +112,7 @@ pub struct Target {
     pub asid: Option<u32>,
     /// The next VMRUN flushes the tag anyway.
     pub owes_flush: bool,
-    /// CR4.PCIDE: the manual does not say of which PCID INVLPGA drops an entry (APM volume 3, INVLPGA).
+    /// CR4.PCIDE.
     pub pcid: bool,
     /// CR4.PAE: without it large pages are of 4 MiB.
     pub pae: bool,
@@ -135,7 +130,9 @@ pub const fn obey(pages: u64, target: Target, page_limit: u64) -> Work {
     match target.asid {
         None => Work::Nothing,
         Some(_) if target.owes_flush || pages == 0 => Work::Nothing,
-        Some(_) if target.pcid || !target.pae || pages > page_limit => Work::Whole,
+        Some(_) if target.pcid => Work::Whole(Why::Pcid),
+        Some(_) if !target.pae => Work::Whole(Why::LegacyPaging),
+        Some(_) if pages > page_limit => Work::Whole(Why::ManyPages),
         Some(asid) => Work::Pages { asid },
     }
 }

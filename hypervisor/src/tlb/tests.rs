@@ -2,7 +2,7 @@ use super::*;
 use tlfs::VaWidth;
 
 fn planned(list: &[u64], page_limit: u64) -> Plan {
-    plan(&FlushScope::List(GvaList::new(list, VaWidth::Bits48)), page_limit)
+    plan(&GvaList::new(list, VaWidth::Bits48), page_limit)
 }
 
 fn ranges(ranges: &[(u64, u64)], done: u16) -> Plan {
@@ -47,7 +47,7 @@ fn h25_a_long_list_is_done_in_parts_while_that_is_cheaper() {
     assert!(matches!(planned(&list, 72), Plan::Ranges { done: 16, .. }));
     // The second part costs less than both: what was begun in parts goes on in parts.
     let rest = GvaList::new(&list[16..], VaWidth::Bits48).starting_at(16);
-    let Plan::Ranges { ranges, done } = plan(&FlushScope::List(rest), 72) else { panic!("not in parts") };
+    let Plan::Ranges { ranges, done } = plan(&rest, 72) else { panic!("not in parts") };
     assert_eq!((ranges[0].first, ranges.len(), done), (16 << 13, 16, 32));
 }
 
@@ -62,7 +62,7 @@ fn h25_parts_cover_the_list_and_come_to_an_end() {
         let (mut flushed, mut start) = (Vec::new(), 0u16);
         while usize::from(start) < list.len() {
             let rest = GvaList::new(&list[start.into()..], VaWidth::Bits48).starting_at(start);
-            match plan(&FlushScope::List(rest), limit) {
+            match plan(&rest, limit) {
                 Plan::Whole(_) => {
                     assert_eq!((limit, start), (400, 0), "only at the beginning");
                     break;
@@ -84,7 +84,6 @@ fn h25_parts_cover_the_list_and_come_to_an_end() {
 #[test]
 fn h9_what_is_not_canonical_is_no_work() {
     assert_eq!(planned(&[0x8000_0000_0000_0000], 10), ranges(&[], 1));
-    assert_eq!(plan(&FlushScope::Everything, 10), Plan::Whole(Why::Asked));
 }
 
 #[test]
@@ -95,9 +94,9 @@ fn a_target_obeys_in_the_cheapest_way_that_is_right() {
         (1, Target { asid: None, pcid: true, pae: false, ..usual }, Work::Nothing),
         (1, Target { owes_flush: true, ..usual }, Work::Nothing),
         (0, Target { pcid: true, ..usual }, Work::Nothing),
-        (1, Target { pcid: true, ..usual }, Work::Whole),
+        (1, Target { pcid: true, ..usual }, Work::Whole(Why::Pcid)),
         (100, usual, Work::Pages { asid: 7 }),
-        (101, usual, Work::Whole),
+        (101, usual, Work::Whole(Why::ManyPages)),
     ] {
         assert_eq!(obey(pages, target, 100), work, "{pages} {target:?}");
     }
@@ -106,7 +105,7 @@ fn a_target_obeys_in_the_cheapest_way_that_is_right() {
 #[test]
 fn a17_large_pages_that_may_lie_in_pieces_go_as_a_whole() {
     let target = Target { asid: Some(7), owes_flush: false, pcid: false, pae: false };
-    assert_eq!(obey(1, target, 100), Work::Whole, "4 MiB in nested pages of 2 MiB");
+    assert_eq!(obey(1, target, 100), Work::Whole(Why::LegacyPaging), "4 MiB in nested pages of 2 MiB");
 }
 
 #[test]

@@ -4,13 +4,14 @@ use core::arch::asm;
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
-use coherence::{CpuId, Hardware, Ledger, Members, Scope, Target, Targets};
+use coherence::{CpuId, Hardware, Issued, Ledger, Members, Scope, Target, Targets};
 use hostlink::config::MAX_VCPUS;
 use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots};
-use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
+use tlfs::{ClusterIpi, FlushCall, FlushScope, GvaList, InputError, InputSource, XMM_WORDS};
 
-use super::machine::{self, Machine, Vcpu};
+use super::clock;
+use super::machine::{self, CounterRow, Machine, Vcpu};
 use super::percpu::PerCpu;
 use crate::hyperv::{Platform, Services};
 use crate::tlb::{self, Plan, Why};
@@ -43,25 +44,21 @@ impl Targets for Machine {
     fn for_each<S: Members + ?Sized>(&self, set: &S, mut act: impl FnMut(usize, &Target)) {
         set.for_each_bank(|bank, bits| {
             let first = bank * 64;
-            let Some(vcpus) = self.vcpus.get(first..) else { return };
-            let mut bits = bits & lowest(vcpus.len());
+            let count = self.vcpus.len();
+            if first >= count {
+                return;
+            }
+            // SAFETY: there are more.
+            let vcpus = unsafe { self.vcpus.get_unchecked(first..) };
+            let mut bits = bits & u64::MAX >> 64usize.saturating_sub(count - first);
             while bits != 0 {
                 let place = bits.trailing_zeros() as usize;
                 bits &= bits.wrapping_sub(1);
-                // SAFETY: the place is that of a bit below `vcpus.len()`.
+                // SAFETY: there are bits for so many only.
                 let vcpu = unsafe { vcpus.get_unchecked(place) };
                 act(first + place, &vcpu.target);
             }
         });
-    }
-}
-
-/// A word with its lowest `count` bits set, or all.
-#[inline(always)]
-fn lowest(count: usize) -> u64 {
-    match 64usize.saturating_sub(count) {
-        64 => 0,
-        others => u64::MAX >> others,
     }
 }
 
@@ -103,40 +100,15 @@ impl Hardware for Ipi {
 
 impl Services for CallServices<'_> {
     /// Flushes what was asked for, or more where that costs less.
+    #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
-        let plan = tlb::plan(&call.scope, self.vm.flush_cost.page_limit());
-        let (scope, done, counter) = match &plan {
-            Plan::Whole(Why::Asked) => (Scope::All, call.rep_count, Counter::FlushWholeAsked),
-            Plan::Whole(Why::ManyRanges) => (Scope::All, call.rep_count, Counter::FlushWholeRanges),
-            Plan::Whole(Why::ManyPages) => (Scope::All, call.rep_count, Counter::FlushWholePages),
-            Plan::Ranges { ranges, done } if *done < call.rep_count => {
-                (Scope::Ranges(ranges), *done, Counter::FlushContinued)
+        match &call.scope {
+            FlushScope::Everything => {
+                self.request(&call.targets, Scope::All, Counter::FlushWholeAsked);
+                call.rep_count
             }
-            Plan::Ranges { ranges, done } => (Scope::Ranges(ranges), *done, Counter::FlushLists),
-        };
-        let named = Named { targets: &call.targets, vcpus: self.vm.vcpus.len() };
-        let issued = coherence::issue(self.vm, &named, scope, self.scratch);
-        if !self.vm.has_kicks() {
-            // Broken on purpose: targets in guest mode go on with old translations until they next enter.
-            return done;
+            FlushScope::List(list) => self.flush_list(call, list),
         }
-        // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
-        // still uses.
-        let receipt = issued.dispatch(&Ipi).wait(&Ipi).unwrap_or_else(|stalled| panic!("{stalled}"));
-        let outcome = receipt.outcome();
-        let counters = self.vm.counters_of(self.caller);
-        let count = |counter: Counter, amount: u32| {
-            machine::increase(&counters[counter as usize], amount.into());
-        };
-        count(Counter::FlushRequests, 1);
-        count(counter, 1);
-        count(Counter::FlushTargets, outcome.targets);
-        count(Counter::FlushDeferred, outcome.deferred);
-        if outcome.deferred != outcome.targets {
-            count(Counter::FlushMerged, outcome.merged);
-            count(Counter::FlushKicks, outcome.kicks);
-        }
-        done
     }
 
     #[inline(never)]
@@ -150,6 +122,67 @@ impl Services for CallServices<'_> {
             }
         });
         machine::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
+    }
+}
+
+impl CallServices<'_> {
+    #[inline(never)] // With room for the ranges, which a flush of everything need not make.
+    fn flush_list(&mut self, call: &FlushCall<'_>, list: &GvaList<'_>) -> u16 {
+        let plan = tlb::plan(list, self.vm.flush_cost.page_limit());
+        let (scope, done, counter) = match &plan {
+            Plan::Whole(Why::ManyRanges) => (Scope::All, call.rep_count, Counter::FlushWholeRanges),
+            Plan::Whole(_) => (Scope::All, call.rep_count, Counter::FlushWholePages),
+            Plan::Ranges { ranges, done } if *done < call.rep_count => {
+                (Scope::Ranges(ranges), *done, Counter::FlushContinued)
+            }
+            Plan::Ranges { ranges, done } => (Scope::Ranges(ranges), *done, Counter::FlushLists),
+        };
+        self.request(&call.targets, scope, counter);
+        done
+    }
+
+    /// Flushes `scope` on the targets, and counts one more of `counter`.
+    #[inline(always)] // Two callers, of which one is to be fast.
+    fn request(&mut self, targets: &tlfs::Targets<'_>, scope: Scope<'_>, counter: Counter) {
+        let named = Named { targets, vcpus: self.vm.vcpus.len() };
+        let issued = coherence::issue(self.vm, &named, scope, self.scratch);
+        if !self.vm.has_kicks() {
+            // Broken on purpose: targets in guest mode go on with old translations until they next enter.
+            return;
+        }
+        let counters = self.vm.counters_of(self.caller);
+        let count = |counter: Counter, amount: u32| {
+            machine::increase(&counters[counter as usize], amount.into());
+        };
+        count(counter, 1);
+        match issued.receipt() {
+            Some(receipt) => {
+                count(Counter::FlushDeferred, receipt.outcome().deferred);
+            }
+            None => dispatch_and_wait(issued, counters),
+        }
+    }
+}
+
+/// Interrupts the targets in guest mode and waits for them.
+#[inline(never)]
+fn dispatch_and_wait(issued: Issued<'_, Machine, BANKS>, counters: &CounterRow) {
+    let start = clock::now();
+    // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
+    // still uses.
+    let receipt = issued.dispatch(&Ipi).wait(&Ipi).unwrap_or_else(|stalled| panic!("{stalled}"));
+    let waited = clock::us_of_ticks(clock::now().wrapping_sub(start));
+    let outcome = receipt.outcome();
+    for (counter, amount) in [
+        (Counter::FlushBusy, outcome.targets - outcome.deferred),
+        (Counter::FlushDeferred, outcome.deferred),
+        (Counter::FlushMerged, outcome.merged),
+        (Counter::FlushKicks, outcome.kicks),
+        (Counter::FlushJoined, outcome.joined),
+        (Counter::FlushOverflows, outcome.mailbox_overflows),
+        (Counter::of_wait(waited), 1),
+    ] {
+        machine::increase(&counters[counter as usize], amount.into());
     }
 }
 

@@ -14,7 +14,7 @@ use super::features::Features;
 use super::invalidate::invalidate;
 use super::vmcb::{CR4_PAE, CR4_PCIDE, clean, exit};
 use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
-use crate::tlb;
+use crate::tlb::{self, Why};
 
 impl Context<'_> {
     /// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked
@@ -61,7 +61,7 @@ impl Context<'_> {
         let Some(work) = self.owner.take_flush() else { return };
         let (asids, slot) = (&self.workspace.asids, &mut self.state.asid);
         let whole = match work.scope() {
-            Scope::All => true,
+            Scope::All => Some(Counter::FlushWhole),
             Scope::Ranges(ranges) => {
                 let pages = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.pages));
                 let target = tlb::Target {
@@ -71,20 +71,25 @@ impl Context<'_> {
                     pae: self.state.vmcb.cr4 & CR4_PAE != 0,
                 };
                 match tlb::obey(pages, target, self.vm.flush_cost.page_limit()) {
-                    tlb::Work::Nothing => false,
-                    tlb::Work::Whole => true,
+                    tlb::Work::Nothing => None,
+                    tlb::Work::Whole(Why::Pcid) => Some(Counter::FlushWholePcid),
+                    tlb::Work::Whole(Why::LegacyPaging) => Some(Counter::FlushWholeLegacy),
+                    tlb::Work::Whole(_) => Some(Counter::FlushWholeMerged),
                     tlb::Work::Pages { asid } => {
                         invalidate(ranges, asid);
                         increase(&self.counters[Counter::FlushRanges as usize], ranges.len() as u64);
                         increase(&self.counters[Counter::FlushPages as usize], pages);
-                        false
+                        None
                     }
                 }
             }
         };
-        if whole {
+        if let Some(why) = whole {
             slot.owe_flush();
             increase(&self.counters[Counter::FlushWhole as usize], 1);
+            if why != Counter::FlushWhole {
+                increase(&self.counters[why as usize], 1);
+            }
         }
         work.complete();
     }

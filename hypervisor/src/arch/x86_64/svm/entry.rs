@@ -15,7 +15,6 @@ pub(crate) const RBX: usize = 3;
 pub(crate) const RSP: usize = 4;
 pub(crate) const RSI: usize = 6;
 pub(crate) const RDI: usize = 7;
-pub(crate) const R8: usize = 8;
 
 impl Registers {
     /// Low 32 bits of a register.
