@@ -152,6 +152,9 @@ counters! {
     FlushWholeRanges = "flush.whole.ranges",
     /// Its lists that became a flush of everything because they had more pages than are worth it.
     FlushWholePages = "flush.whole.pages",
+    /// Times that this vCPU took what it was asked to flush: all requests since the time before are one merged
+    /// generation.
+    FlushTaken = "flush.taken",
     /// Ranges flushed page by page on this vCPU.
     FlushRanges = "flush.ranges",
     /// Pages in them.

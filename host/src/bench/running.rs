@@ -182,12 +182,11 @@ impl Calls {
         let pairs = f64::from(initiators * (initiators - 1));
         let kicks = self.sum(Counter::FlushKicks) / pairs;
         let whole = |vcpu: &Snapshot| vcpu.get(Counter::FlushWhole);
-        // Requests that find a target on its way out, or out of guest mode, wait for the same entry: they are one
-        // generation, and there is one for each exit at most.
-        let flushes = self
-            .counters
-            .each()
-            .map(|vcpu| self.per_call(vcpu.get(Counter::FlushWhole)) / self.per_call(vcpu.exits()).max(1.0));
+        // Requests that are taken together are one generation.
+        let flushes = self.counters.each().map(|vcpu| {
+            self.per_call(vcpu.get(Counter::FlushWhole))
+                / self.per_call(vcpu.get(Counter::FlushTaken)).max(0.1)
+        });
         vec![
             self.instructions(),
             Metric::new("kicks per initiator and target", RATIO, kicks).at_most(0.5),
@@ -372,10 +371,11 @@ mod tests {
     }
 
     #[test]
-    fn merging_halves_the_kicks_and_flushes_once_per_exit() {
+    fn merging_halves_the_kicks_and_flushes_once_per_generation() {
         let merge = |kicks, flushes| {
             let vcpu = [
                 (Counter::FlushKicks, kicks),
+                (Counter::FlushTaken, 20),
                 (Counter::FlushWhole, flushes),
                 (Counter::ExitHypercall, 10),
                 (Counter::ExitIntr, 10),

@@ -59,6 +59,7 @@ impl Context<'_> {
     #[cold]
     pub(super) fn take_flush(&mut self) {
         let Some(work) = self.owner.take_flush() else { return };
+        increase(&self.counters[Counter::FlushTaken as usize], 1);
         let (asids, slot) = (&self.workspace.asids, &mut self.state.asid);
         let whole = match work.scope() {
             Scope::All => Some(Counter::FlushWhole),
