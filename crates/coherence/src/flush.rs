@@ -103,6 +103,8 @@ pub struct Outcome {
     pub targets: u32,
     /// Targets whose vCPU is absent: not among the above, nor below.
     pub absent: u32,
+    /// Targets that have halted in another address space, and so were not asked: not among the above, nor below.
+    pub elsewhere: u32,
     /// Of the targets of a list, those that had not taken an earlier request yet: one flush serves both.
     pub joined: u32,
     /// Of the targets, asked for everything because the list is longer than any mailbox.
@@ -132,6 +134,42 @@ pub fn issue<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     scope: Scope<'_>,
     ledger: &'a mut Ledger<BANKS>,
 ) -> Issued<'a, T, BANKS> {
+    issue_unless(targets, set, scope, ledger, |_| false)
+}
+
+/// As [`issue`], where the guest has changed the tables of one address space and no global translation: targets that
+/// have halted in another one ([`Space`]) are not asked.
+///
+/// Say so only if `scope` need not include global translations, and if nothing but `space` uses the changed tables.
+///
+/// # Panics
+/// As `issue`.
+pub fn issue_in_space<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
+    targets: &'a T,
+    set: &S,
+    scope: Scope<'_>,
+    space: u64,
+    ledger: &'a mut Ledger<BANKS>,
+) -> Issued<'a, T, BANKS> {
+    let mut elsewhere = 0;
+    let mut issued = issue_unless(targets, set, scope, ledger, |target| {
+        let halted_elsewhere = target.has_halted_elsewhere(space);
+        elsewhere += u32::from(halted_elsewhere);
+        halted_elsewhere
+    });
+    issued.outcome.elsewhere = elsewhere;
+    issued
+}
+
+/// Asks those of whom `is_spared` is false.
+#[inline(always)]
+fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
+    targets: &'a T,
+    set: &S,
+    scope: Scope<'_>,
+    ledger: &'a mut Ledger<BANKS>,
+    mut is_spared: impl FnMut(&Target) -> bool,
+) -> Issued<'a, T, BANKS> {
     let everything = matches!(scope, Scope::All);
     let mut issuing = Issuing { scope, ledger, outcome: Outcome::default() };
     let mut asked = 0u32;
@@ -139,6 +177,9 @@ pub fn issue<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
         set,
         #[inline(always)]
         |index, target| {
+            if is_spared(target) {
+                return;
+            }
             // Fewer than there are addresses.
             asked = asked.wrapping_add(1);
             // Nearly all of them where there are more vCPUs than CPUs.
@@ -215,6 +256,12 @@ pub struct Issued<'a, T: ?Sized, const BANKS: usize> {
 }
 
 impl<'a, T: Targets + ?Sized, const BANKS: usize> Issued<'a, T, BANKS> {
+    /// What is known so far.
+    #[inline]
+    pub const fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
     /// The receipt, if no target was in guest mode: there is nobody to kick or to wait for.
     #[inline(always)]
     pub fn receipt(&self) -> Option<Receipt> {

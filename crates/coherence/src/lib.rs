@@ -32,11 +32,13 @@ mod word;
 #[cfg(all(test, loom))]
 mod model;
 
-pub use flush::{Dispatched, Hardware, Issued, Ledger, Outcome, Receipt, Stalled, Targets, flush, issue};
+pub use flush::{
+    Dispatched, Hardware, Issued, Ledger, Outcome, Receipt, Stalled, Targets, flush, issue, issue_in_space,
+};
 pub use mailbox::{Generation, GvaRange, RANGE_CAPACITY, Scope};
 pub use owner::{FlushWork, InGuest, Owner, Pending, Translation};
 pub use set::{Members, TargetSet};
-pub use target::{Notify, Target};
+pub use target::{Notify, Space, Target};
 
 /// Number of a physical CPU, as the caller counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -27,7 +27,7 @@
 
 use crate::mailbox::{Generation, Scope, Work};
 use crate::sync::{Ordering, is_unwinding, update};
-use crate::target::Target;
+use crate::target::{Space, Target};
 use crate::{CpuId, word};
 
 /// The right to run a vCPU, held by one physical CPU at a time.
@@ -106,9 +106,11 @@ impl<'a> Owner<'a> {
     /// Halts, unless an event is pending. A pending flush does not matter: it waits for the entry.
     ///
     /// From the moment this returns true another CPU may be told to wake the vCPU: put its state
-    /// away first, and let nobody else run it before this CPU has let go of it.
+    /// away first, and let nobody else run it before this CPU has let go of it. `space` lets flushes of other
+    /// address spaces leave the vCPU alone.
     #[must_use = "false means that there is something to do"]
-    pub fn try_halt(&mut self) -> bool {
+    pub fn try_halt(&mut self, space: Space) -> bool {
+        self.target.space.store(space.0, Ordering::Release);
         let halt = |word: u64| (word & word::EVENT == 0).then_some(word | word::HALTED);
         update(&self.target.word, halt).is_ok()
     }
@@ -296,15 +298,15 @@ mod tests {
         let target = Target::new();
         let mut owner = target.owner().unwrap();
         target.request(Scope::All);
-        assert!(owner.try_halt(), "a flush waits for the entry");
-        assert!(owner.try_halt(), "halted still");
+        assert!(owner.try_halt(Space::UNKNOWN), "a flush waits for the entry");
+        assert!(owner.try_halt(Space::UNKNOWN), "halted still");
         assert!(!target.request(Scope::All).busy);
         assert_eq!(target.post_event(), Notify::Wake);
         assert_eq!(target.post_event(), Notify::None, "woken already");
-        assert!(!owner.try_halt());
+        assert!(!owner.try_halt(Space::UNKNOWN));
         assert!(owner.take_events());
         assert_eq!(target.post_event(), Notify::None, "awake");
-        assert!(owner.take_events() && owner.try_halt());
+        assert!(owner.take_events() && owner.try_halt(Space::UNKNOWN));
         assert_eq!(target.post_event(), Notify::Wake, "once per halt");
     }
 
@@ -312,7 +314,7 @@ mod tests {
     fn target_that_enters_is_not_halted_any_more() {
         let target = Target::new();
         let mut owner = target.owner().unwrap();
-        assert!(owner.try_halt());
+        assert!(owner.try_halt(Space::UNKNOWN));
         let guest = owner.try_enter(CPU).unwrap();
         assert_eq!(target.post_event(), Notify::Kick(CPU));
         guest.leave();

@@ -16,9 +16,9 @@
 //! run on the same CPU, and under the same tag if the caller keeps that; hence [`Target::add`]
 //! asks for everything to be flushed.
 
-use crate::mailbox::{Mailbox, Scope};
+use crate::mailbox::Scope;
 use crate::owner::Owner;
-use crate::sync::{AtomicU64, Ordering, const_fn, update};
+use crate::sync::{Ordering, const_fn, update};
 use crate::target::Target;
 use crate::word;
 
@@ -26,11 +26,7 @@ impl Target {
     const_fn! {
         /// The target of a vCPU that is not there yet: see [`add`](Self::add).
         pub fn absent() -> Self {
-            Self {
-                word: AtomicU64::new(word::ABSENT | word::OWNED),
-                mailbox: Mailbox::new(),
-                completed: AtomicU64::new(0),
-            }
+            Self::with_word(word::ABSENT | word::OWNED)
         }
     }
 
@@ -72,7 +68,7 @@ impl Owner<'_> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::{CpuId, Generation, GvaRange, Notify, Pending};
+    use crate::{CpuId, Generation, GvaRange, Notify, Pending, Space};
 
     const CPU: CpuId = CpuId(3);
     const BOTH: Pending = Pending { flush: true, event: true };
@@ -130,13 +126,13 @@ mod tests {
     fn removed_vcpu_is_woken_by_nobody_and_its_successor_looks() {
         let target = Target::new();
         let mut owner = target.owner().unwrap();
-        assert!(owner.try_halt());
+        assert!(owner.try_halt(Space::UNKNOWN));
         owner.remove();
         assert_eq!(target.post_event(), Notify::None, "gone");
         let mut owner = target.add().unwrap();
         assert_eq!(target.post_event(), Notify::None, "not halted");
         assert_eq!(owner.try_enter(CPU).unwrap_err(), BOTH);
-        assert!(owner.take_events() && owner.try_halt());
+        assert!(owner.take_events() && owner.try_halt(Space::UNKNOWN));
         assert_eq!(target.post_event(), Notify::Wake);
     }
 }

@@ -47,6 +47,28 @@ pub struct Target {
     /// Newest generation whose work has been recorded. Written by the owner (O, `Release`), read
     /// by waiting initiators (E, `Acquire`).
     pub(crate) completed: AtomicU64,
+    /// A [`Space`]; means something while the word has HALTED. Written by the owner before it sets that
+    /// (`Release`), read by initiators after they have seen it (`Acquire`).
+    pub(crate) space: AtomicU64,
+}
+
+/// The address space of a vCPU that halts, by whatever number initiators name it by
+/// ([`issue_in_space`](crate::issue_in_space)).
+///
+/// [`Space::only`] is a promise: but for global ones, no translation of another address space is cached for
+/// the vCPU, and none will be used before the guest has switched address spaces, which drops those of the old
+/// one. On AMD64 that is so without PCIDs, with CR3 as the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space(pub(crate) u64);
+
+impl Space {
+    /// Translations of any address space may be cached.
+    pub const UNKNOWN: Self = Self(u64::MAX);
+
+    /// Translations of this address space alone are cached. `u64::MAX` says as little as [`Space::UNKNOWN`].
+    pub const fn only(space: u64) -> Self {
+        Self(space)
+    }
 }
 
 /// What the poster of an event must do now.
@@ -91,7 +113,18 @@ impl Target {
     const_fn! {
         /// A target that is out of guest mode, with nothing pending and no owner.
         pub fn new() -> Self {
-            Self { word: AtomicU64::new(0), mailbox: Mailbox::new(), completed: AtomicU64::new(0) }
+            Self::with_word(0)
+        }
+    }
+
+    const_fn! {
+        pub(crate) fn with_word(word: u64) -> Self {
+            Self {
+                word: AtomicU64::new(word),
+                mailbox: Mailbox::new(),
+                completed: AtomicU64::new(0),
+                space: AtomicU64::new(Space::UNKNOWN.0),
+            }
         }
     }
 
@@ -148,6 +181,21 @@ impl Target {
     pub(crate) fn request_all_if_idle(&self) -> bool {
         self.word.fetch_or(word::FLUSH | word::ALL, Ordering::AcqRel);
         self.word.load(Ordering::Acquire) & (word::BUSY | word::ABSENT) == 0
+    }
+
+    /// Whether the vCPU has halted in another address space, so that a change of this one's tables concerns
+    /// none of its translations but global ones.
+    ///
+    /// The look at the word is a read-modify-write, in the place of C: whoever enters later walks the changed
+    /// tables. `space` may be of a later halt than the one that was seen; then the guest has run in between, and
+    /// has left this address space again.
+    pub(crate) fn has_halted_elsewhere(&self, space: u64) -> bool {
+        let old = self.word.fetch_or(0, Ordering::AcqRel);
+        if old & (word::HALTED | word::BUSY | word::ABSENT) != word::HALTED {
+            return false;
+        }
+        let halted_in = Space(self.space.load(Ordering::Acquire));
+        halted_in != Space::UNKNOWN && halted_in != Space(space)
     }
 
     /// D. Whoever gets [`Claim::Kick`] must kick: others rely on it from now on.

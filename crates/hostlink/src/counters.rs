@@ -134,6 +134,8 @@ counters! {
     FlushBusy = "flush.busy",
     /// Targets that were not, the caller among them: flushed at their next entry, not kicked, not waited for.
     FlushDeferred = "flush.deferred",
+    /// Targets that had halted in another address space than the one whose translations were to be flushed: not asked.
+    FlushElsewhere = "flush.elsewhere",
     /// Targets that already had a request of the same kind under way and joined it.
     FlushMerged = "flush.merged",
     /// Kicks sent to physical CPUs on behalf of flushes.

@@ -123,11 +123,14 @@ pub(super) struct Cpu<'m> {
     id: usize,
     tlb: [Option<u64>; PAGES],
     armed: Vec<Option<Box<[GvaRange]>>>,
+    /// The address space that the guest is in, and the one that it switches to when it next runs.
+    space: u64,
+    next_space: u64,
 }
 
 impl<'m> Cpu<'m> {
     pub(super) fn new(machine: &'m Machine, id: usize) -> Self {
-        Self { machine, id, tlb: [None; PAGES], armed: Vec::new() }
+        Self { machine, id, tlb: [None; PAGES], armed: Vec::new(), space: 0, next_space: 0 }
     }
 
     /// Takes a flush that is pending and records it. `None` stands for everything.
@@ -155,6 +158,11 @@ impl<'m> Cpu<'m> {
             }
         };
         self.vmrun();
+        if self.space != self.next_space {
+            // The guest loads CR3.
+            self.space = self.next_space;
+            self.tlb = [None; PAGES];
+        }
         for turn in 0.. {
             pages.iter().for_each(|&page| self.touch(page));
             let kicked = self.machine.interrupt[self.id].swap(0, Relaxed) != 0;
@@ -179,6 +187,11 @@ impl<'m> Cpu<'m> {
         let entry = self.machine.page_table[page].load(Relaxed);
         self.machine.access(page, entry);
         section.end();
+    }
+
+    /// The first thing that the guest does in its next stay is to switch to this address space.
+    pub(super) fn switch_to(&mut self, space: u64) {
+        self.next_space = space;
     }
 
     /// The vCPU goes, and its record with it. The CPU's TLB stays as it is.

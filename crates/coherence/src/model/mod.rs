@@ -3,11 +3,13 @@
 //! [`machine`] is what the protocol runs on: page tables, CPUs with TLBs, interrupt lines.
 //! [`scenarios`] are small programs for it, generic over a [`protocol::Protocol`]: the real one,
 //! or one with a single operation spoilt. [`mutants`] spoil them, one by one. [`moving`] has both for
-//! vCPUs that change CPUs, are removed and added.
+//! vCPUs that change CPUs, are removed and added, and [`elsewhere`] for those that have halted in another address
+//! space.
 //!
 //! Memory is made of relaxed atomics, so that nothing but the protocol orders it. An interrupt
 //! orders nothing either. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-coherence --release`.
 
+mod elsewhere;
 mod machine;
 mod moving;
 mod mutants;

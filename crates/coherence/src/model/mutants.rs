@@ -14,7 +14,7 @@ use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sync::update;
 use crate::target::{Claim, Requested};
 use crate::{
-    CpuId, FlushWork, GvaRange, Hardware, InGuest, Notify, Outcome, Owner, Pending, Scope, Target,
+    CpuId, FlushWork, GvaRange, Hardware, InGuest, Notify, Outcome, Owner, Pending, Scope, Space, Target,
     Translation, word,
 };
 
@@ -369,7 +369,7 @@ mutant! {
 mutant! {
     /// O4: the halt looks, and then stores: an event in between is slept through.
     HaltByStore fails o4_halt_by_load_and_store: halting::<HaltByStore>, "wrong number of times", {
-        fn try_halt(owner: &mut Owner<'_>) -> bool {
+        fn try_halt(owner: &mut Owner<'_>, _space: Space) -> bool {
             let word = owner.target.word.load(Acquire);
             if word & word::EVENT != 0 {
                 return false;
@@ -383,7 +383,7 @@ mutant! {
 mutant! {
     /// The halt does not look: an event that came before wakes nobody.
     HaltRegardless fails halt_that_ignores_events: halting::<HaltRegardless>, "wrong number of times", {
-        fn try_halt(owner: &mut Owner<'_>) -> bool {
+        fn try_halt(owner: &mut Owner<'_>, _space: Space) -> bool {
             owner.target.word.fetch_or(word::HALTED, AcqRel);
             true
         }

@@ -2,7 +2,8 @@
 
 use super::machine::Machine;
 use crate::{
-    CpuId, FlushWork, InGuest, Ledger, Notify, Outcome, Owner, Pending, Scope, Target, TargetSet, Translation,
+    CpuId, FlushWork, InGuest, Ledger, Notify, Outcome, Owner, Pending, Scope, Space, Target, TargetSet,
+    Translation,
 };
 
 /// What a scenario is made of. Everything that is provided is the real thing.
@@ -27,8 +28,8 @@ pub(super) trait Protocol: 'static {
         owner.begin_translation()
     }
 
-    fn try_halt(owner: &mut Owner<'_>) -> bool {
-        owner.try_halt()
+    fn try_halt(owner: &mut Owner<'_>, space: Space) -> bool {
+        owner.try_halt(space)
     }
 
     fn post_event(target: &Target) -> Notify {
@@ -41,6 +42,14 @@ pub(super) trait Protocol: 'static {
 
     fn add(target: &Target) -> Option<Owner<'_>> {
         target.add()
+    }
+
+    /// A flush of everything of one address space on the first `count` targets.
+    fn flush_in_space(machine: &Machine, count: usize, space: u64) {
+        let (set, mut ledger) = (TargetSet::<1>::first(count), Ledger::<1>::new());
+        let issued = crate::issue_in_space(machine.targets.as_slice(), &set, Scope::All, space, &mut ledger);
+        let receipt = issued.dispatch(machine).wait(machine);
+        assert!(receipt.is_ok(), "the model never gives up");
     }
 
     /// A flush of the first `count` targets.

@@ -6,7 +6,7 @@ use std::vec::Vec;
 
 use super::machine::{Cpu, Machine, Stay, range};
 use super::protocol::{Protocol, Real};
-use crate::{Notify, Outcome, Scope};
+use crate::{Notify, Outcome, Scope, Space};
 
 /// Runs `scenario` in every interleaving with at most `preemptions` involuntary switches.
 pub(super) fn explore(preemptions: Option<usize>, scenario: fn()) {
@@ -188,7 +188,7 @@ pub(super) fn halting<P: Protocol>() {
     let (halted, seen) = {
         let mut owner = machine.targets[0].owner().expect("free");
         let seen = owner.take_events();
-        (P::try_halt(&mut owner), seen)
+        (P::try_halt(&mut owner, Space::UNKNOWN), seen)
     };
     let notes = posters.into_iter().map(|poster| poster.join().unwrap());
     let wakes = notes.filter(|&note| note == Notify::Wake).count();
@@ -207,7 +207,7 @@ pub(super) fn halted_flush<P: Protocol>() {
             let mut owner = machine.targets[0].owner().expect("free");
             let mut cpu = Cpu::new(&machine, 0);
             cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-            assert!(P::try_halt(&mut owner), "a flush keeps nobody awake");
+            assert!(P::try_halt(&mut owner, Space::UNKNOWN), "a flush keeps nobody awake");
             // Woken by some timer of its own CPU.
             cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
         })

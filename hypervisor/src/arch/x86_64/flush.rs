@@ -13,6 +13,7 @@ use tlfs::{ClusterIpi, FlushCall, FlushScope, GvaList, InputError, InputSource, 
 use super::clock;
 use super::machine::{self, CounterRow, Machine, Vcpu};
 use super::percpu::PerCpu;
+use super::svm::vmcb::CR3_ADDRESS;
 use crate::hyperv::{Platform, Services};
 use crate::tlb::{self, Plan, Why};
 
@@ -103,6 +104,10 @@ impl Services for CallServices<'_> {
     #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         match &call.scope {
+            FlushScope::Everything if space_of(call).is_some() => {
+                self.request_in_space(call, Scope::All, Counter::FlushWholeAsked);
+                call.rep_count
+            }
             FlushScope::Everything => {
                 self.request(&call.targets, Scope::All, Counter::FlushWholeAsked);
                 call.rep_count
@@ -137,8 +142,20 @@ impl CallServices<'_> {
             }
             Plan::Ranges { ranges, done } => (Scope::Ranges(ranges), *done, Counter::FlushLists),
         };
-        self.request(&call.targets, scope, counter);
+        match space_of(call) {
+            Some(_) => self.request_in_space(call, scope, counter),
+            None => self.request(&call.targets, scope, counter),
+        }
         done
+    }
+
+    /// As [`request`](Self::request), but for vCPUs that have halted in another address space than the call's.
+    #[inline(never)]
+    fn request_in_space(&mut self, call: &FlushCall<'_>, scope: Scope<'_>, counter: Counter) {
+        let Some(space) = space_of(call) else { return self.request(&call.targets, scope, counter) };
+        let named = Named { targets: &call.targets, vcpus: self.vm.vcpus.len() };
+        let issued = coherence::issue_in_space(self.vm, &named, scope, space, self.scratch);
+        Self::finish(self.vm, self.caller, issued, counter);
     }
 
     /// Flushes `scope` on the targets, and counts one more of `counter`.
@@ -146,15 +163,23 @@ impl CallServices<'_> {
     fn request(&mut self, targets: &tlfs::Targets<'_>, scope: Scope<'_>, counter: Counter) {
         let named = Named { targets, vcpus: self.vm.vcpus.len() };
         let issued = coherence::issue(self.vm, &named, scope, self.scratch);
-        if !self.vm.has_kicks() {
+        Self::finish(self.vm, self.caller, issued, counter);
+    }
+
+    #[inline(always)]
+    fn finish(vm: &Machine, caller: &Vcpu, issued: Issued<'_, Machine, BANKS>, counter: Counter) {
+        if !vm.has_kicks() {
             // Broken on purpose: targets in guest mode go on with old translations until they next enter.
             return;
         }
-        let counters = self.vm.counters_of(self.caller);
+        let counters = vm.counters_of(caller);
         let count = |counter: Counter, amount: u32| {
             machine::increase(&counters[counter as usize], amount.into());
         };
         count(counter, 1);
+        if issued.outcome().elsewhere != 0 {
+            count(Counter::FlushElsewhere, issued.outcome().elsewhere);
+        }
         match issued.receipt() {
             Some(receipt) => {
                 count(Counter::FlushDeferred, receipt.outcome().deferred);
@@ -162,6 +187,14 @@ impl CallServices<'_> {
             None => dispatch_and_wait(issued, counters),
         }
     }
+}
+
+/// The address space whose translations alone a call is about, global ones left out; see [`Space`](coherence::Space).
+/// Only its address counts: the low bits may be a PCID or flags, and bit 63 says "no flush" (pitfall A11).
+#[inline(always)]
+fn space_of(call: &FlushCall<'_>) -> Option<u64> {
+    let is_one = call.flags.non_global_only() && !call.flags.all_address_spaces();
+    is_one.then_some(call.address_space & CR3_ADDRESS)
 }
 
 /// Interrupts the targets in guest mode and waits for them.

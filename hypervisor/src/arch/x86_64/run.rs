@@ -218,9 +218,10 @@ impl<'a> Context<'a> {
         self.state.save();
         let known = match leave {
             Leave::Blocked(deadline) => {
+                let space = self.state.vmcb.space();
                 let owner = &mut self.owner;
                 let block = self.vm.sched.block(self.cpu.index, now, deadline, || {
-                    let halted = owner.try_halt();
+                    let halted = owner.try_halt(space);
                     if halted {
                         // SAFETY: the state is saved, and the next is taken on below: a scheduler that lets a vCPU
                         // block never refuses.

@@ -1,5 +1,6 @@
 //! The virtual machine control block: layout and constants. APM volume 2, appendix B; exit codes: appendix C.
 
+use coherence::Space;
 use core::mem::offset_of;
 
 /// A segment register as the save area holds it.
@@ -136,6 +137,13 @@ impl Vmcb {
     pub(crate) fn is_64bit(&self) -> bool {
         self.efer & EFER_LMA != 0 && self.cs.attributes & Segment::LONG != 0
     }
+
+    /// The only address space of which the guest's TLB can hold entries that are not global: with PCIDs that is not known,
+    /// and without long mode CR3 says less. Loading CR3 drops all others (APM volume 2, section 5.5.2).
+    pub(crate) fn space(&self) -> Space {
+        let is_known = self.efer & EFER_LMA != 0 && self.cr4 & CR4_PCIDE == 0;
+        if is_known { Space::only(self.cr3 & CR3_ADDRESS) } else { Space::UNKNOWN }
+    }
 }
 
 pub(crate) const EFER_SCE: u64 = 1;
@@ -146,6 +154,8 @@ pub(crate) const EFER_SVME: u64 = 1 << 12;
 pub(crate) const EFER_FFXSR: u64 = 1 << 14;
 pub(crate) const CR4_PAE: u64 = 1 << 5;
 pub(crate) const CR4_PCIDE: u64 = 1 << 17;
+/// Bits of CR3 that are the address of the tables.
+pub(crate) const CR3_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 pub(crate) const CR0_PE: u64 = 1;
 pub(crate) const CR0_PG: u64 = 1 << 31;
 pub(crate) const RFLAGS_TF: u64 = 1 << 8;

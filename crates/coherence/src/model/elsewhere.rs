@@ -1,0 +1,158 @@
+//! Flushes of one address space, and vCPUs that have halted in another: scenarios, and the mutants that fail
+//! there.
+
+use super::machine::{Cpu, Machine, Stay};
+use super::mutants::mutant;
+use super::protocol::{Protocol, Real};
+use super::scenarios::{explore, replaced_beside};
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
+use crate::sync::update;
+use crate::{Owner, Space, Target, word};
+
+/// The address space whose page is replaced, and another one.
+const HERE: u64 = 0;
+const ELSEWHERE: u64 = 1;
+
+/// A vCPU runs in one address space, halts, and runs in the next; and so on. Nobody wakes it: some timer of its own
+/// CPU does.
+fn halting_in<P: Protocol>(machine: &Machine, spaces: &[u64]) {
+    let mut owner = machine.targets[0].owner().expect("free");
+    let mut cpu = Cpu::new(machine, 0);
+    for (index, &space) in spaces.iter().enumerate() {
+        if index != 0 {
+            assert!(P::try_halt(&mut owner, Space::only(spaces[index - 1])), "nobody posts an event");
+        }
+        cpu.switch_to(space);
+        // The tables of the other address space do not name the page.
+        let pages: &[usize] = if space == HERE { &[0] } else { &[] };
+        cpu.run::<P>(&mut owner, Stay::Briefly, pages);
+    }
+}
+
+fn flush_here<P: Protocol>(machine: &Machine) {
+    P::flush_in_space(machine, 1, HERE);
+}
+
+/// The page is used, then left for another address space, in which the vCPU halts, and used again.
+fn leaving<P: Protocol>() {
+    let vcpu = |machine: &Machine| halting_in::<P>(machine, &[HERE, ELSEWHERE, HERE]);
+    replaced_beside(Machine::new(1), vcpu, flush_here::<P>, |_| ());
+}
+
+/// It halts elsewhere, and then in the address space itself, from where it goes on with what it has cached.
+fn coming_back<P: Protocol>() {
+    let vcpu = |machine: &Machine| halting_in::<P>(machine, &[ELSEWHERE, HERE, HERE]);
+    replaced_beside(Machine::new(1), vcpu, flush_here::<P>, |_| ());
+}
+
+/// It halts elsewhere, and afterwards is out of guest mode without having halted.
+fn passing_on<P: Protocol>() {
+    let vcpu = |machine: &Machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        cpu.switch_to(ELSEWHERE);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[]);
+        assert!(P::try_halt(&mut owner, Space::only(ELSEWHERE)), "nobody posts an event");
+        cpu.switch_to(HERE);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+        // Preempted, perhaps; it goes on without a switch.
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+    };
+    replaced_beside(Machine::new(1), vcpu, flush_here::<P>, |_| ());
+}
+
+/// It is seen halted in the address space, then uses the page once more, and halts again elsewhere.
+fn going_on<P: Protocol>() {
+    let vcpu = |machine: &Machine| {
+        halting_in::<P>(machine, &[HERE, HERE]);
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        cpu.switch_to(ELSEWHERE);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[]);
+        assert!(P::try_halt(&mut owner, Space::only(ELSEWHERE)), "nobody posts an event");
+    };
+    replaced_beside(Machine::new(1), vcpu, flush_here::<P>, |_| ());
+}
+
+#[test]
+fn a22_vcpu_that_halts_again_elsewhere_has_done_all_before() {
+    explore(Some(3), going_on::<Real>);
+}
+
+#[test]
+fn a22_vcpu_that_has_halted_elsewhere_walks_the_changed_tables() {
+    explore(Some(4), leaving::<Real>);
+}
+
+#[test]
+fn a22_vcpu_that_comes_back_before_it_halts_is_flushed() {
+    explore(Some(4), coming_back::<Real>);
+}
+
+#[test]
+fn a22_vcpu_that_has_not_halted_is_flushed() {
+    explore(Some(4), passing_on::<Real>);
+}
+
+/// The real look, with another way of looking at the word and at the space.
+fn elsewhere(target: &Target, word: u64, space: u64) -> bool {
+    word & (word::HALTED | word::BUSY | word::ABSENT) == word::HALTED && {
+        let halted_in = target.space.load(Acquire);
+        halted_in != Space::UNKNOWN.0 && halted_in != space
+    }
+}
+
+/// A flush that spares the target if `is_spared` says so.
+fn flush_unless(machine: &Machine, is_spared: impl FnOnce(&Target) -> bool) {
+    if !is_spared(&machine.targets[0]) {
+        Real::flush(machine, 1, crate::Scope::All);
+    }
+}
+
+mutant! {
+    /// The look at the word is a load: whoever enters after it may not see the changed tables.
+    SparedByLoad fails a22_spared_by_a_load: leaving::<SparedByLoad>, "used after", {
+        fn flush_in_space(machine: &Machine, _count: usize, space: u64) {
+            flush_unless(machine, |target| elsewhere(target, target.word.load(Acquire), space));
+        }
+    }
+}
+
+mutant! {
+    /// The address space is trusted although the vCPU has run since, and not halted.
+    SparedAwake fails a22_spared_without_a_halt: passing_on::<SparedAwake>, "used after", {
+        fn flush_in_space(machine: &Machine, _count: usize, space: u64) {
+            flush_unless(machine, |target| {
+                let old = target.word.fetch_or(0, AcqRel);
+                elsewhere(target, old | word::HALTED, space)
+            });
+        }
+    }
+}
+
+mutant! {
+    /// The address space is stored after the halt: the one of the halt before is taken for it.
+    SpaceAfterHalt fails a22_space_stored_after_the_halt: coming_back::<SpaceAfterHalt>, "used after", {
+        fn try_halt(owner: &mut Owner<'_>, space: Space) -> bool {
+            let halt = |word: u64| (word & word::EVENT == 0).then_some(word | word::HALTED);
+            let halted = update(&owner.target.word, halt).is_ok();
+            owner.target.space.store(space.0, crate::sync::Ordering::Release);
+            halted
+        }
+    }
+}
+
+mutant! {
+    /// O2: the address space is of a later halt than the word, and what the guest did before that is not seen.
+    SpaceByRelaxedLoad fails a22_space_without_acquire: going_on::<SpaceByRelaxedLoad>, "used after", {
+        fn flush_in_space(machine: &Machine, _count: usize, space: u64) {
+            flush_unless(machine, |target| {
+                let old = target.word.fetch_or(0, AcqRel);
+                let halted_in = target.space.load(Relaxed);
+                old & (word::HALTED | word::BUSY) == word::HALTED
+                    && halted_in != Space::UNKNOWN.0
+                    && halted_in != space
+            });
+        }
+    }
+}
