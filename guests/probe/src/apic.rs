@@ -74,8 +74,13 @@ pub(crate) fn send_nmi(destination: u32) {
     send(destination, MODE_NMI);
 }
 
+/// Resets a processor, which then waits to be started.
+pub(crate) fn send_init(destination: u32) {
+    send(destination, MODE_INIT);
+}
+
 /// Starts a processor at the page `page`.
 pub(crate) fn send_startup(destination: u32, page: u8) {
-    send(destination, MODE_INIT);
+    send_init(destination);
     send(destination, MODE_STARTUP | u64::from(page));
 }

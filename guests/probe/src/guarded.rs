@@ -19,6 +19,11 @@ pub(crate) const FAULTED: u64 = 1 << 8;
 impl Fault {
     /// #UD.
     pub(crate) const UNDEFINED: Self = Self { vector: 6, error: 0 };
+    /// #PF of ring 0 with this error code.
+    pub(crate) const fn page(error: u64) -> Self {
+        Self { vector: 14, error }
+    }
+
     /// #GP(0).
     pub(crate) const PROTECTION: Self = Self { vector: 13, error: 0 };
 
@@ -141,6 +146,38 @@ pub(crate) unsafe fn wrmsr(number: u32, value: u64) -> Result<(), Fault> {
         asm!(
             guarded!("wrmsr"),
             in("ecx") number, in("eax") value as u32, in("edx") (value >> 32) as u32,
+            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+        );
+    }
+    Fault::check(fault, error)
+}
+
+/// Reads the word at `address`.
+pub(crate) fn load(address: u64) -> Result<u64, Fault> {
+    let (value, fault, error): (u64, u64, u64);
+    // SAFETY: reading memory changes nothing, and a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("mov {value}, [{address}]"),
+            address = in(reg) address, value = out(reg) value,
+            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+        );
+    }
+    Fault::check(fault, error).map(|()| value)
+}
+
+/// Writes the word at `address`.
+///
+/// # Safety
+///
+/// If something is mapped there, it is a page that may be written to.
+pub(crate) unsafe fn store(address: u64, value: u64) -> Result<(), Fault> {
+    let (fault, error): (u64, u64);
+    // SAFETY: the caller's; a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("mov [{address}], {value}"),
+            address = in(reg) address, value = in(reg) value,
             inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
         );
     }

@@ -17,13 +17,18 @@ static CODE: Page = Page::new();
 
 /// Identifies the guest and has the hypercall page put in place.
 pub(crate) fn enable() -> Verdict {
-    let page = HypercallMsr::new().with_enable(true).with_page_number(CODE.address() / PAGE);
-    // SAFETY: the page is there for this, and nothing else is in it.
-    let enabled = unsafe {
-        guarded::wrmsr(msr::GUEST_OS_ID, OS_ID)
-            .and_then(|()| guarded::wrmsr(msr::HYPERCALL, page.into_bits()))
-    };
-    ensure!(enabled.is_ok(), "no Hyper-V interface: {enabled:?}");
+    // SAFETY: it names the guest and changes nothing else.
+    let named = unsafe { guarded::wrmsr(msr::GUEST_OS_ID, OS_ID) };
+    ensure!(named.is_ok(), "no Hyper-V interface: {named:?}");
+    move_page(&CODE)
+}
+
+/// Has the hypercall page put at `place`, whose contents are away as long as it is there.
+pub(crate) fn move_page(place: &'static Page) -> Verdict {
+    let page = HypercallMsr::new().with_enable(true).with_page_number(place.address() / PAGE);
+    // SAFETY: all that a page holds may change at any time.
+    let moved = unsafe { guarded::wrmsr(msr::HYPERCALL, page.into_bits()) };
+    ensure!(moved.is_ok(), "the hypercall page cannot be put in place: {moved:?}");
     ensure!(guarded::rdmsr(msr::HYPERCALL) == Ok(page.into_bits()), "hypercalls cannot be enabled");
     Ok(())
 }
@@ -130,6 +135,27 @@ pub(crate) fn call_that_only_returns() -> u64 {
             "call {code}",
             code = sym CODE,
             out("rax") result,
+            inout("rcx") control.into_bits() => _, inout("rdx") 1u64 => _, inout("r8") 0u64 => _,
+            out("r9") _, out("r10") _, out("r11") _,
+        );
+    }
+    result
+}
+
+/// The same call through whatever is at `place`; returns RAX.
+///
+/// # Safety
+///
+/// At `place` is code that changes no more than RAX and what hypercalls do, and returns.
+pub(crate) unsafe fn call_place(place: &Page) -> u64 {
+    let control = Control::new().with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0).with_fast(true);
+    let result: u64;
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+            "call {place}",
+            place = in(reg) place.address(),
+            inout("rax") u64::MAX => result,
             inout("rcx") control.into_bits() => _, inout("rdx") 1u64 => _, inout("r8") 0u64 => _,
             out("r9") _, out("r10") _, out("r11") _,
         );

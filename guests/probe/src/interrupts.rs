@@ -1,7 +1,7 @@
 //! What happens on each vector.
 
 use core::arch::{asm, global_asm};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use tlfs::Control;
 
@@ -145,6 +145,8 @@ static COUNTS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
 static NMI_DEPTH: AtomicU32 = AtomicU32::new(0);
 static NMI_DEPTH_MAX: AtomicU32 = AtomicU32::new(0);
 static NMI_RESEND: AtomicU32 = AtomicU32::new(0);
+/// What the NMI handler does beside: the address of a `fn()`, or 0.
+static NMI_WORK: AtomicUsize = AtomicUsize::new(0);
 /// Whether the next NMI's handler is to run into an IRET that faults.
 static NMI_FAULT: AtomicBool = AtomicBool::new(false);
 
@@ -179,6 +181,11 @@ pub(crate) fn resend_nmis(count: u32) {
 /// Has the next NMI's handler send another one to its own processor, then execute an IRET that faults.
 pub(crate) fn fault_in_nmi() {
     NMI_FAULT.store(true, Ordering::Release);
+}
+
+/// Has each NMI's handler do `work`, or nothing any more.
+pub(crate) fn work_in_nmi(work: Option<fn()>) {
+    NMI_WORK.store(work.map_or(0, |work| work as usize), Ordering::Release);
 }
 
 /// Address of the code for a vector.
@@ -234,6 +241,11 @@ fn on_exception(vector: u8, frame: &mut Frame) {
 fn on_nmi() {
     let depth = NMI_DEPTH.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
     NMI_DEPTH_MAX.fetch_max(depth, Ordering::AcqRel);
+    let work = NMI_WORK.load(Ordering::Acquire);
+    if work != 0 {
+        // SAFETY: `work_in_nmi` stored it, and nothing else does.
+        unsafe { core::mem::transmute::<usize, fn()>(work)() };
+    }
     let resend = |left: u32| left.checked_sub(1);
     if NMI_RESEND.try_update(Ordering::AcqRel, Ordering::Acquire, resend).is_ok() {
         apic::send_nmi(apic::id());

@@ -1,17 +1,30 @@
-//! A window of virtual addresses whose pages can be exchanged.
+//! A window of virtual addresses whose pages can be exchanged: small ones, and behind them one of 2 MiB.
 
+use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
+use x86_64::registers::control::{Cr3, Cr4, Cr4Flags};
 
 /// Where the window begins: the first address of the second PML4 entry.
 pub(crate) const WINDOW: u64 = 1 << 39;
 /// Bytes in a page.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Present, writable, for ring 3 too.
-const RIGHTS: u64 = 7;
+/// Where the large page of the window is, behind the 512 small ones.
+pub(crate) const LARGE_WINDOW: u64 = WINDOW + LARGE_PAGE;
+/// Bytes in a large page.
+pub(crate) const LARGE_PAGE: u64 = 512 * PAGE;
+
+/// Bits of an entry (APM volume 2, section 5.4): present, writable, for ring 3 too.
+pub(crate) const RIGHTS: u64 = 7;
+pub(crate) const WRITABLE: u64 = 1 << 1;
+pub(crate) const ACCESSED: u64 = 1 << 5;
+pub(crate) const DIRTY: u64 = 1 << 6;
+const LARGE: u64 = 1 << 7;
+pub(crate) const GLOBAL: u64 = 1 << 8;
+pub(crate) const NO_EXECUTE: u64 = 1 << 63;
 
 #[repr(C, align(4096))]
 struct Table([AtomicU64; 512]);
@@ -66,26 +79,74 @@ unsafe extern "C" {
 static PDPT: Table = Table::new();
 static DIRECTORY: Table = Table::new();
 static TABLE: Table = Table::new();
+/// The root of another address space, which maps the same.
+static OTHER_ROOT: Table = Table::new();
 
 /// Links the window into the page tables; its pages are absent.
 pub(crate) fn open_window() {
     DIRECTORY.0[0].store(TABLE.entry(), Ordering::Relaxed);
     PDPT.0[0].store(DIRECTORY.entry(), Ordering::Relaxed);
     // SAFETY: the table lives as long as the program and is changed by atomic stores only.
-    unsafe { boot_pml4[1].store(PDPT.entry(), Ordering::Release) };
+    let root = unsafe { &boot_pml4 };
+    root[1].store(PDPT.entry(), Ordering::Release);
+    for (copy, entry) in OTHER_ROOT.0.iter().zip(root) {
+        copy.store(entry.load(Ordering::Relaxed), Ordering::Release);
+    }
 }
 
 /// The address of the processor's page tables, which is the name of its address space.
 pub(crate) fn space() -> u64 {
-    x86_64::registers::control::Cr3::read().0.start_address().as_u64()
+    Cr3::read().0.start_address().as_u64()
+}
+
+/// The name of an address space that maps the same as the one that all processors begin with.
+pub(crate) fn other_space() -> u64 {
+    (&raw const OTHER_ROOT).addr() as u64
+}
+
+/// Has the processor use the address space `space`: one of [`space`] and [`other_space`].
+pub(crate) fn enter_space(space: u64) {
+    // SAFETY: both spaces map all that the program uses, and the same.
+    unsafe { asm!("mov cr3, {}", in(reg) space, options(nostack, preserves_flags)) };
+}
+
+/// Turns the effect of [`GLOBAL`] on or off.
+pub(crate) fn set_global_pages(on: bool) {
+    // SAFETY: what is mapped stays the same.
+    unsafe { Cr4::update(|flags| flags.set(Cr4Flags::PAGE_GLOBAL, on)) };
+}
+
+/// The entry of page `index` of the window.
+pub(crate) fn entry(index: usize) -> &'static AtomicU64 {
+    &TABLE.0[index]
 }
 
 /// Puts a page at page `index` of the window, or none, and flushes no TLB.
 pub(crate) fn exchange(index: usize, page: Option<&'static Page>) {
-    TABLE.0[index].store(page.map_or(0, |page| page.address() | RIGHTS), Ordering::SeqCst);
+    entry(index).store(page.map_or(0, |page| page.address() | RIGHTS), Ordering::SeqCst);
 }
 
-/// Puts a page there and flushes the own TLB.
+/// How many large pages there are.
+const LARGE_PAGES: usize = 2;
+
+/// Memory for them, and as much more as it takes to find them in it: aligned by the linker, it would make the image's file
+/// as large as a page.
+static LARGE_MEMORY: [Page; (LARGE_PAGES + 1) * 512] = [const { Page::new() }; (LARGE_PAGES + 1) * 512];
+
+/// A large page, 0 or 1, as the small ones that it consists of.
+pub(crate) fn large_page(index: usize) -> &'static [Page] {
+    let start = LARGE_MEMORY[0].address();
+    let first = ((start.next_multiple_of(LARGE_PAGE) - start) / PAGE) as usize + index % LARGE_PAGES * 512;
+    &LARGE_MEMORY[first..first + 512]
+}
+
+/// Puts a large page at [`LARGE_WINDOW`], and flushes no TLB.
+pub(crate) fn exchange_large(index: usize) {
+    let entry = large_page(index)[0].address() | RIGHTS | LARGE;
+    DIRECTORY.0[1].store(entry, Ordering::SeqCst);
+}
+
+/// Puts a page at page `index` of the window, or none, and flushes the own TLB.
 pub(crate) fn map(index: usize, page: Option<&'static Page>) {
     exchange(index, page);
     tlb::flush(VirtAddr::new(WINDOW + index as u64 * PAGE));

@@ -30,16 +30,28 @@ const PATIENCE_MS: u64 = 10_000;
 
 /// Starts processor `id`, one of 1 to [`PROCESSORS`] - 1, if it does not run already.
 pub(crate) fn start(id: u32) -> Verdict {
-    let processor = &ALL[id as usize];
-    if processor.runs.load(Ordering::Acquire) {
+    if runs(id) {
         return Ok(());
     }
     // SAFETY: nobody else uses the page; what it holds is always the same.
     unsafe { boot::install_startup_page() };
     apic::send_startup(id, (boot::STARTUP_PAGE >> 12) as u8);
-    let runs = clock::wait_until(PATIENCE_MS, || processor.runs.load(Ordering::Acquire));
-    ensure!(runs, "processor {id} does not start; is there one?");
+    let started = clock::wait_until(PATIENCE_MS, || runs(id));
+    ensure!(started, "processor {id} does not start; is there one?");
     Ok(())
+}
+
+/// Whether processor `id` has been started, and not been reset since.
+pub(crate) fn runs(id: u32) -> bool {
+    ALL[id as usize].runs.load(Ordering::Acquire)
+}
+
+/// Resets processor `id`, in whatever it is doing. It does nothing until it is started again.
+pub(crate) fn reset(id: u32) {
+    apic::send_init(id);
+    let Processor { runs, job } = &ALL[id as usize];
+    runs.store(false, Ordering::Release);
+    job.store(0, Ordering::Release);
 }
 
 /// Has processor `id`, which runs, do `job`, and returns at once.
@@ -65,7 +77,7 @@ pub(crate) fn run(id: u32, job: fn()) -> Result<(), Failure> {
 /// Where the processor with APIC id `id` begins.
 pub(crate) extern "C" fn main(id: u32) -> ! {
     let index = id as usize;
-    // SAFETY: this is the processor of that number, which comes here once.
+    // SAFETY: this is the processor of that number, which comes here once after each reset.
     unsafe { tables::load(index) };
     apic::enable();
     let Processor { runs, job } = &ALL[index];

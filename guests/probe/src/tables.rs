@@ -20,6 +20,10 @@ pub(crate) const KERNEL_CODE: u16 = 0x08;
 pub(crate) const KERNEL_DATA: u16 = 0x10;
 pub(crate) const USER_DATA: u16 = 0x18 | 3;
 pub(crate) const USER_CODE: u16 = 0x20 | 3;
+pub(crate) const KERNEL_CODE_32: u16 = 0x28;
+
+/// A code segment of 32 bits, all of the lower 4 GiB: APM volume 2, section 4.7.2.
+const CODE_32: u64 = 0x00cf_9b00_0000_ffff;
 
 const STACK_SIZE: usize = 16 << 10;
 
@@ -67,9 +71,9 @@ pub(crate) fn build_idt() {
 ///
 /// # Safety
 ///
-/// Once on each processor, with its own index.
+/// Once on each processor after its reset, with its own index.
 pub(crate) unsafe fn load(index: usize) {
-    // SAFETY: the tables are this processor's, which comes here once.
+    // SAFETY: the tables are this processor's, and whatever it did before its reset has ended.
     let tables = unsafe { &mut (*addr_of_mut!(TABLES))[index] };
     let stack = VirtAddr::from_ptr(&raw const tables.ring0_stack);
     tables.tss.privilege_stack_table[0] = stack + STACK_SIZE as u64;
@@ -78,6 +82,7 @@ pub(crate) unsafe fn load(index: usize) {
     gdt.append(Descriptor::kernel_data_segment());
     gdt.append(Descriptor::user_data_segment());
     gdt.append(Descriptor::user_code_segment());
+    gdt.append(Descriptor::UserSegment(CODE_32));
     let tss = gdt.append(Descriptor::tss_segment(&tables.tss));
     // SAFETY: table and segments were just made and never change; the IDT is complete.
     unsafe {

@@ -55,7 +55,7 @@ const WORDS: usize = 6;
 
 impl Form {
     /// All of them.
-    pub(super) fn all() -> impl Iterator<Item = Self> {
+    pub(super) fn all() -> impl Iterator<Item = Self> + Clone {
         let spaces = [CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE, CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX];
         let lists = [CallCode::FLUSH_VIRTUAL_ADDRESS_LIST, CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX];
         let lists = lists.into_iter().flat_map(|code| Element::ALL.map(|element| (code, Some(element))));
@@ -78,14 +78,36 @@ impl Form {
         )
     }
 
+    /// One of each call: by memory, for processors that are named, in plain elements.
+    pub(super) fn usual() -> impl Iterator<Item = Self> {
+        Self::all()
+            .filter(|form| !form.fast && !form.all && matches!(form.element, None | Some(Element::Plain)))
+    }
+
+    /// Whether it names addresses.
+    pub(super) const fn is_list(&self) -> bool {
+        self.element.is_some()
+    }
+
     /// Flushes the page at `address` of the current address space, or more, on the processors of `mask`.
     pub(super) fn flush(&self, mask: u64, address: u64) -> Result<HvResult, Fault> {
+        self.flush_with(mask, address, paging::space(), 0)
+    }
+
+    /// The same of the address space `space`, with flags.
+    pub(super) fn flush_with(
+        &self,
+        mask: u64,
+        address: u64,
+        space: u64,
+        flags: u64,
+    ) -> Result<HvResult, Fault> {
         let (element, format) = self.element.map_or((0, 0), |element| element.word(address));
-        let flags = format | if self.all { ALL_PROCESSORS } else { 0 };
+        let flags = flags | format | if self.all { ALL_PROCESSORS } else { 0 };
         let mask = if self.all { 0 } else { mask };
         let mut control = Control::new().with_call_code(self.code.0).with_fast(self.fast);
         let mut words = [0; WORDS];
-        words[..2].copy_from_slice(&[paging::space(), flags]);
+        words[..2].copy_from_slice(&[space, flags]);
         let mut used = 3;
         if self.is_ex() {
             words[2..5].copy_from_slice(&[0, 1, mask]);

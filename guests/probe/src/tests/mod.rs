@@ -1,15 +1,23 @@
 //! `test=NAME`: wrong and rare things that a guest does, and what has to come of them.
 
+mod code_page;
 mod cpuid_and_msrs;
+mod dirty;
 mod events;
+mod flags;
 mod forms;
 mod garbage;
 mod hypercalls;
 mod instructions;
 mod interrupts_by_call;
 mod io;
+mod own;
 mod parts;
+mod races;
 mod stale;
+mod toggles;
+mod waiting;
+mod watch;
 
 pub(crate) use garbage::set_count;
 
@@ -30,8 +38,9 @@ const fn test(name: &'static str, run: fn() -> Verdict) -> Test {
 const TRIPLE_FAULT: &str = "triple-fault";
 const NO_WRITE_THROUGH: &str = "no-write-through";
 
-/// The others.
-const TESTS: [Test; 21] = [
+/// The others, of which the first must come before any that starts another processor.
+const TESTS: [Test; 33] = [
+    test("flush-not-started", waiting::flush_not_started),
     test("unknown-msr", cpuid_and_msrs::unknown_msr),
     test("x2apic-reserved", cpuid_and_msrs::x2apic_reserved),
     test("read-everything", cpuid_and_msrs::read_everything),
@@ -53,6 +62,17 @@ const TESTS: [Test; 21] = [
     test("timer", events::timer),
     test("debug-registers", events::debug_registers),
     test("stale", stale::stale),
+    test("large-pages", stale::large_pages),
+    test("nmi-in-flush", stale::nmi_in_flush),
+    test("flush-flags", flags::flush_flags),
+    test("toggles-flush", toggles::toggles_flush),
+    test("rights-follow", toggles::rights_follow),
+    test("dirty-bits", dirty::dirty_bits),
+    test("changing-input", races::changing_input),
+    test("mutual-flush", races::mutual_flush),
+    test("hypercall-page-moves", code_page::hypercall_page_moves),
+    test("flush-halted", waiting::flush_halted),
+    test("flush-reset", waiting::flush_reset),
 ];
 
 /// Those that are run by their names alone, for they need a hypervisor that is set up for them.

@@ -1,76 +1,126 @@
-//! No processor sees a page after the flush that took it away has returned.
-//!
-//! | first processor | second processor, interrupts off |
-//! |---|---|
-//! | a: write round n to the page that is not mapped | |
-//! | b: map it instead of the other | |
-//! | c: flush the second processor by hypercall | |
-//! | d: RELEASED = n | e: r = RELEASED |
-//! | | f: v = what is at the mapped address |
-//! | g: wait for CHECKED = n | h: v < r is stale; CHECKED = r |
-//!
-//! If e sees n of d, then the flush of c has returned, so f reads the page of a or a later one. g before
-//! the next a: a stale translation shows round n - 1 at h, and nothing newer.
+//! No processor sees a page after the flush that took it away has returned: see [`watch`].
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::forms::Form;
-use crate::clock;
+use super::hypercalls::second_vp;
+use super::watch::{self, Watch, What, replace};
 use crate::hypercall::enable;
-use crate::paging::{self, Page, WINDOW};
-use crate::processors::{self, SECOND};
+use crate::interrupts::{nmi_count, work_in_nmi};
+use crate::paging::{self, LARGE_PAGE, LARGE_WINDOW, PAGE, WINDOW};
+use crate::processors::SECOND;
 use crate::report::{Verdict, ensure};
+use crate::{apic, clock};
 
 /// Rounds of each form of the flush.
 const ROUNDS: u64 = 50;
-const PATIENCE_MS: u64 = 5000;
+const PATIENCE_MS: u64 = 2000;
 
-static PAGES: [Page; 2] = [const { Page::new() }; 2];
-static RELEASED: AtomicU64 = AtomicU64::new(0);
-static CHECKED: AtomicU64 = AtomicU64::new(0);
-static STALE: AtomicU64 = AtomicU64::new(0);
-static ENDS: AtomicBool = AtomicBool::new(false);
-
-fn watch() {
-    while !ENDS.load(Ordering::Acquire) {
-        let released = RELEASED.load(Ordering::Acquire);
-        // SAFETY: a page is mapped there as long as this runs; the first processor exchanges it meanwhile.
-        let value = unsafe { (WINDOW as *const u64).read_volatile() };
-        if value < released {
-            STALE.fetch_add(1, Ordering::Relaxed);
-        }
-        CHECKED.store(released, Ordering::Release);
-    }
+/// Flushes the page at `address` on the processors of `mask`.
+fn flush(form: Form, mask: u64, address: u64) -> Verdict {
+    let result = form.flush(mask, address);
+    ensure!(result == Ok(form.success()), "{form:?}: {result:?}");
+    Ok(())
 }
 
+/// By every form of the flush.
 pub(super) fn stale() -> Verdict {
     enable()?;
-    let mask = 1 << super::hypercalls::second_vp()?;
-    paging::map(0, Some(&PAGES[0]));
-    processors::give(SECOND, watch);
-    let result = rounds(mask);
-    ENDS.store(true, Ordering::Release);
-    processors::join(SECOND)?;
-    paging::map(0, None);
-    result
+    let mask = 1 << second_vp()?;
+    let replace = |round| replace(round, false);
+    watch::during(What::page(), replace, |watch| {
+        for form in Form::all() {
+            for _ in 0..ROUNDS {
+                let stale = watch.round(replace, || flush(form, mask, WINDOW))?;
+                ensure!(stale == 0, "{stale} stale reads, {form:?}");
+            }
+        }
+        Ok(())
+    })
 }
 
-fn rounds(mask: u64) -> Verdict {
-    let mut round = 0;
-    for form in Form::all() {
-        for _ in 0..ROUNDS {
-            round += 1;
-            let page = &PAGES[(round % 2) as usize];
-            page.write(&[round]);
-            paging::exchange(0, Some(page));
-            let result = form.flush(mask, WINDOW);
-            RELEASED.store(round, Ordering::Release);
-            ensure!(result == Ok(form.success()), "{form:?}: {result:?}");
-            let checked = clock::wait_until(PATIENCE_MS, || CHECKED.load(Ordering::Acquire) == round);
-            ensure!(checked, "the second processor does not look at round {round}, {form:?}");
-            let stale = STALE.load(Ordering::Relaxed);
-            ensure!(stale == 0, "{stale} stale reads in round {round}, {form:?}");
+/// Pieces of a large page of which one is flushed, and where in it.
+const FLUSHED: [(u64, u64); 5] = [(0, 0), (1, 0x123), (255, 0xfff), (256, 8), (511, 0)];
+
+/// A flush of one address in a page of 2 MiB takes all of it, however it lies in the TLB (A17).
+pub(super) fn large_pages() -> Verdict {
+    enable()?;
+    let mask = 1 << second_vp()?;
+    let what = What { address: LARGE_WINDOW, words: LARGE_PAGE / PAGE, ..What::page() };
+    watch::during(what, replace_large, |watch| {
+        watch.notices(replace_large, || flush_any(mask, LARGE_WINDOW))?;
+        for form in Form::all().filter(Form::is_list) {
+            for (piece, offset) in FLUSHED {
+                let address = LARGE_WINDOW + piece * PAGE + offset;
+                let stale = watch.round(replace_large, || flush(form, mask, address))?;
+                ensure!(stale == 0, "{stale} stale pieces, {form:?} of piece {piece}");
+            }
         }
+        Ok(())
+    })
+}
+
+/// Maps the large page of this round, with its number in each piece.
+fn replace_large(round: u64) {
+    let index = (round % 2) as usize;
+    paging::large_page(index).iter().for_each(|piece| piece.write(&[round]));
+    paging::exchange_large(index);
+}
+
+/// Flushes by the first form that there is.
+fn flush_any(mask: u64, address: u64) -> Verdict {
+    Form::usual().next().map_or(Ok(()), |form| flush(form, mask, address))
+}
+
+/// How often an NMI's handler has looked.
+static LOOKS: AtomicU64 = AtomicU64::new(0);
+/// NMIs during flushes.
+const NMIS: u32 = 200;
+
+/// NMIs reach a processor that is flushed all the time, and their handler sees nothing stale either (P25).
+pub(super) fn nmi_in_flush() -> Verdict {
+    enable()?;
+    let mask = 1 << second_vp()?;
+    LOOKS.store(0, Ordering::Relaxed);
+    let replace = |round| replace(round, false);
+    watch::during(What::page(), replace, |watch| {
+        watch.notices(replace, || flush_any(mask, WINDOW))?;
+        work_in_nmi(Some(|| {
+            watch::look();
+            LOOKS.fetch_add(1, Ordering::AcqRel);
+        }));
+        let result = storm(watch, mask);
+        work_in_nmi(None);
+        result
+    })
+}
+
+fn storm(watch: &mut Watch, mask: u64) -> Verdict {
+    let before = nmi_count();
+    let mut forms = Form::all().cycle();
+    for number in 1..=NMIS {
+        let Some(form) = forms.next() else { break };
+        // Before the flush, or after it.
+        let is_early = number % 2 == 0;
+        let flush = || {
+            if is_early {
+                apic::send_nmi(SECOND);
+            }
+            flush(form, mask, WINDOW)
+        };
+        let stale = watch.round(|round| replace(round, false), flush)?;
+        if !is_early {
+            apic::send_nmi(SECOND);
+        }
+        ensure!(stale == 0, "{stale} stale reads in round {number}, {form:?}");
+        // Two that come before the first is taken are one.
+        let arrived = || nmi_count().wrapping_sub(before);
+        clock::wait_until(PATIENCE_MS, || {
+            arrived() == number && LOOKS.load(Ordering::Acquire) == number.into()
+        });
+        let looks = LOOKS.load(Ordering::Acquire);
+        ensure!(arrived() == number, "{} NMIs instead of {number}", arrived());
+        ensure!(looks == number.into(), "{looks} handlers have looked, instead of {number}");
     }
     Ok(())
 }

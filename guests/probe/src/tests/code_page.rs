@@ -1,0 +1,129 @@
+//! The hypercall page goes from place to place, and two processors execute both places before and after (H18).
+//!
+//! During the move itself neither does: QEMU forgets what it has made of a page's code before it changes the page, not
+//! after, so another processor that executes the page in between keeps the old code for good.
+
+use core::arch::x86_64::__cpuid;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use x86_64::registers::control::Cr0;
+
+use super::hypercalls::second_vp;
+use crate::clock;
+use crate::hypercall::{call_place, enable, move_page};
+use crate::paging::Page;
+use crate::processors::{self, SECOND};
+use crate::report::{Verdict, ensure};
+
+const MOVES: u32 = 100;
+const PATIENCE_MS: u64 = 2000;
+
+/// `SMSW EAX; RET`, which returns CR0, then a pattern: what is at each place when the hypercall page is not. The
+/// hypercall page begins with `VMMCALL; RET`.
+const FORMER_CODE: u64 = 0x600d_c0de_c3e0_010f;
+
+static PLACES: [Page; 2] = [const { Page::new() }; 2];
+
+/// The place with the hypercall page after so many moves.
+fn place_after(moves: u32) -> &'static Page {
+    &PLACES[(moves % 2) as usize]
+}
+
+/// What each word of a place is when the hypercall page is not there.
+fn former(index: usize) -> u64 {
+    FORMER_CODE ^ (index as u64) << 32
+}
+
+/// What the code at a place turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Code {
+    Hypercall,
+    Former,
+    Other(u64),
+}
+
+fn execute(place: &Page) -> Code {
+    // SAFETY: each place holds one of the two codes.
+    match unsafe { call_place(place) } {
+        0 => Code::Hypercall,
+        value if value == Cr0::read_raw() & 0xffff_ffff => Code::Former,
+        value => Code::Other(value),
+    }
+}
+
+/// How often the page has been moved, after how many moves the second processor has looked, and how often what it
+/// executed was wrong.
+static MOVED: AtomicU32 = AtomicU32::new(0);
+static CHECKED: AtomicU32 = AtomicU32::new(0);
+static WRONG: AtomicU32 = AtomicU32::new(0);
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// How often both places are executed after each move.
+const EXECUTIONS: u32 = 20;
+
+/// Executes both places after each move, and stays in guest mode during the next.
+fn execute_both() {
+    while !ENDS.load(Ordering::Acquire) {
+        let moved = MOVED.load(Ordering::Acquire);
+        if moved == CHECKED.load(Ordering::Relaxed) {
+            core::hint::spin_loop();
+            continue;
+        }
+        // Code that another processor has changed: APM volume 2, section 7.6.1, asks for a serializing instruction.
+        let _ = __cpuid(0);
+        for _ in 0..EXECUTIONS {
+            let found = [place_after(moved), place_after(moved + 1)].map(execute);
+            if found != [Code::Hypercall, Code::Former] {
+                WRONG.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        CHECKED.store(moved, Ordering::Release);
+    }
+}
+
+/// Wherever the page goes, it works on both processors, and what was at its old place comes back.
+pub(super) fn hypercall_page_moves() -> Verdict {
+    enable()?;
+    for place in &PLACES {
+        place
+            .words()
+            .iter()
+            .enumerate()
+            .for_each(|(index, word)| word.store(former(index), Ordering::Relaxed));
+    }
+    second_vp()?;
+    for counter in [&MOVED, &CHECKED, &WRONG] {
+        counter.store(0, Ordering::Relaxed);
+    }
+    ENDS.store(false, Ordering::Release);
+    processors::give(SECOND, execute_both);
+    let result = (1..=MOVES).try_for_each(one_move);
+    ENDS.store(true, Ordering::Release);
+    processors::join(SECOND)?;
+    enable()?;
+    result?;
+    PLACES.iter().try_for_each(is_former)
+}
+
+fn one_move(number: u32) -> Verdict {
+    let (place, left) = (place_after(number), place_after(number + 1));
+    move_page(place)?;
+    let found = [place, left].map(execute);
+    is_former(left)?;
+    ensure!(found == [Code::Hypercall, Code::Former], "the mover finds {found:x?} after move {number}");
+    MOVED.store(number, Ordering::Release);
+    let checked = clock::wait_until(PATIENCE_MS, || CHECKED.load(Ordering::Acquire) == number);
+    ensure!(checked, "the second processor does not come by after move {number}");
+    let wrong = WRONG.load(Ordering::Relaxed);
+    ensure!(wrong == 0, "the second processor was wrong {wrong} times up to move {number}");
+    Ok(())
+}
+
+/// Succeeds if a place has all of its own contents.
+fn is_former(place: &Page) -> Verdict {
+    for (index, word) in place.words().iter().enumerate() {
+        let word = word.load(Ordering::Acquire);
+        ensure!(word == former(index), "word {index} is {word:#x} instead of {:#x}", former(index));
+    }
+    Ok(())
+}

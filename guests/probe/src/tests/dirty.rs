@@ -1,0 +1,87 @@
+//! What a processor did by a translation is done, and told in the entry, when the flush of it returns (O2).
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::forms::Form;
+use super::hypercalls::second_vp;
+use crate::clock;
+use crate::guarded::{load, store};
+use crate::hypercall::enable;
+use crate::paging::{self, ACCESSED, DIRTY, Page, RIGHTS, WINDOW};
+use crate::processors::{self, SECOND};
+use crate::random::Random;
+use crate::report::{Verdict, ensure};
+
+const ROUNDS: u32 = 200;
+/// How long the page is there, at most, and how long nothing may change after it.
+const MAPPED_US_MAX: u64 = 40;
+const SILENCE_US: u64 = 50;
+
+static PAGE: Page = Page::new();
+static ENDS: AtomicBool = AtomicBool::new(false);
+/// Turns of the writer, which show that it is at work when the page is away too.
+static TURNS: AtomicU64 = AtomicU64::new(0);
+
+/// Reads and writes all the time, whether there is a page or not.
+fn read_and_write() {
+    let mut turn = 0;
+    while !ENDS.load(Ordering::Acquire) {
+        turn += 1;
+        // The read makes a translation of a page that is not dirty yet.
+        if load(WINDOW).is_ok() {
+            // SAFETY: the page is there to be written to. If it goes before, that is a fault.
+            let _ = unsafe { store(WINDOW, turn) };
+        }
+        TURNS.store(turn, Ordering::Relaxed);
+    }
+}
+
+/// The second processor reads and writes a page that the first takes away, by one exchange of its entry. After the flush
+/// neither the page changes nor the entry, and if the page has been written to, then the entry said so when it was taken.
+pub(super) fn dirty_bits() -> Verdict {
+    enable()?;
+    let mask = 1 << second_vp()?;
+    paging::map(0, None);
+    ENDS.store(false, Ordering::Release);
+    processors::give(SECOND, read_and_write);
+    let result = rounds(mask);
+    ENDS.store(true, Ordering::Release);
+    processors::join(SECOND)?;
+    paging::map(0, None);
+    result
+}
+
+fn rounds(mask: u64) -> Verdict {
+    let mut random = Random::new(0xd1e7);
+    let (entry, word) = (paging::entry(0), &PAGE.words()[0]);
+    let mut written = 0;
+    let mut forms = Form::all().cycle();
+    for round in 1..=ROUNDS {
+        let Some(form) = forms.next() else { break };
+        let (before, turn) = (word.load(Ordering::Acquire), TURNS.load(Ordering::Relaxed));
+        entry.store(PAGE.address() | RIGHTS, Ordering::SeqCst);
+        let end = clock::now() + clock::ticks(random.below(MAPPED_US_MAX));
+        // So long, and until the other one has had a chance.
+        let ran = clock::wait_until(1000, || clock::now() > end && TURNS.load(Ordering::Relaxed) != turn);
+        // Not present any more; an access that comes late would show in the bits.
+        let taken = entry.swap(PAGE.address(), Ordering::SeqCst);
+        let result = form.flush(mask, WINDOW);
+        let left = word.load(Ordering::Acquire);
+        ensure!(result == Ok(form.success()), "{form:?}: {result:?}");
+        ensure!(ran, "the second processor stands still in round {round}");
+        let is_written = left != before;
+        written += u32::from(is_written);
+        ensure!(!is_written || taken & DIRTY != 0, "round {round}: written to by the entry {taken:#x}");
+        let end = clock::now() + clock::ticks(SILENCE_US);
+        while clock::now() < end {
+            let (now, bits) = (word.load(Ordering::Acquire), entry.load(Ordering::Acquire));
+            ensure!(now == left, "round {round}, {form:?}: written to after the flush");
+            ensure!(
+                bits & (ACCESSED | DIRTY) == 0,
+                "round {round}, {form:?}: entry {bits:#x} after the flush"
+            );
+        }
+    }
+    ensure!(written > ROUNDS / 4, "only in {written} of {ROUNDS} rounds the page was written to");
+    Ok(())
+}

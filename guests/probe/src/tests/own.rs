@@ -1,0 +1,38 @@
+//! Whether the own processor still uses a translation that has been replaced.
+
+use x86_64::VirtAddr;
+use x86_64::instructions::tlb;
+
+use super::watch::replace;
+use crate::guarded::load;
+use crate::paging::WINDOW;
+use crate::report::{Failure, Verdict, ensure, failure};
+
+/// Times that nothing is done, one of which has to be noticed.
+const TRIES: u32 = 1000;
+
+/// Uses a page of the window, which is global or not, puts another one in its place, does `act`, and returns whether the
+/// other one is seen then.
+pub(super) fn sees_new_after(is_global: bool, act: impl FnOnce() -> Verdict) -> Result<bool, Failure> {
+    let drop_translation = || tlb::flush(VirtAddr::new(WINDOW));
+    replace(0, is_global);
+    drop_translation();
+    let seen = load(WINDOW);
+    ensure!(seen == Ok(0), "the first page reads as {seen:x?}");
+    replace(1, is_global);
+    act()?;
+    let seen = load(WINDOW);
+    ensure!(matches!(seen, Ok(0 | 1)), "the second page reads as {seen:x?}");
+    drop_translation();
+    Ok(seen == Ok(1))
+}
+
+/// Succeeds if the first page is seen when nothing is done: then not to see it says something.
+pub(super) fn notices(is_global: bool) -> Verdict {
+    for _ in 0..TRIES {
+        if !sees_new_after(is_global, || Ok(()))? {
+            return Ok(());
+        }
+    }
+    Err(failure(format_args!("{TRIES} pages are replaced, and each is seen at once")))
+}

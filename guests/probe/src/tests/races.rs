@@ -1,0 +1,135 @@
+//! Calls of two processors at once, and calls whose input changes.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use tlfs::{CallCode, Control, HvResult, Status, msr};
+
+use super::hypercalls::second_vp;
+use crate::guarded::rdmsr;
+use crate::hypercall::{call, enable, input_address, input_page};
+use crate::paging::{self, PAGE, Page, WINDOW};
+use crate::processors::{self, SECOND};
+use crate::random::Random;
+use crate::report::{Verdict, ensure};
+use crate::{apic, clock};
+
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Calls of each kind whose input changes.
+const RACED: u32 = 1500;
+
+/// Puts right and wrong values into every word of the input all the time.
+fn change_input() {
+    let mut random = Random::new(0x7ace);
+    let words = input_page().words();
+    while !ENDS.load(Ordering::Acquire) {
+        // Flags: none, all processors, all address spaces, and one that is reserved.
+        words[1].store(random.one_of([0, 1, 2, 1 << 4]), Ordering::Relaxed);
+        // A mask, or the format of a set, of which 2 is none.
+        words[2].store(random.one_of([0, 1, 2, u64::MAX]), Ordering::Relaxed);
+        // The banks that follow, or an element.
+        words[3].store(random.one_of([0, 1, 3, 1 << 63]), Ordering::Relaxed);
+        words[4].store(random.next(), Ordering::Relaxed);
+        words[0].store(random.next(), Ordering::Relaxed);
+    }
+}
+
+/// A call whose input another processor changes meanwhile ends as it would with one of the inputs that there were (H7).
+pub(super) fn changing_input() -> Verdict {
+    enable()?;
+    second_vp()?;
+    ENDS.store(false, Ordering::Release);
+    processors::give(SECOND, change_input);
+    let result = call_meanwhile();
+    ENDS.store(true, Ordering::Release);
+    processors::join(SECOND)?;
+    result
+}
+
+fn call_meanwhile() -> Verdict {
+    let control = |code: CallCode| Control::new().with_call_code(code.0);
+    let controls = [
+        control(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE),
+        control(CallCode::FLUSH_VIRTUAL_ADDRESS_LIST).with_rep_count(2),
+        control(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX).with_variable_header_words(1),
+        control(CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX).with_variable_header_words(1).with_rep_count(3),
+    ];
+    for control in controls {
+        let success = HvResult::of(Status::SUCCESS, control.rep_count());
+        let refusals = [Status::INVALID_PARAMETER, Status::INVALID_HYPERCALL_INPUT];
+        let mut succeeded = 0;
+        for _ in 0..RACED {
+            let result = call(control, input_address(), 0);
+            let is_refused = refusals.iter().any(|status| result == Ok(HvResult::of(*status, 0)));
+            let word = control.into_bits();
+            ensure!(is_refused || result == Ok(success), "{word:#x} with changing input: {result:?}");
+            succeeded += u32::from(!is_refused);
+        }
+        let is_mixed = (1..RACED).contains(&succeeded);
+        ensure!(is_mixed, "{succeeded} of {RACED} calls went through: their input does not change");
+    }
+    Ok(())
+}
+
+/// Calls of each of the two.
+const CALLS: u64 = 2000;
+
+/// What each of the two has: the page of its input, and two that take turns in the window.
+static INPUTS: [Page; 2] = [const { Page::new() }; 2];
+static PAGES: [[Page; 2]; 2] = [const { [const { Page::new() }; 2] }; 2];
+/// Both as a mask of VPs; how many have come to the beginning; calls that did not end as they should, and own
+/// translations that outlived them.
+static BOTH: AtomicU64 = AtomicU64::new(0);
+static ARRIVALS: AtomicU32 = AtomicU32::new(0);
+static FAILED: AtomicU32 = AtomicU32::new(0);
+static STALE: AtomicU32 = AtomicU32::new(0);
+
+/// Two processors flush each other and themselves, and both come to their end (O13); after each call the caller sees no
+/// page that it has taken away before (H27).
+pub(super) fn mutual_flush() -> Verdict {
+    enable()?;
+    let other = 1 << second_vp()?;
+    let own = rdmsr(msr::VP_INDEX).map(|index| 1 << index).unwrap_or(0);
+    ensure!(own != 0 && own != other, "both processors have VP index mask {own:#x}");
+    BOTH.store(own | other, Ordering::Relaxed);
+    for counter in [&ARRIVALS, &FAILED, &STALE] {
+        counter.store(0, Ordering::Relaxed);
+    }
+    processors::give(SECOND, flush_both);
+    flush_both();
+    processors::join(SECOND)?;
+    let (failed, stale) = (FAILED.load(Ordering::Acquire), STALE.load(Ordering::Acquire));
+    ensure!(failed == 0, "{failed} calls fail");
+    ensure!(stale == 0, "{stale} times the caller saw what it had taken away");
+    Ok(())
+}
+
+/// What each of the two does.
+fn flush_both() {
+    let me = apic::id() as usize % 2;
+    let address = WINDOW + me as u64 * PAGE;
+    let both = BOTH.load(Ordering::Acquire);
+    ARRIVALS.fetch_add(1, Ordering::AcqRel);
+    clock::wait_until(1000, || ARRIVALS.load(Ordering::Acquire) == 2);
+    for number in 1..=CALLS {
+        let page = &PAGES[me][(number % 2) as usize];
+        page.write(&[number]);
+        paging::exchange(me, Some(page));
+        INPUTS[me].write(&[paging::space(), 0, both, address]);
+        let is_list = number % 2 == 0;
+        let (code, reps) = match is_list {
+            true => (CallCode::FLUSH_VIRTUAL_ADDRESS_LIST, 1),
+            false => (CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE, 0),
+        };
+        let control = Control::new().with_call_code(code.0).with_rep_count(reps);
+        let result = call(control, INPUTS[me].address(), 0);
+        if result != Ok(HvResult::of(Status::SUCCESS, reps)) {
+            FAILED.fetch_add(1, Ordering::AcqRel);
+        }
+        // SAFETY: the page has just been mapped, by this processor.
+        if unsafe { (address as *const u64).read_volatile() } != number {
+            STALE.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+    paging::map(me, None);
+}

@@ -1,0 +1,104 @@
+//! Flushes of processors that answer nobody: they wait for nothing (O15).
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use x86_64::instructions::hlt;
+
+use super::forms::Form;
+use super::hypercalls::second_vp;
+use crate::guarded::rdmsr;
+use crate::hypercall::enable;
+use crate::paging::WINDOW;
+use crate::processors::{self, SECOND};
+use crate::report::{Verdict, ensure, failure};
+use crate::{apic, clock};
+
+const PATIENCE_MS: u64 = 2000;
+/// More than a call ever takes that waits for nobody. The fastest of many is measured against it, since this processor
+/// may itself have to wait for the machine's.
+const AT_ONCE_US: u64 = 1000;
+const ROUNDS: u32 = 5;
+
+/// Every form of the flush for the processors of `mask` succeeds, and at once.
+fn flushes_at_once(what: &str, mask: u64) -> Verdict {
+    let mut fastest = u64::MAX;
+    for form in Form::all() {
+        let begin = clock::now();
+        let result = form.flush(mask, WINDOW);
+        fastest = fastest.min(clock::now() - begin);
+        ensure!(result == Ok(form.success()), "{what}, {form:?}: {result:?}");
+    }
+    ensure!(fastest < clock::ticks(AT_ONCE_US), "{what}: the fastest of the calls took {fastest} ticks");
+    Ok(())
+}
+
+/// A processor that has never been started. The test has to come before all that start it.
+pub(super) fn flush_not_started() -> Verdict {
+    ensure!(!processors::runs(SECOND), "the second processor has been started before");
+    enable()?;
+    let index = rdmsr(tlfs::msr::VP_INDEX).map_err(|fault| failure(format_args!("VP index: {fault:?}")))?;
+    flushes_at_once("not started", !(1 << index))
+}
+
+static TURNS: AtomicU32 = AtomicU32::new(0);
+
+/// A processor that is reset: when it halts, when it is in guest mode, and then while it waits for its start.
+pub(super) fn flush_reset() -> Verdict {
+    enable()?;
+    let mask = 1 << second_vp()?;
+    for round in 0..ROUNDS {
+        processors::start(SECOND)?;
+        if round % 2 == 1 {
+            let before = TURNS.load(Ordering::Relaxed);
+            processors::give(SECOND, || {
+                loop {
+                    TURNS.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let spins = clock::wait_until(PATIENCE_MS, || TURNS.load(Ordering::Relaxed) != before);
+            ensure!(spins, "the second processor does not do its job");
+        }
+        processors::reset(SECOND);
+        flushes_at_once("just reset", mask)?;
+        let turns = TURNS.load(Ordering::Relaxed);
+        flushes_at_once("waiting for its start", mask)?;
+        clock::wait_until(1, || false);
+        ensure!(TURNS.load(Ordering::Relaxed) == turns, "the second processor goes on after its reset");
+    }
+    // As good as before.
+    processors::run(SECOND, || ())
+}
+
+static HALTS: AtomicBool = AtomicBool::new(false);
+static AWAKE: AtomicBool = AtomicBool::new(false);
+
+/// A processor in HLT that takes no interrupts: the flush neither waits for it nor wakes it, and an NMI does wake it.
+pub(super) fn flush_halted() -> Verdict {
+    enable()?;
+    let mask = 1 << second_vp()?;
+    for _ in 0..ROUNDS {
+        HALTS.store(false, Ordering::Release);
+        AWAKE.store(false, Ordering::Release);
+        processors::give(SECOND, || {
+            HALTS.store(true, Ordering::Release);
+            hlt();
+            AWAKE.store(true, Ordering::Release);
+        });
+        ensure!(clock::wait_until(PATIENCE_MS, || HALTS.load(Ordering::Acquire)), "it does not do its job");
+        // Until it has come to its HLT.
+        clock::wait_until(1, || false);
+        let flushed = flushes_at_once("halted", mask);
+        let was_awake = AWAKE.load(Ordering::Acquire);
+        let woken = clock::wait_until(PATIENCE_MS, || {
+            // More than one, in case the first comes before the HLT.
+            apic::send_nmi(SECOND);
+            clock::wait_until(5, || AWAKE.load(Ordering::Acquire))
+        });
+        flushed?;
+        ensure!(!was_awake, "a flush has woken it");
+        ensure!(woken, "an NMI does not wake it");
+        processors::join(SECOND)?;
+    }
+    // It takes the last of the NMIs before this.
+    processors::run(SECOND, || ())
+}
