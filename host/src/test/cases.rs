@@ -9,6 +9,8 @@ pub(super) struct Case {
     pub(super) body: Body,
     /// With `--long` the guest is told this instead of what `body` says.
     pub(super) long: Option<&'static str>,
+    /// It is run with `--long` only.
+    pub(super) only_long: bool,
     /// What is changed in the hypervisor, as in `hostlink::config`.
     pub(super) settings: &'static [&'static str],
 }
@@ -81,15 +83,15 @@ const fn stock(
     expect: Expect,
 ) -> Case {
     let body = Body::Stock(Stock { vcpus, cpus, flush, command, expect });
-    Case { name, about, body, long: None, settings: &[] }
+    Case { name, about, body, long: None, only_long: false, settings: &[] }
 }
 
 const fn typed(name: &'static str, about: &'static str, texts: &'static [&'static str]) -> Case {
-    Case { name, about, body: Body::Typed(texts), long: None, settings: &[] }
+    Case { name, about, body: Body::Typed(texts), long: None, only_long: false, settings: &[] }
 }
 
 const fn probe(name: &'static str, about: &'static str, test: &'static str, end: ProbeEnd) -> Case {
-    Case { name, about, body: Body::Probe(test, end), long: None, settings: &[] }
+    Case { name, about, body: Body::Probe(test, end), long: None, only_long: false, settings: &[] }
 }
 
 const fn tool(
@@ -99,13 +101,25 @@ const fn tool(
     file: TestFile,
     (status, message): (i32, &'static str),
 ) -> Case {
-    Case { name, about, body: Body::Tool { args, file, status, message }, long: None, settings: &[] }
+    Case {
+        name,
+        about,
+        body: Body::Tool { args, file, status, message },
+        long: None,
+        only_long: false,
+        settings: &[],
+    }
 }
 
 impl Case {
     /// The same, with something else to do under `--long`.
     const fn or_long(self, told: &'static str) -> Self {
         Self { long: Some(told), ..self }
+    }
+
+    /// The same, and only under `--long`.
+    const fn only_long(self) -> Self {
+        Self { only_long: true, ..self }
     }
 
     /// The same, on a hypervisor that is changed.
@@ -119,9 +133,11 @@ const STALE: &str = "stale --threads 8 --seconds 5 --report /dev/ttyS1";
 const STALE_TRIES: &str =
     "for try in 1 2 3; do stale --threads 8 --seconds 5 --report /dev/ttyS1 || exit; done";
 const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/ttyS1";
+/// More threads than a 64-bit mask of processors can name.
+const THRASH_65: &str = "thrash --threads 65 --rounds 3 --settle 100 --report /dev/ttyS1";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
 
-pub(super) const CASES: [Case; 28] = [
+pub(super) const CASES: [Case; 30] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -237,6 +253,23 @@ pub(super) const CASES: [Case; 28] = [
         "test \"$(nproc)\" = 255",
         Expect::Success,
     ),
+    stock(
+        "thrash_on_128_vcpus",
+        "65 threads on 128 vCPUs flush by hypercall alone, which takes VP sets",
+        (128, 2),
+        FlushMode::Hypercall,
+        THRASH_65,
+        Expect::TlbIpis(false),
+    ),
+    stock(
+        "thrash_on_128_vcpus_and_12_cpus",
+        "and so they do on 12 CPUs",
+        (128, 12),
+        FlushMode::Hypercall,
+        THRASH_65,
+        Expect::TlbIpis(false),
+    )
+    .only_long(),
     stock(
         "one_vcpu_on_one_cpu",
         "the smallest guest boots",

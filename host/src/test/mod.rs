@@ -50,7 +50,8 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         }
         total.add(step.run(&mut progress, signals)?);
     }
-    let cases: Vec<_> = cases::CASES.iter().filter(|case| wanted(case.name)).collect();
+    let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
+    let cases: Vec<_> = cases::CASES.iter().filter(is_due).collect();
     if !cases.is_empty() && signals.caught().is_none() {
         total.add(guests::run_all(&cases, args.long, &mut progress, signals)?);
     }
