@@ -236,3 +236,32 @@ impl core::fmt::Debug for Target {
         write!(f, "Target {{ word: {word:#x}, completed: {completed} }}")
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    /// The files that hold the protocol.
+    const SOURCES: [(&str, &str); 5] = [
+        ("flush.rs", include_str!("flush.rs")),
+        ("mailbox.rs", include_str!("mailbox.rs")),
+        ("owner.rs", include_str!("owner.rs")),
+        ("presence.rs", include_str!("presence.rs")),
+        ("target.rs", include_str!("target.rs")),
+    ];
+
+    #[test]
+    fn o5_words_that_both_sides_change_are_never_stored_to() {
+        for (name, source) in SOURCES {
+            let code = source.split("mod tests").next().unwrap_or(source);
+            for (number, line) in code.lines().enumerate() {
+                let dense: std::string::String = line.split_whitespace().collect();
+                for word in ["word", "header"] {
+                    for access in [".store(", ".get_mut(", ".as_ptr("] {
+                        let pattern = std::format!("{word}{access}");
+                        assert!(!dense.contains(&pattern), "{name}:{}: {line}", number + 1);
+                    }
+                }
+            }
+            assert!(name == "flush.rs" || code.contains("fetch_") || code.contains("update("), "{name}");
+        }
+    }
+}
