@@ -111,6 +111,9 @@ fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals, samples: &mut Samples
     spec.timeout = Some(Duration::from_secs(args.timeout));
     let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
 
+    for report in outcome.reports.iter().filter(|report| report["result"] == "fail") {
+        eprintln!("quell: the guest says: {}", report["why"].as_str().unwrap_or("that it failed"));
+    }
     for report in outcome.reports.iter().filter(|report| report["metric"] == METRIC) {
         if let (Some(case), Some(value)) = (report["case"].as_str(), number(&report["value"])) {
             samples.add(case, Subject::Quell, METRIC, METRIC, value);

@@ -104,12 +104,11 @@ impl Services for CallServices<'_> {
     #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         match &call.scope {
-            FlushScope::Everything if space_of(call).is_some() => {
-                self.request_in_space(call, Scope::All, Counter::FlushWholeAsked);
-                call.rep_count
-            }
             FlushScope::Everything => {
-                self.request(&call.targets, Scope::All, Counter::FlushWholeAsked);
+                match space_of(call) {
+                    None => self.request(&call.targets, Scope::All, Counter::FlushWholeAsked),
+                    Some(space) => self.request_in_space(&call.targets, space),
+                }
                 call.rep_count
             }
             FlushScope::List(list) => self.flush_list(call, list),
@@ -142,20 +141,16 @@ impl CallServices<'_> {
             }
             Plan::Ranges { ranges, done } => (Scope::Ranges(ranges), *done, Counter::FlushLists),
         };
-        match space_of(call) {
-            Some(_) => self.request_in_space(call, scope, counter),
-            None => self.request(&call.targets, scope, counter),
-        }
+        self.request(&call.targets, scope, counter);
         done
     }
 
-    /// As [`request`](Self::request), but for vCPUs that have halted in another address space than the call's.
+    /// Flushes everything on the targets but those that have halted in another address space than `space`.
     #[inline(never)]
-    fn request_in_space(&mut self, call: &FlushCall<'_>, scope: Scope<'_>, counter: Counter) {
-        let Some(space) = space_of(call) else { return self.request(&call.targets, scope, counter) };
-        let named = Named { targets: &call.targets, vcpus: self.vm.vcpus.len() };
-        let issued = coherence::issue_in_space(self.vm, &named, scope, space, self.scratch);
-        Self::finish(self.vm, self.caller, issued, counter);
+    fn request_in_space(&mut self, targets: &tlfs::Targets<'_>, space: u64) {
+        let named = Named { targets, vcpus: self.vm.vcpus.len() };
+        let issued = coherence::issue_in_space(self.vm, &named, Scope::All, space, self.scratch);
+        Self::finish(self.vm, self.caller, issued, Counter::FlushWholeAsked);
     }
 
     /// Flushes `scope` on the targets, and counts one more of `counter`.
@@ -182,15 +177,21 @@ impl CallServices<'_> {
         }
         match issued.receipt() {
             Some(receipt) => {
-                count(Counter::FlushDeferred, receipt.outcome().deferred);
+                let outcome = receipt.outcome();
+                count(Counter::FlushDeferred, outcome.deferred);
+                if outcome.joined != 0 {
+                    count(Counter::FlushJoined, outcome.joined);
+                    count(Counter::FlushOverflows, outcome.mailbox_overflows);
+                }
             }
             None => dispatch_and_wait(issued, counters),
         }
     }
 }
 
-/// The address space whose translations alone a call is about, global ones left out; see [`Space`](coherence::Space).
-/// Only its address counts: the low bits may be a PCID or flags, and bit 63 says "no flush" (pitfall A11).
+/// The address space whose translations alone a flush of everything is about, global ones left out; see
+/// [`Space`](coherence::Space). Only its address counts: the low bits may be a PCID or flags, and bit 63 says "no flush"
+/// (pitfall A11). Lists are not asked: there the TLFS calls the flag that leaves global pages out an invalid option.
 #[inline(always)]
 fn space_of(call: &FlushCall<'_>) -> Option<u64> {
     let is_one = call.flags.non_global_only() && !call.flags.all_address_spaces();
