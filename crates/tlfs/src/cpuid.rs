@@ -98,3 +98,6 @@ pub mod hardware {
     /// Second level address translation.
     pub const NESTED_PAGING: u32 = 1 << 3;
 }
+
+#[cfg(test)]
+mod tests;

@@ -145,3 +145,6 @@ pub struct TscPage {
 }
 
 const _: () = assert!(size_of::<TscPage>() == 24);
+
+#[cfg(test)]
+mod tests;

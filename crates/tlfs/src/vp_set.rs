@@ -206,6 +206,16 @@ mod tests {
         assert!(!set.contains(64) && !set.contains(127));
     }
 
+    #[test]
+    fn sets_are_equal_by_their_members_and_show_them() {
+        let set = VpSet::sparse(0b101, &[0x21, 0x4]).unwrap();
+        assert_eq!(set, VpSet::sparse(0b111, &[0x21, 0, 0x4]).unwrap());
+        for (valid_banks, other) in [(0b1, &[0x21][..]), (0b11, &[0x21, 0x4]), (0b101, &[0x20, 0x4])] {
+            assert_ne!(set, VpSet::sparse(valid_banks, other).unwrap());
+        }
+        assert_eq!(std::format!("{set:?}"), "{0, 5, 130}");
+    }
+
     proptest! {
         #[test]
         fn a_set_is_what_a_naive_model_says(

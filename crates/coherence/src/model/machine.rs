@@ -30,7 +30,9 @@ pub(super) struct Machine {
     /// reading the count is relaxed, thus stale unless the protocol ordered it (G2).
     old_frame: [AtomicU64; PAGES],
     interrupt: Vec<AtomicU64>,
-    /// The initiators are done: guests need not wait for a kick any more.
+    /// Initiators that say when they have finished.
+    initiators: u64,
+    /// How many of them have. After the last one, guests need not wait for a kick any more.
     finished: AtomicU64,
 }
 
@@ -41,8 +43,14 @@ impl Machine {
             page_table: core::array::from_fn(|_| AtomicU64::new(OLD)),
             old_frame: core::array::from_fn(|_| AtomicU64::new(0)),
             interrupt: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            initiators: 1,
             finished: AtomicU64::new(0),
         }
+    }
+
+    /// The same for `initiators` that finish, instead of one.
+    pub(super) fn under(self, initiators: u64) -> Self {
+        Self { initiators, ..self }
     }
 
     /// Points the page elsewhere, makes `flush`, and frees the old frame: the count of accesses
@@ -65,7 +73,7 @@ impl Machine {
 
     /// A read-modify-write, for a relaxed load may be stale for ever.
     fn has_finished(&self) -> bool {
-        self.finished.fetch_or(0, Relaxed) != 0
+        self.finished.fetch_or(0, Relaxed) >= self.initiators
     }
 
     /// Posts an event and does what the poster must, except for waking.

@@ -2,6 +2,7 @@
 //! mutants that fail there.
 
 use core::cell::Cell;
+use core::mem::forget;
 
 use loom::sync::Arc;
 use loom::thread;
@@ -13,7 +14,7 @@ use super::scenarios::{explore, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sync::update;
 use crate::target::Claim;
-use crate::{Notify, Outcome, Owner, Scope, Target, word};
+use crate::{CpuId, InGuest, Notify, Outcome, Owner, Scope, Target, word};
 
 fn flush_all<P: Protocol>(machine: &Machine) {
     P::flush(machine, 1, Scope::All);
@@ -26,18 +27,27 @@ fn migrating<P: Protocol>() {
 }
 
 /// As [`migrating`], under two initiators: one may kick where the other has seen the vCPU enter.
-/// Nothing is accessed, to keep it small: a kick that goes astray hangs.
+/// Nothing is accessed, and the vCPU is on CPU 1 when they begin, to keep it small: a kick that goes astray hangs.
 fn migrating_under_two<P: Protocol>() {
-    let machine = Arc::new(Machine::new(2));
-    let initiators = [(); 2].map(|()| {
+    let machine = Arc::new(Machine::new(2).under(2));
+    let mut owner = machine.targets[0].owner().expect("free");
+    forget(P::try_enter(&mut owner, CpuId(1)).expect("nothing pends"));
+    forget(owner);
+    let vcpu = |machine: &Machine| {
+        let target = &machine.targets[0];
+        P::leave(InGuest { target });
+        Cpu::new(machine, 0).run::<P>(&mut Owner { target }, Stay::UntilKicked, &[]);
+    };
+    let initiator = |machine: &Machine| {
+        P::flush(machine, 1, Scope::All);
+        machine.finish();
+    };
+    let others = [vcpu, initiator].map(|act: fn(&Machine)| {
         let machine = machine.clone();
-        thread::spawn(move || {
-            P::flush(&machine, 1, Scope::All);
-            machine.finish();
-        })
+        thread::spawn(move || act(&machine))
     });
-    move_and_stay::<P>(&machine, &[]);
-    initiators.into_iter().for_each(|initiator| initiator.join().unwrap());
+    initiator(&machine);
+    others.into_iter().for_each(|other| other.join().unwrap());
 }
 
 /// The first vCPU runs on CPU 1 for a moment and then on CPU 0 until it is kicked.
@@ -142,14 +152,15 @@ fn vcpu_is_added_by_one_of_two() {
 
 mutant! {
     /// The kick goes to the CPU that `issue` saw, though the claim is that of a later stay.
-    KickWhereIssued fails kick_of_the_cpu_before_a_migration:
+    KickWhereIssued fails kick_of_the_cpu_before_a_migration within 2:
         migrating_under_two::<KickWhereIssued>, "maximum number of branches",
     {
         fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
-            let issued_to = Cell::new(crate::CpuId(0));
+            let issued_to = Cell::new(CpuId(0));
             let request = |target: &Target| {
+                let requested = target.request(scope);
                 issued_to.set(target.cpu());
-                target.request(scope)
+                requested
             };
             let claim = |target: &Target| match target.claim_kick() {
                 Claim::Kick(_) => Claim::Kick(issued_to.get()),

@@ -54,9 +54,16 @@ fn ranges(scope: Scope<'_>) -> &[GvaRange] {
     }
 }
 
-/// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there.
+/// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there, within as many
+/// preemptions as the real protocol is tested with, or 3.
 macro_rules! mutant {
-    ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:expr, $seen:literal, { $($body:tt)+ }) => {
+    ($(#[$doc:meta])+ $name:ident fails $test:ident: $($rest:tt)+) => {
+        $crate::model::mutants::mutant! { $(#[$doc])+ $name fails $test within 3: $($rest)+ }
+    };
+    (
+        $(#[$doc:meta])+ $name:ident fails $test:ident within $preemptions:literal:
+        $scenario:expr, $seen:literal, { $($body:tt)+ }
+    ) => {
         $(#[$doc])+
         struct $name;
 
@@ -67,7 +74,7 @@ macro_rules! mutant {
         #[test]
         #[should_panic(expected = $seen)]
         fn $test() {
-            $crate::model::scenarios::explore(Some(3), $scenario);
+            $crate::model::scenarios::explore(Some($preemptions), $scenario);
         }
     };
 }

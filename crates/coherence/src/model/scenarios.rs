@@ -130,7 +130,7 @@ pub(super) fn overflow<P: Protocol>() {
 
 /// Two initiators that replace a page each, one target between them.
 pub(super) fn merging<P: Protocol>(stay: Stay, listed: bool) {
-    let machine = Arc::new(Machine::new(1));
+    let machine = Arc::new(Machine::new(1).under(2));
     let initiators = [0, 1].map(|page| {
         let machine = machine.clone();
         thread::spawn(move || {

@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
 use tlfs::{
     Call, CallRegisters, FlushScope, InputError, InputPage, InputSource, PAGE_WORDS, PageSize, Targets,
-    VpSet, XMM_WORDS, decode,
+    VaWidth, VpSet, XMM_WORDS, decode,
 };
 use zerocopy::IntoBytes;
 
@@ -23,6 +23,16 @@ impl InputSource for Memory<'_> {
     }
 }
 
+/// Pages at the ends of the first ranges that can be translated.
+fn ends(ranges: &[(u64, u64, u8)], width: VaWidth) -> Vec<u64> {
+    let sign_bit = if width == VaWidth::Bits57 { 56 } else { 47 };
+    let named = ranges.iter().take(4).filter(|(first, last, _)| first <= last);
+    named
+        .flat_map(|(first, last, _)| [first & !0xfff, last & !0xfff])
+        .filter(|page| matches!((*page as i64) >> sign_bit, 0 | -1))
+        .collect()
+}
+
 type Request = (Option<u64>, bool, Vec<(u64, u64, u8)>, Vec<u64>, bool, Offers, u16);
 
 fuzz_target!(|input: Request| {
@@ -32,6 +42,7 @@ fuzz_target!(|input: Request| {
     let profile = offers.profile();
     let interface =
         Interface { vp_sets, xmm_input: offers.xmm_input, extended_ranges: offers.extended_ranges };
+    let mut missing = ends(&ranges, profile.va_width);
     let ranges = ranges.iter().map(|(first, last, size)| {
         let sizes = [PageSize::Small, PageSize::Large, PageSize::Huge];
         VaRange::new(*first, *last).of(sizes[usize::from(size % 3)])
@@ -53,8 +64,15 @@ fuzz_target!(|input: Request| {
             Targets::All => assert!(!vp_sets),
             Targets::Set(decoded) => assert_eq!(decoded, set),
         }
-        if let FlushScope::List(list) = flush.scope {
-            assert!(!list.words().is_empty());
+        match flush.scope {
+            FlushScope::Everything => missing.clear(),
+            FlushScope::List(list) => {
+                assert!(!list.words().is_empty());
+                for range in list.ranges() {
+                    missing.retain(|page| !(range.start..=range.last()).contains(page));
+                }
+            }
         }
     }
+    assert!(missing.is_empty() || set.is_empty(), "not flushed: {missing:#x?}");
 });
