@@ -124,7 +124,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// As [`write`].
+    /// As [`write()`].
     pub(crate) fn new(path: PathBuf, bench: &'static str, guest: Option<&Versions>) -> Self {
         Self { path, bench, machine: machine(), versions: versions(guest) }
     }
