@@ -138,7 +138,7 @@ pub fn issue<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
 }
 
 /// As [`issue`], where the guest has changed the tables of one address space and no global translation: targets that
-/// have halted in another one ([`Space`]) are not asked.
+/// have halted in another one ([`Space`](crate::Space)) are not asked.
 ///
 /// Say so only if `scope` need not include global translations, and if nothing but `space` uses the changed tables.
 ///

@@ -13,13 +13,13 @@ pub struct Profile {
     pub empty_targets: EmptyTargets,
     /// Width of the guest's virtual addresses.
     pub va_width: VaWidth,
-    /// Input in XMM registers; announced by [`feature::XMM_INPUT`](crate::cpuid::feature::XMM_INPUT).
+    /// Input in XMM registers; announced by [`feature::XMM_INPUT`].
     pub xmm_input: bool,
     /// The two calls that send interrupts; announced by
-    /// [`hint::CLUSTER_IPI`](crate::cpuid::hint::CLUSTER_IPI).
+    /// [`hint::CLUSTER_IPI`].
     pub cluster_ipi: bool,
     /// List elements that name large pages; announced by
-    /// [`feature::EXTENDED_GVA_RANGES`](crate::cpuid::feature::EXTENDED_GVA_RANGES).
+    /// [`feature::EXTENDED_GVA_RANGES`].
     pub extended_ranges: bool,
 }
 
