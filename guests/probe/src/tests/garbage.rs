@@ -311,7 +311,9 @@ impl Attempt {
         } else {
             None
         };
-        if sent.is_some_and(|sent| (0x10..0x20).contains(&sent) || sent == VECTOR_SPURIOUS.into()) {
+        // What is above the vector is refused, or is padding.
+        let vector = sent.map(|sent| sent as u8);
+        if vector.is_some_and(|vector| (0x10..0x20).contains(&vector) || vector == VECTOR_SPURIOUS) {
             self.control = self.control.with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0);
         }
     }
