@@ -70,8 +70,9 @@ fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
     if prefix == "probe" {
         return sources.contains(&format!("test(\"{name}{end}"));
     }
-    let fails_end = if end.is_empty() { "" } else { ":" };
-    sources.contains(&format!("fn {name}{end}")) || sources.contains(&format!("fails {name}{fails_end}"))
+    let fails_ends: &[&str] = if end.is_empty() { &[""] } else { &[":", " within "] };
+    sources.contains(&format!("fn {name}{end}"))
+        || fails_ends.iter().any(|end| sources.contains(&format!("fails {name}{end}")))
 }
 
 #[test]
@@ -112,8 +113,10 @@ fn names_are_found_in_rows_only_and_keep_their_prefix() {
 
 #[test]
 fn names_are_found_where_they_are_defined_and_not_elsewhere() {
-    let sources = "fn ab_cd() {} mutant! { X fails ef_gh: y } test(\"ij-kl\", z)";
+    let sources =
+        "fn ab_cd() {} mutant! { X fails ef_gh: y } mutant! { Z fails mn_op within 2: y } test(\"ij-kl\", z)";
     assert!(is_defined(sources, "tlfs", "ab_cd") && is_defined(sources, "tlfs", "ef_gh"));
+    assert!(is_defined(sources, "tlfs", "mn_op") && !is_defined(sources, "tlfs", "mn"));
     assert!(is_defined(sources, "tlfs", "ab_*") && is_defined(sources, "tlfs", "ef*"));
     assert!(is_defined(sources, "probe", "ij-kl") && !is_defined(sources, "probe", "ij"));
     for absent in ["ab", "cd", "ab_cde", "ef_g", "gh_*", "ij-kl"] {
