@@ -239,6 +239,63 @@ impl core::fmt::Debug for Target {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use crate::{CpuId, GvaRange, Scope, Space, Target};
+
+    #[test]
+    fn a_request_for_everything_in_one_step_is_taken_as_everything() {
+        let target = Target::new();
+        let mut owner = target.owner().expect("free");
+        assert!(target.request_all_if_idle(), "nobody is in guest mode");
+        let work = owner.take_flush().expect("it pends");
+        assert!(matches!(work.scope(), Scope::All));
+        work.complete();
+        assert!(owner.take_flush().is_none(), "taken with its announcement");
+        // The next one is of ranges, and is no more than that.
+        let range = GvaRange { first: 0x1000, pages: 1 };
+        assert!(!target.request(Scope::Ranges(&[range])).busy);
+        let work = owner.take_flush().expect("it pends");
+        assert!(matches!(work.scope(), Scope::Ranges([taken]) if *taken == range));
+        work.complete();
+        // Of both, everything is left.
+        let _posted = target.request(Scope::Ranges(&[range]));
+        assert!(target.request_all_if_idle());
+        let work = owner.take_flush().expect("it pends");
+        assert!(matches!(work.scope(), Scope::All));
+        work.complete();
+    }
+
+    #[test]
+    fn who_is_busy_or_absent_is_not_idle() {
+        let target = Target::new();
+        let mut owner = target.owner().expect("free");
+        let guest = owner.try_enter(CpuId(0)).expect("nothing pends");
+        assert!(!target.request_all_if_idle(), "in guest mode");
+        guest.leave();
+        assert!(target.request_all_if_idle());
+        owner.take_flush().expect("it pends").complete();
+        let section = owner.begin_translation().expect("nothing pends");
+        assert!(!target.request_all_if_idle(), "a translation is in use");
+        section.end();
+        assert!(target.request_all_if_idle());
+        assert!(!Target::absent().request_all_if_idle());
+    }
+
+    #[test]
+    fn a22_only_who_has_halted_in_a_known_other_space_is_spared() {
+        let target = Target::new();
+        let mut owner = target.owner().expect("free");
+        assert!(!target.has_halted_elsewhere(7), "it has not halted");
+        assert!(owner.try_halt(Space::UNKNOWN));
+        assert!(!target.has_halted_elsewhere(7), "it may be anywhere");
+        assert!(owner.try_halt(Space::only(7)));
+        assert!(!target.has_halted_elsewhere(7), "here");
+        assert!(target.has_halted_elsewhere(8));
+        let guest = owner.try_enter(CpuId(0)).expect("nothing pends");
+        assert!(!target.has_halted_elsewhere(8), "it runs");
+        guest.leave();
+        assert!(!target.has_halted_elsewhere(8), "it has run since");
+    }
+
     /// The files that hold the protocol.
     const SOURCES: [(&str, &str); 5] = [
         ("flush.rs", include_str!("flush.rs")),
