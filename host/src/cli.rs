@@ -3,6 +3,7 @@
 use crate::size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy};
+use hostlink::ctl::{LogWay, parse_number};
 use std::path::PathBuf;
 
 /// Quell, a small type-1 hypervisor built around TLB coherence.
@@ -37,6 +38,7 @@ pub(crate) enum Command {
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
+    Ctl(CtlArgs),
     Test(TestArgs),
     Fetch(FetchArgs),
 }
@@ -79,6 +81,12 @@ pub(crate) struct RunArgs {
     /// What a reset by the guest does [default: reboot; exit with --exec]
     #[arg(long, value_name = "WHAT")]
     pub(crate) reset: Option<Reset>,
+    /// Compare the nested page table with the memory slots after each change of them; panics on a difference
+    #[arg(long, conflicts_with = "bare")]
+    pub(crate) paranoid: bool,
+    /// Memory that the machine has beyond the guest's, for `ctl add`
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "bare")]
+    pub(crate) spare: Option<u64>,
     /// Change the hypervisor for a test, for instance kick=off; may be repeated
     #[arg(long, value_name = "SWITCH=VALUE", hide = true)]
     pub(crate) set: Vec<String>,
@@ -148,6 +156,100 @@ pub(crate) struct ExitsArgs {
     /// Give up after so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,
+}
+
+/// Talk to the hypervisor of a machine that runs: memory slots, dirty logging, counters
+///
+/// `./quell run` in one terminal, `./quell ctl slots` in another. What the hypervisor refuses changes nothing; the
+/// message says what was wrong, and the status is 1.
+#[derive(Debug, Args)]
+pub(crate) struct CtlArgs {
+    /// The machine, as `./quell ctl vms` names it [default: the only one]
+    #[arg(long, value_name = "NAME", global = true)]
+    pub(crate) vm: Option<String>,
+    /// Answer in JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: CtlCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CtlCommand {
+    /// List the virtual machines that run
+    Vms,
+    /// List the memory slots
+    Slots,
+    /// Add zeroed memory to the guest
+    ///
+    /// The guest is not told, neither by ACPI nor otherwise: the memory is for programs that know its address, as a
+    /// device's memory would be. It comes from what the machine has left.
+    Add {
+        /// First guest physical address, a multiple of 4096
+        #[arg(value_parser = number)]
+        gpa: u64,
+        /// Size, for example 64M; a multiple of 4096
+        #[arg(value_parser = size::parse)]
+        size: u64,
+        /// The guest may only read it
+        #[arg(long)]
+        read_only: bool,
+    },
+    /// Take memory away again that was added
+    Delete {
+        /// Number of the slot, as `slots` shows it
+        slot: u16,
+    },
+    /// Log which pages of a slot are written
+    #[command(subcommand)]
+    Log(LogCommand),
+    /// Show the hypervisor's counters, added up over the vCPUs
+    Stats,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LogCommand {
+    /// Begin to log
+    Start {
+        /// Number of the slot
+        slot: u16,
+        /// How the hypervisor notices stores
+        #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
+        way: Way,
+    },
+    /// Show the pages written since the last time, and forget them
+    Fetch {
+        /// Number of the slot
+        slot: u16,
+    },
+    /// End the log
+    Stop {
+        /// Number of the slot
+        slot: u16,
+    },
+}
+
+/// [`LogWay`] on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Way {
+    /// By the dirty bits of the nested page tables: no exits
+    DirtyBits,
+    /// By write faults: an exit for the first store to each page
+    WriteProtection,
+}
+
+impl From<Way> for LogWay {
+    fn from(way: Way) -> Self {
+        match way {
+            Way::DirtyBits => Self::DirtyBits,
+            Way::WriteProtection => Self::WriteProtection,
+        }
+    }
+}
+
+/// A decimal number, or a hexadecimal one behind `0x`.
+fn number(text: &str) -> Result<u64, String> {
+    parse_number(text).map_err(|_| format!("'{text}' is not a number; write for example 0x100000000"))
 }
 
 /// Time from power-on to the guest's first process, on Quell and directly on the machine
@@ -289,6 +391,8 @@ mod tests {
         assert!(error(&["run", "--vcpus", "256"]).contains("1..=255"));
         assert!(error(&["run", "--memory", "lots"]).contains("512M"));
         assert!(error(&["run", "--flush", "never"]).contains("hypercall"));
+        assert!(error(&["ctl", "add", "here", "4K"]).contains("0x100000000"));
+        assert!(error(&["ctl", "delete", "70000"]).contains("65535"));
         assert!(error(&["run", "--exec", "true", "--kernel", "k"]).contains("cannot be used with"));
     }
 }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod cli;
+mod ctl;
 mod demo;
 mod guest;
 mod machine;
@@ -40,6 +41,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Bench(BenchCommand::Exits(args)) => bench::counts::exits(args, &signals),
         Command::Bench(BenchCommand::Flush(args)) => bench::counts::flush(args, &signals),
         Command::Bench(BenchCommand::Boot(args)) => bench::boot::boot(args, &signals),
+        Command::Ctl(args) => ctl::ctl(args),
         Command::Test(args) => test::test(args, &signals),
         Command::Fetch(args) => {
             let files = guest::cache::guest_files(args.refresh)?;

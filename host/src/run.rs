@@ -6,6 +6,7 @@ use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Console};
 use crate::results::{Samples, Subject, Writer};
+use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use anyhow::{Context, Result, anyhow, ensure};
 use hostlink::config::{ResetPolicy, Switches};
@@ -32,6 +33,7 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     } else {
         guest.on_quell(&Hypervisor::build()?, args.size.cpus, Clock::Wall, directory.path())?
     };
+    spec.memory += args.spare.unwrap_or(0).next_multiple_of(MIB);
     spec.console = if args.exec.is_some() { Console::Echo } else { Console::Terminal };
     spec.timeout = args.timeout.map(Duration::from_secs);
     spec.log.clone_from(&args.log);
@@ -85,6 +87,8 @@ fn guest(args: &RunArgs) -> Result<Guest> {
             (stock.kernel(), Some(initrd))
         }
     };
+    let mut switches = switches(&args.set)?;
+    switches.paranoid |= args.paranoid;
     let usual = if args.exec.is_some() { ResetPolicy::Exit } else { ResetPolicy::Reboot };
     Ok(Guest {
         kernel,
@@ -94,7 +98,7 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         memory: args.size.memory,
         flush: args.flush.into(),
         reset: args.reset.map_or(usual, Reset::into),
-        switches: switches(&args.set)?,
+        switches,
     })
 }
 

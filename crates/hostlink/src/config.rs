@@ -11,6 +11,8 @@
 //! | `apic_ids` | `reversed`: all vCPUs but the first have APIC ids in descending order, so that APIC id and VP index differ | `ascending` |
 //! | `flush_pages` | most pages that a flush drops one by one, 16 to 1,000,000, or `measured` | `measured` |
 //! | `kick` | `off`: a flush neither kicks targets out of guest mode nor waits for them, for tests that must notice | `on` |
+//! | `zap` | `everything`: when a memory slot goes, all translations of the guest go, for comparison | `slot` |
+//! | `paranoid` | `on`: after each change of the memory slots the nested page table is compared with the slots | `off` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 
 use core::fmt;
@@ -62,6 +64,16 @@ pub enum ApicIds {
     Reversed,
 }
 
+/// Which translations go when a memory slot goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Zap {
+    /// Those of the slot.
+    #[default]
+    Slot,
+    /// All of the guest's. They come back fault by fault: what precision is worth is measured against this.
+    Everything,
+}
+
 /// What tests change. The defaults are what everybody else wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switches {
@@ -72,17 +84,21 @@ pub struct Switches {
     /// Whether a flush ends the stay in guest mode of its targets. Without, it is broken: tests prove by that
     /// that they notice.
     pub kick: bool,
+    /// Which translations go when a memory slot goes.
+    pub zap: Zap,
+    /// Whether the nested page table is compared with the slots after each change of them.
+    pub paranoid: bool,
 }
 
 impl Default for Switches {
     fn default() -> Self {
-        Self { apic_ids: ApicIds::Ascending, flush_pages: None, kick: true }
+        Self { apic_ids: ApicIds::Ascending, flush_pages: None, kick: true, zap: Zap::Slot, paranoid: false }
     }
 }
 
 impl Switches {
     /// Their keys.
-    pub const KEYS: [&str; 3] = ["apic_ids", "flush_pages", "kick"];
+    pub const KEYS: [&str; 5] = ["apic_ids", "flush_pages", "kick", "zap", "paranoid"];
 
     /// Sets the switch `key` of the table above; false if there is no such switch.
     ///
@@ -105,16 +121,26 @@ impl Switches {
                     _ => return Err("a number from 16 to 1000000, or measured"),
                 };
             }
-            "kick" => {
-                self.kick = match value {
-                    "on" => true,
-                    "off" => false,
-                    _ => return Err("on or off"),
+            "kick" => self.kick = on_or_off(value)?,
+            "zap" => {
+                self.zap = match value {
+                    "slot" => Zap::Slot,
+                    "everything" => Zap::Everything,
+                    _ => return Err("slot or everything"),
                 };
             }
+            "paranoid" => self.paranoid = on_or_off(value)?,
             _ => return Ok(false),
         }
         Ok(true)
+    }
+}
+
+fn on_or_off(value: &str) -> Result<bool, &'static str> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("on or off"),
     }
 }
 
@@ -129,7 +155,12 @@ impl fmt::Display for Switches {
             Some(pages) => writeln!(f, "flush_pages={pages}")?,
             None => writeln!(f, "flush_pages=measured")?,
         }
-        writeln!(f, "kick={}", if self.kick { "on" } else { "off" })
+        let zap = match self.zap {
+            Zap::Slot => "slot",
+            Zap::Everything => "everything",
+        };
+        let word = |switch| if switch { "on" } else { "off" };
+        writeln!(f, "kick={}\nzap={zap}\nparanoid={}", word(self.kick), word(self.paranoid))
     }
 }
 
@@ -312,7 +343,13 @@ mod tests {
             slice_us: 2500,
             reset: ResetPolicy::Exit,
             boot_cpu: BootCpu::Serve,
-            switches: Switches { apic_ids: ApicIds::Reversed, flush_pages: Some(64), kick: false },
+            switches: Switches {
+                apic_ids: ApicIds::Reversed,
+                flush_pages: Some(64),
+                kick: false,
+                zap: Zap::Everything,
+                paranoid: true,
+            },
             cmdline: "console=ttyS0 quiet a=b # not a comment",
         };
         assert_eq!(Config::parse(&config.to_string()), Ok(config));
@@ -330,6 +367,8 @@ mod tests {
             ("reset=never", 1),
             ("boot_cpu=rest", 1),
             ("kick=softly", 1),
+            ("zap=some", 1),
+            ("paranoid=a bit", 1),
             ("apic_ids=shuffled", 1),
             ("flush_pages=15", 1),
             ("flush_pages=all", 1),

@@ -215,6 +215,22 @@ counters! {
     SchedMigrated = "sched.migrated",
     /// Nested page table entries installed for it.
     NestedInstalled = "nested.installed",
+    /// Nested page table entries that it was given the right to store by.
+    NestedUpgraded = "nested.upgraded",
+    /// Its accesses to addresses without memory, where it remembered that from before.
+    MmioCached = "mmio.cached",
+    /// Where an entry of the nested page table said so.
+    MmioMarked = "mmio.marked",
+    /// Where the memory slots were searched.
+    MmioSearched = "mmio.searched",
+    /// Changes of the memory slots that its accesses to devices caused.
+    SlotChanges = "slots.changes",
+    /// Entries of the nested page table that these looked at.
+    ZapVisited = "slots.visited",
+    /// Tables that they freed.
+    ZapTables = "slots.tables",
+    /// Flushes of all vCPUs that they took.
+    ZapFlushes = "slots.flushes",
 }
 
 #[cfg(test)]

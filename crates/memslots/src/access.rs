@@ -1,54 +1,16 @@
 //! Reading and writing guest memory by guest physical address.
 
-use core::fmt;
+use core::ops::Range;
 
 use paging::{Gpa, Level, PhysAddr};
 
+use crate::error::AccessError;
 use crate::generation::Generation;
-use crate::raw::{Pattern, Rmw, Window, Word};
-use crate::slot::{ListStamp, Slot, SlotList};
+use crate::list::SlotList;
+use crate::located::Located;
+use crate::raw::{Rmw, Window, Word};
+use crate::slot::{Slot, SlotId};
 use crate::snapshots::Pin;
-
-/// Why an access to guest memory was refused. Nothing was copied then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessError {
-    /// No slot has the address.
-    Unmapped {
-        /// The first address of the access for which that is so.
-        gpa: Gpa,
-    },
-    /// The slot is read-only.
-    ReadOnly {
-        /// The first address of the access for which that is so.
-        gpa: Gpa,
-    },
-    /// An atomic access that is not naturally aligned.
-    Unaligned {
-        /// Its address.
-        gpa: Gpa,
-    },
-}
-
-impl AccessError {
-    /// The address at fault.
-    pub fn gpa(&self) -> Gpa {
-        match *self {
-            Self::Unmapped { gpa } | Self::ReadOnly { gpa } | Self::Unaligned { gpa } => gpa,
-        }
-    }
-}
-
-impl fmt::Display for AccessError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unmapped { gpa } => write!(f, "no guest memory at {gpa}"),
-            Self::ReadOnly { gpa } => write!(f, "guest memory at {gpa} is read-only"),
-            Self::Unaligned { gpa } => write!(f, "atomic access to guest memory at {gpa} is not aligned"),
-        }
-    }
-}
-
-impl core::error::Error for AccessError {}
 
 /// What is at a guest physical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +50,12 @@ impl<'a> GuestMemory<'a> {
         Self { slots, generation }
     }
 
+    /// Reads the list that is pinned.
+    #[inline]
+    pub(crate) fn with_list<R>(&self, read: impl FnOnce(&SlotList) -> R) -> R {
+        self.slots.read(read)
+    }
+
     /// The generation to keep with what is derived from these slots, if it is not in progress.
     pub fn generation(&self) -> Generation {
         self.generation
@@ -96,6 +64,11 @@ impl<'a> GuestMemory<'a> {
     /// The slot that has `gpa`.
     pub fn find(&self, gpa: Gpa) -> Option<Slot> {
         self.slots.read(|slots| slots.find(gpa).copied())
+    }
+
+    /// The slot of this name.
+    pub fn get(&self, id: SlotId) -> Option<Slot> {
+        self.slots.read(|slots| slots.get(id).map(|(slot, _)| *slot))
     }
 
     /// Calls `visit` with each slot, in ascending order.
@@ -204,77 +177,6 @@ impl<'a> GuestMemory<'a> {
         })
     }
 
-    /// Finds where `len` bytes from `gpa` on are, for [`has_at`](Self::has_at).
-    ///
-    /// # Errors
-    ///
-    /// [`AccessError::Unmapped`], also if the bytes are not all in one slot.
-    pub fn locate(&self, gpa: Gpa, len: usize) -> Result<Located, AccessError> {
-        self.slots.read(|slots| Located::find(slots, gpa, len))
-    }
-
-    /// Opens what was located, if that was by the same slots.
-    #[inline]
-    fn open(&self, located: &Located) -> Option<Window<'_>> {
-        let is_same = self.slots.read(SlotList::stamp) == located.stamp;
-        // SAFETY: lists with one stamp hold the same slots, so the place is in a slot of the list that is pinned, and
-        // the window does not outlive the pin.
-        is_same.then(|| unsafe { located.window() })
-    }
-
-    /// A record without words, which is [unchanged](Self::is_unchanged) as long as the slots are.
-    pub fn record<const N: usize>(&self) -> Record<N> {
-        Record { stamp: self.slots.read(SlotList::stamp), words: [(PhysAddr(0), 0); N], count: 0 }
-    }
-
-    /// Reads the 8 bytes at an aligned address and adds them to `record`, which begins anew if it was made with
-    /// other slots.
-    ///
-    /// # Errors
-    ///
-    /// [`AccessError::Unmapped`], [`AccessError::Unaligned`]; also the latter if the record is full.
-    pub fn read_recorded<const N: usize>(
-        &self,
-        gpa: Gpa,
-        record: &mut Record<N>,
-    ) -> Result<u64, AccessError> {
-        let unaligned = AccessError::Unaligned { gpa };
-        let located = self.locate(gpa, size_of::<u64>())?;
-        let value: u64 = self.open(&located).and_then(|window| window.load()).ok_or(unaligned)?;
-        if record.stamp != located.stamp {
-            *record = self.record();
-        }
-        record
-            .words
-            .get_mut(record.count..)
-            .filter(|rest| !rest.is_empty())
-            .ok_or(unaligned)?
-            .fill((located.host, value));
-        record.count += 1;
-        Ok(u64::from_le(value))
-    }
-
-    /// Whether all words of `record` have their values still, and the slots are the same.
-    #[inline]
-    pub fn is_unchanged<const N: usize>(&self, record: &Record<N>) -> bool {
-        if self.slots.read(SlotList::stamp) != record.stamp {
-            return false;
-        }
-        // All of them without a branch, which is less work than to stop at the first that differs.
-        record.count == 0
-            || record.words.iter().fold(0, |difference, &(host, value)| {
-                // SAFETY: as in `open`. Every element is a word that was read, at an aligned address.
-                difference | (unsafe { Window::new(host, size_of::<u64>()).load_aligned() } ^ value)
-            }) == 0
-    }
-
-    /// Whether `pattern` is at `offset` in what was [located](Self::locate); false if it does not all lie in it, or
-    /// the slots have changed since.
-    #[inline]
-    pub fn has_at(&self, located: &Located, offset: usize, pattern: &Pattern) -> bool {
-        self.open(located).is_some_and(|window| window.has_at(offset, pattern))
-    }
-
     /// Writes 4 bytes.
     ///
     /// # Errors
@@ -333,7 +235,26 @@ impl<'a> GuestMemory<'a> {
         before.ok_or(AccessError::Unaligned { gpa })
     }
 
-    /// Calls `act` with one window per slot that `len` bytes from `gpa` on touch, after checking all.
+    /// Records that the guest has stored to these addresses, or may do so: in the logs of the slots that have one. What is
+    /// no memory is passed over.
+    ///
+    /// A fault handler calls it **after** it has made the leaf writable, with the slots by which it did, and in the same
+    /// section for the flush engine; the table in `dirty.rs` says why. Stores by a [`GuestMemory`] are recorded already.
+    pub fn mark_dirty(&self, gpas: Range<u64>) {
+        self.slots.read(|slots| {
+            let above = slots.as_slice().partition_point(|slot| slot.last().0 < gpas.start);
+            for slot in slots.as_slice().iter().skip(above).take_while(|slot| slot.gpa.0 < gpas.end) {
+                let Range { start, end } = slot.range();
+                let (first, last) = (gpas.start.max(start), gpas.end.min(end));
+                if slot.is_logged() && first < last {
+                    mark(slots, slot, first - start, last - first);
+                }
+            }
+        });
+    }
+
+    /// Calls `act` with one window per slot that `len` bytes from `gpa` on touch, after checking all; records what was
+    /// written.
     fn for_each_window(
         &self,
         gpa: Gpa,
@@ -342,52 +263,26 @@ impl<'a> GuestMemory<'a> {
         mut act: impl FnMut(Window<'_>),
     ) -> Result<(), AccessError> {
         self.slots.read(|slots| {
-            windows(slots, gpa, len, access, |_| ())?;
-            windows(slots, gpa, len, access, &mut act)
+            windows(slots, gpa, len, access, |_, _, _| ())?;
+            windows(slots, gpa, len, access, |slot, offset, window| {
+                let len = window.len() as u64;
+                act(window);
+                // After the store (P14), and whether or not a compare-exchange has stored, as the processor does.
+                if access == Access::Write && slot.is_logged() {
+                    mark(slots, slot, offset, len);
+                }
+            })
         })
     }
 }
 
-/// Where a piece of guest memory is, by the slots at one time. It gives access only through a [`GuestMemory`] with
-/// the same slots.
-#[derive(Clone, Copy, Debug)]
-pub struct Located {
-    host: PhysAddr,
-    len: usize,
-    stamp: ListStamp,
-}
-
-impl Located {
-    #[inline]
-    fn find(slots: &SlotList, gpa: Gpa, len: usize) -> Result<Self, AccessError> {
-        let unmapped = AccessError::Unmapped { gpa };
-        let slot = slots.find(gpa).ok_or(unmapped)?;
-        let offset = slot.offset(gpa).ok_or(unmapped)?;
-        if slot.size - offset < len as u64 {
-            return Err(AccessError::Unmapped { gpa: Gpa(slot.last().0.wrapping_add(1)) });
-        }
-        let host = slot.host.checked_add(offset).ok_or(unmapped)?;
-        Ok(Self { host, len, stamp: slots.stamp() })
-    }
-
-    /// # Safety
-    ///
-    /// For the lifetime `'a`, a list with this stamp is pinned.
-    #[inline]
-    unsafe fn window<'a>(&self) -> Window<'a> {
-        // SAFETY: the bytes are in a slot of the list; whoever added the slot promised that the memory behind it can
-        // be accessed until the slot is handed back, which is not before the list's pins are gone.
-        unsafe { Window::new(self.host, self.len) }
-    }
-}
-
-/// Words of guest memory and the values that were read there, at most `N`.
-#[derive(Clone, Debug)]
-pub struct Record<const N: usize> {
-    stamp: ListStamp,
-    /// Where each is in the slots with the stamp, aligned; and what it was. Behind the last it is repeated.
-    words: [(PhysAddr, u64); N],
-    count: usize,
+/// Marks the pages of `len` bytes, at least one, from `offset` in a slot of a list that is pinned meanwhile.
+#[cold]
+fn mark(slots: &SlotList, slot: &Slot, offset: u64, len: u64) {
+    let Some(log) = slots.log_of(slot) else { return };
+    let page = |offset: u64| offset >> Level::Page4K.shift();
+    // SAFETY: the log is in the list, which the callers have pinned.
+    unsafe { log.marks() }.mark(page(offset), page(offset + (len - 1)));
 }
 
 /// One step per slot: each goes to the slot's end at least.
@@ -396,7 +291,7 @@ fn windows(
     gpa: Gpa,
     len: usize,
     access: Access,
-    mut act: impl FnMut(Window<'_>),
+    mut act: impl FnMut(&Slot, u64, Window<'_>),
 ) -> Result<(), AccessError> {
     let (mut gpa, mut left) = (gpa, len);
     while left != 0 {
@@ -409,9 +304,9 @@ fn windows(
         let take = usize::try_from(slot.size - offset).unwrap_or(usize::MAX).min(left);
         let host = slot.host.checked_add(offset).ok_or(unmapped)?;
         // SAFETY: `offset + take` is at most the slot's size, and whoever added the slot promised that
-        // the memory behind it can be accessed until the slot is handed back, which is not before the
+        // the memory behind it can be accessed until it is handed back, which is not before the
         // pin on `slots` is gone; the window does not outlive this step.
-        act(unsafe { Window::new(host, take) });
+        act(slot, offset, unsafe { Window::new(host, take) });
         gpa = gpa.checked_add(take as u64).ok_or(unmapped)?;
         left -= take;
     }

@@ -3,24 +3,45 @@
 //! [`Memslots`] says which guest physical addresses have memory, and where. Readers never wait; an update
 //! is a chain of steps that ends with a flush receipt, so that no reader, no translation and no cached
 //! lookup outlives what it was derived from. [`GuestMemory`] copies to and from guest memory, as a whole
-//! or not at all, and never forms a reference to it.
+//! or not at all, and never forms a reference to it. A [`DirtyLog`] records which pages were stored to, and
+//! [`DirtyFetch`] asks it; an [`MmioCache`] remembers where there is no memory.
 #![cfg_attr(not(test), no_std)]
 
 mod access;
+mod audit;
+mod dirty;
+mod error;
+mod fetch;
 mod generation;
+mod list;
+mod located;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod memslots;
+mod mmio;
 mod raw;
 mod slot;
 mod snapshots;
+pub mod space;
 mod sync;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod treatment;
+mod update;
 
-pub use access::{AccessError, GuestMemory, Located, Record, Resolution};
+pub use access::{GuestMemory, Resolution};
+pub use audit::Discrepancy;
+pub use dirty::DirtyLog;
+pub use error::AccessError;
+pub use fetch::DirtyFetch;
 pub use generation::Generation;
-pub use memslots::{Memslots, PHYSICAL_BITS_MAX, Published, Quiesced, Update};
+#[doc(hidden)]
+pub use generation::Numbers;
+pub use located::{Located, Record};
+pub use memslots::{Memslots, PHYSICAL_BITS_MAX};
+pub use mmio::MmioCache;
 pub use paging::{Gpa, PhysAddr};
 pub use raw::Pattern;
-pub use slot::{SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId};
+pub use slot::{SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId, SpaceId};
+pub use treatment::{SlotChange, Treatment};
+pub use update::{Edit, Published, Quiesced, Retired, Update};

@@ -116,7 +116,7 @@ fn p10_a_kept_lookup_is_not_used_after_an_update() {
             thread::yield_now();
             true
         };
-        update.publish().wait(relax).unwrap().finish_added().unwrap();
+        update.publish().wait(relax).unwrap().finish(|_| ()).unwrap();
         is_over.store(true, Release);
         vcpu.join().unwrap();
     });
@@ -129,7 +129,7 @@ fn updaters_exclude_each_other() {
         let memslots = Arc::new(Memslots::new(48));
         let update = |memslots: &Memslots| {
             let Ok(update) = memslots.begin_update() else { return };
-            update.publish().wait(|| true).unwrap().finish_added().unwrap();
+            update.publish().wait(|| true).unwrap().finish(|_| ()).unwrap();
         };
         let other = {
             let memslots = memslots.clone();

@@ -1,16 +1,27 @@
-//! One slot, and the sorted list of them.
+//! One slot, its names and properties.
 
 use core::fmt;
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::Relaxed;
+use core::ops::Range;
 
-use arrayvec::ArrayVec;
 use paging::{Gpa, Level, PhysAddr};
 
 /// Most slots of one address space.
 pub const SLOTS_MAX: usize = 64;
 
-/// Names a slot for as long as it exists; chosen by whoever adds it.
+/// Names a guest physical address space: its index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpaceId(pub u8);
+
+impl SpaceId {
+    /// The one that there always is.
+    pub const FIRST: Self = Self(0);
+
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Names a slot of an address space for as long as it exists; chosen by whoever adds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u16);
 
@@ -20,6 +31,11 @@ bitflags::bitflags! {
     pub struct SlotFlags: u8 {
         /// The guest may not write: its writes are emulated, or an error.
         const READ_ONLY = 1 << 0;
+        /// Stores are recorded in the slot's [`DirtyLog`](crate::DirtyLog). Set exactly while there is one.
+        const LOG_DIRTY = 1 << 1;
+        /// While stores are recorded, leaves allow none until the first store to their page has faulted. Without this the
+        /// processor's dirty bits tell.
+        const LOG_BY_FAULTS = 1 << 2;
     }
 }
 
@@ -45,6 +61,22 @@ impl Slot {
         self.flags.contains(SlotFlags::READ_ONLY)
     }
 
+    /// Whether stores are recorded.
+    #[inline]
+    pub fn is_logged(&self) -> bool {
+        self.flags.contains(SlotFlags::LOG_DIRTY)
+    }
+
+    /// Whether stores are recorded, and noticed by write faults.
+    pub fn is_logged_by_faults(&self) -> bool {
+        self.flags.contains(SlotFlags::LOG_DIRTY | SlotFlags::LOG_BY_FAULTS)
+    }
+
+    /// Its guest physical addresses. Slots in a list never wrap.
+    pub fn range(&self) -> Range<u64> {
+        self.gpa.0..self.gpa.0.wrapping_add(self.size)
+    }
+
     /// Last guest physical address. Slots in a list never wrap.
     pub fn last(&self) -> Gpa {
         Gpa(self.gpa.0.wrapping_add(self.size.wrapping_sub(1)))
@@ -63,8 +95,11 @@ impl Slot {
     }
 
     /// The largest page around `gpa` that lies in the slot as a whole and that nested tables can map,
-    /// guest and host address being aligned alike.
+    /// guest and host address being aligned alike. Stores that are recorded are told apart by the smallest.
     pub(crate) fn level(&self, gpa: Gpa, host: PhysAddr) -> Level {
+        if self.is_logged() {
+            return Level::Page4K;
+        }
         let fits = |level: Level| {
             let first = gpa.align_down(level);
             let last = Gpa(first.0 | level.offset_mask());
@@ -93,6 +128,14 @@ pub enum SlotError {
     Full,
     /// Another update is in progress, or one was never finished.
     Busy,
+    /// There is no such address space.
+    UnknownSpace,
+    /// [`SlotFlags::LOG_DIRTY`] differs from whether the slot has a log, or a log is asked for that there is not.
+    NoLog,
+    /// The slot has a log already.
+    HasLog,
+    /// The log has less than a bit for each page of the slot.
+    LogTooShort,
 }
 
 impl fmt::Display for SlotError {
@@ -106,94 +149,12 @@ impl fmt::Display for SlotError {
             Self::UnknownId => f.write_str("no memory slot of this name"),
             Self::Full => f.write_str("no room for another memory slot"),
             Self::Busy => f.write_str("another update of the memory slots is in progress"),
+            Self::UnknownSpace => f.write_str("no such guest physical address space"),
+            Self::NoLog => f.write_str("a memory slot without a dirty log"),
+            Self::HasLog => f.write_str("stores to the memory slot are logged already"),
+            Self::LogTooShort => f.write_str("a dirty log that is too short for the memory slot"),
         }
     }
 }
 
 impl core::error::Error for SlotError {}
-
-/// Names the contents of a list: lists with one stamp hold the same slots.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ListStamp(u64);
-
-impl ListStamp {
-    /// One that no list has had, in any address space. 64 bits do not wrap.
-    fn next() -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Self(LAST.fetch_add(1, Relaxed) + 1)
-    }
-}
-
-/// Slots in ascending order, without overlap.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SlotList {
-    slots: ArrayVec<Slot, SLOTS_MAX>,
-    /// Changes with the slots; that of the empty list is 0.
-    stamp: ListStamp,
-}
-
-impl SlotList {
-    /// The slot that has `gpa`. The first one, where a guest's kernel and its tables usually are, is found at once.
-    #[inline]
-    pub(crate) fn find(&self, gpa: Gpa) -> Option<&Slot> {
-        match self.slots.first() {
-            Some(first) if first.contains(gpa) => Some(first),
-            _ => self.find_by_search(gpa),
-        }
-    }
-
-    fn find_by_search(&self, gpa: Gpa) -> Option<&Slot> {
-        let above = self.slots.partition_point(|slot| slot.gpa <= gpa);
-        self.slots.get(above.checked_sub(1)?).filter(|slot| slot.contains(gpa))
-    }
-
-    pub(crate) fn as_slice(&self) -> &[Slot] {
-        &self.slots
-    }
-
-    pub(crate) const fn stamp(&self) -> ListStamp {
-        self.stamp
-    }
-
-    pub(crate) fn add(&mut self, slot: Slot, physical_bits: u32) -> Result<(), SlotError> {
-        check(&slot, physical_bits)?;
-        if self.slots.iter().any(|other| other.id == slot.id) {
-            return Err(SlotError::DuplicateId);
-        }
-        let index = self.slots.partition_point(|other| other.gpa <= slot.gpa);
-        let before = index.checked_sub(1).and_then(|before| self.slots.get(before));
-        if let Some(before) = before.filter(|before| before.last() >= slot.gpa) {
-            return Err(SlotError::Overlap(before.id));
-        }
-        if let Some(after) = self.slots.get(index).filter(|after| slot.last() >= after.gpa) {
-            return Err(SlotError::Overlap(after.id));
-        }
-        self.slots.try_insert(index, slot).map_err(|_| SlotError::Full)?;
-        self.stamp = ListStamp::next();
-        Ok(())
-    }
-
-    pub(crate) fn remove(&mut self, id: SlotId) -> Result<Slot, SlotError> {
-        let index = self.slots.iter().position(|slot| slot.id == id).ok_or(SlotError::UnknownId)?;
-        let removed = self.slots.pop_at(index).ok_or(SlotError::UnknownId)?;
-        self.stamp = ListStamp::next();
-        Ok(removed)
-    }
-}
-
-/// Checks what a slot must satisfy by itself.
-fn check(slot: &Slot, physical_bits: u32) -> Result<(), SlotError> {
-    if slot.size == 0 {
-        return Err(SlotError::Empty);
-    }
-    if (slot.gpa.0 | slot.size | slot.host.0) & Level::Page4K.offset_mask() != 0 {
-        return Err(SlotError::Unaligned);
-    }
-    let last = slot.gpa.checked_add(slot.size - 1).ok_or(SlotError::TooHigh)?;
-    if last.0.checked_shr(physical_bits).unwrap_or(0) != 0 {
-        return Err(SlotError::TooHigh);
-    }
-    let host_last = slot.host.checked_add(slot.size - 1).ok_or(SlotError::TooHigh)?;
-    usize::try_from(host_last.0).map_err(|_| SlotError::TooHigh)?;
-    Ok(())
-}

@@ -72,10 +72,12 @@ address! {
 }
 
 /// Number of entries in a table; each has 8 bytes, so a table fills a page of 4 KiB.
-pub const ENTRY_COUNT: usize = 512;
+///
+/// Under the model checker tables have two entries, or it would spend its time on making them.
+pub const ENTRY_COUNT: usize = if cfg!(loom) { 2 } else { 512 };
 
 const PAGE_SHIFT: u32 = 12;
-const INDEX_BITS: u32 = ENTRY_COUNT.trailing_zeros();
+pub(crate) const INDEX_BITS: u32 = ENTRY_COUNT.trailing_zeros();
 
 /// A level of the tree, named for how much one entry of its tables spans. The order is that of size.
 ///
@@ -126,8 +128,19 @@ impl Level {
             Self::Page512G => Some(Self::Page1G),
         }
     }
+
+    /// The next larger level.
+    pub const fn above(self) -> Option<Self> {
+        match self {
+            Self::Page4K => Some(Self::Page2M),
+            Self::Page2M => Some(Self::Page1G),
+            Self::Page1G => Some(Self::Page512G),
+            Self::Page512G => None,
+        }
+    }
 }
 
+#[cfg(not(loom))]
 const _: () = {
     assert!(Level::Page4K.size() == 4 << 10);
     assert!(Level::Page2M.size() == 2 << 20);

@@ -1,4 +1,4 @@
-//! The long-mode formats of AMD64: the hypervisor's own tables, and nested tables.
+//! The long-mode formats of AMD64: the hypervisor's own tables, nested tables, and a guest's.
 //!
 //! Layout after the AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42): 5.3 "Long-Mode Page
 //! Translation", 5.4 "Page-Translation-Table Entry Fields", 15.25 "Nested Paging".
@@ -25,28 +25,19 @@ pub(crate) mod bits {
 
 use bits::{ACCESSED, ADDRESS, DIRTY, GLOBAL, LARGE, NO_EXECUTE, PRESENT, UNCACHED, USER, WRITE};
 
-fn is_present(entry: u64) -> bool {
-    entry & PRESENT != 0
-}
-
-fn is_leaf(entry: u64, level: Level) -> bool {
-    level == Level::Page4K || entry & LARGE != 0
-}
-
-/// Masks the PAT bit of a large leaf (bit 12) along with the offset.
-fn address(entry: u64, alignment: Level) -> PhysAddr {
-    PhysAddr(entry & ADDRESS).align_down(alignment)
-}
-
-/// Accessed is set beforehand, and dirty where stores are allowed: the processor would only spend a
-/// locked update on each. A dirty leaf that refuses stores would be a shadow stack under CR4.CET.
+/// Accessed is set beforehand, and dirty where stores are allowed and not tracked: the processor would
+/// only spend a locked update on each. A dirty leaf that refuses stores would be a shadow stack under
+/// CR4.CET.
 fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
     let mut entry = pa.0 & ADDRESS | PRESENT | ACCESSED;
     if level != Level::Page4K {
         entry |= LARGE;
     }
     if permissions.contains(Permissions::WRITE) {
-        entry |= WRITE | DIRTY;
+        entry |= WRITE;
+        if !permissions.contains(Permissions::TRACKED) {
+            entry |= DIRTY;
+        }
     }
     if !permissions.contains(Permissions::EXECUTE) {
         entry |= NO_EXECUTE;
@@ -65,6 +56,44 @@ fn permissions(entry: u64) -> Permissions {
     permissions
 }
 
+/// What all formats of AMD64 share.
+macro_rules! long_mode {
+    () => {
+        const INPUT_BITS: u32 = 48;
+        const OUTPUT_BITS: u32 = 52;
+        const ROOT: Level = Level::Page512G;
+        const LARGEST: Level = Level::Page1G;
+        // A processor that holds the large page uses the same translations as its pieces give, until a
+        // flush of any address in it takes it out (APM volume 2, 5.5.3 "TLB Management").
+        const REPLACES_IN_PLACE: bool = true;
+
+        fn is_present(entry: u64) -> bool {
+            entry & PRESENT != 0
+        }
+
+        fn is_leaf(entry: u64, level: Level) -> bool {
+            level == Level::Page4K || entry & LARGE != 0
+        }
+
+        /// Masks the PAT bit of a large leaf (bit 12) along with the offset.
+        fn address(entry: u64, alignment: Level) -> PhysAddr {
+            PhysAddr(entry & ADDRESS).align_down(alignment)
+        }
+
+        fn is_dirty(leaf: u64) -> bool {
+            leaf & DIRTY != 0
+        }
+
+        fn dirtied(leaf: u64) -> u64 {
+            leaf | DIRTY
+        }
+
+        fn cleaned(leaf: u64) -> u64 {
+            leaf & !DIRTY
+        }
+    };
+}
+
 /// The hypervisor's own four-level tables. EFER.NXE and CR0.WP must be set.
 ///
 /// Leaves are for the supervisor and global, there being one address space only; and writable ones are
@@ -73,24 +102,14 @@ fn permissions(entry: u64) -> Permissions {
 pub struct Amd64Host;
 
 impl Format for Amd64Host {
-    const INPUT_BITS: u32 = 48;
     const SIGN_EXTENDED: bool = true;
-    const OUTPUT_BITS: u32 = 52;
-    const ROOT: Level = Level::Page512G;
-    const LARGEST: Level = Level::Page1G;
-    const HARDWARE_SET: u64 = ACCESSED | DIRTY;
+
+    long_mode!();
 
     fn admits(permissions: Permissions) -> bool {
         permissions.contains(Permissions::READ)
             && !permissions.contains(Permissions::WRITE.union(Permissions::EXECUTE))
-    }
-
-    fn is_present(entry: u64) -> bool {
-        is_present(entry)
-    }
-
-    fn is_leaf(entry: u64, level: Level) -> bool {
-        is_leaf(entry, level)
+            && !permissions.intersects(Permissions::USER.union(Permissions::GLOBAL))
     }
 
     fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
@@ -101,12 +120,8 @@ impl Format for Amd64Host {
         pa.0 & ADDRESS | PRESENT | WRITE | ACCESSED
     }
 
-    fn address(entry: u64, alignment: Level) -> PhysAddr {
-        address(entry, alignment)
-    }
-
-    fn permissions(entry: u64) -> Permissions {
-        permissions(entry)
+    fn permissions(leaf: u64) -> Permissions {
+        permissions(leaf)
     }
 }
 
@@ -118,23 +133,13 @@ impl Format for Amd64Host {
 pub struct Amd64Nested;
 
 impl Format for Amd64Nested {
-    const INPUT_BITS: u32 = 48;
     const SIGN_EXTENDED: bool = false;
-    const OUTPUT_BITS: u32 = 52;
-    const ROOT: Level = Level::Page512G;
-    const LARGEST: Level = Level::Page1G;
-    const HARDWARE_SET: u64 = ACCESSED | DIRTY;
+
+    long_mode!();
 
     fn admits(permissions: Permissions) -> bool {
         permissions.contains(Permissions::READ)
-    }
-
-    fn is_present(entry: u64) -> bool {
-        is_present(entry)
-    }
-
-    fn is_leaf(entry: u64, level: Level) -> bool {
-        is_leaf(entry, level)
+            && !permissions.intersects(Permissions::USER.union(Permissions::GLOBAL))
     }
 
     fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
@@ -145,21 +150,55 @@ impl Format for Amd64Nested {
         pa.0 & ADDRESS | PRESENT | WRITE | USER | ACCESSED
     }
 
-    fn address(entry: u64, alignment: Level) -> PhysAddr {
-        address(entry, alignment)
+    fn permissions(leaf: u64) -> Permissions {
+        permissions(leaf)
+    }
+}
+
+/// Tables of an operating system: user and supervisor pages, global or not. EFER.NXE must be set.
+///
+/// For kernels, and for what stands for a guest in tests.
+#[derive(Clone, Copy, Debug)]
+pub struct Amd64Guest;
+
+impl Format for Amd64Guest {
+    const SIGN_EXTENDED: bool = true;
+
+    long_mode!();
+
+    fn admits(permissions: Permissions) -> bool {
+        permissions.contains(Permissions::READ)
     }
 
-    fn permissions(entry: u64) -> Permissions {
-        permissions(entry)
+    fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
+        let user = if permissions.contains(Permissions::USER) { USER } else { 0 };
+        let global = if permissions.contains(Permissions::GLOBAL) { GLOBAL } else { 0 };
+        leaf(pa, level, permissions) | user | global
+    }
+
+    fn table(pa: PhysAddr) -> u64 {
+        pa.0 & ADDRESS | PRESENT | WRITE | USER | ACCESSED
+    }
+
+    fn permissions(leaf: u64) -> Permissions {
+        let mut permissions = permissions(leaf);
+        permissions.set(Permissions::USER, leaf & USER != 0);
+        permissions.set(Permissions::GLOBAL, leaf & GLOBAL != 0);
+        permissions
     }
 }
 
 const _: () = {
     const FLAGS: u64 = PRESENT | WRITE | USER | UNCACHED | ACCESSED | DIRTY | LARGE | GLOBAL | NO_EXECUTE;
     assert!(FLAGS & ADDRESS == 0, "flags and address are apart");
-    assert!(PRESENT & Level::Page4K.offset_mask() != 0, "a page-aligned link is absent");
+    assert!(PRESENT & 7 != 0, "what the walker keeps in absent entries is absent");
     assert!(ADDRESS >> Level::Page4K.shift() == (1 << (Amd64Host::OUTPUT_BITS - 12)) - 1);
-    assert!(Amd64Host::ROOT.shift() + 9 == Amd64Host::INPUT_BITS, "the root covers the input");
-    assert!(Amd64Nested::ROOT.shift() + 9 == Amd64Nested::INPUT_BITS);
-    assert!(Amd64Nested::OUTPUT_BITS == Amd64Host::OUTPUT_BITS);
+};
+
+#[cfg(not(loom))]
+const _: () = {
+    use crate::addr::INDEX_BITS;
+    assert!(Amd64Host::ROOT.shift() + INDEX_BITS == Amd64Host::INPUT_BITS, "the root covers the input");
+    assert!(Amd64Nested::ROOT.shift() + INDEX_BITS == Amd64Nested::INPUT_BITS);
+    assert!(Amd64Guest::ROOT.shift() + INDEX_BITS == Amd64Guest::INPUT_BITS);
 };

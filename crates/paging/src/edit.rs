@@ -1,17 +1,17 @@
-//! Changes that take the page table exclusively: mapping ranges, changing and removing them.
+//! Changes under the eyes of running processors: what there is to begin.
 
+use core::fmt;
 use core::ops::Range;
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crate::format::Entry;
-use crate::span::{self, Span, pieces};
+use crate::change::{Action, Change, DirtySink};
+use crate::format::{Entry, FROZEN, piece};
+use crate::span::{self, Span};
+use crate::sync::AtomicU64;
 use crate::table::check_output;
-use crate::{ENTRY_COUNT, Format, Gather, Level, MapError, PageTable, Permissions, PhysAddr, TableMemory};
-
-/// Number of changes so far, of all tables: a table that gets another's former root must not get its
-/// stamps again, or an old receipt would free new tables.
-static CHANGES: AtomicU64 = AtomicU64::new(0);
+use crate::{
+    ENTRY_COUNT, FlushRange, Format, Level, MapError, PageTable, Permissions, PhysAddr, TableMemory,
+};
 
 /// What a zap does with tables that only cover zapped addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,57 +22,28 @@ pub enum Tables {
     Keep,
 }
 
-impl<F: Format, M: TableMemory> PageTable<F, M> {
-    /// Maps `range` to the memory from `pa` on, with the largest pages that fit, up to `level`.
-    ///
-    /// No flush is needed, since absent entries are not cached.
-    ///
-    /// # Errors
-    ///
-    /// [`MapError::Unaligned`], [`MapError::OutOfRange`], [`MapError::Permissions`] and
-    /// [`MapError::AlreadyMapped`], upon which nothing has changed; [`MapError::OutOfTables`], upon
-    /// which a first part of the range is mapped.
-    pub fn map(
-        &mut self,
-        range: Range<u64>,
-        pa: PhysAddr,
-        permissions: Permissions,
-        level: Level,
-    ) -> Result<(), MapError> {
-        let span = span::exact::<F>(&range)?;
-        check_output::<F>(pa, span.end - span.start)?;
-        if !pa.is_aligned(Level::Page4K) {
-            return Err(MapError::Unaligned);
-        }
-        if !F::admits(permissions) {
-            return Err(MapError::Permissions);
-        }
-        self.check(&span, |entry, address| match entry {
-            Entry::Leaf(..) => Err(MapError::AlreadyMapped { address }),
-            _ => Ok(()),
-        })?;
-        self.map_in(self.root, F::ROOT, span, pa, permissions, level.min(F::LARGEST))
-    }
+/// The right to change and remove translations. One at a time has it; faults go on meanwhile.
+///
+/// Each method begins a [`Change`], which has done nothing yet.
+pub struct Editor<'t, F: Format, M: TableMemory> {
+    pub(crate) table: &'t PageTable<F, M>,
+}
 
-    /// Changes what the mappings in `range` allow, splitting pages that reach beyond it.
-    ///
-    /// # Errors
-    ///
-    /// [`MapError::NotMapped`] if part of the range is not mapped, and as for [`map`](Self::map). No
-    /// translation has changed then.
-    pub fn protect(&mut self, range: Range<u64>, permissions: Permissions) -> Result<Gather<M>, MapError> {
-        let span = span::exact::<F>(&range)?;
-        if !F::admits(permissions) {
-            return Err(MapError::Permissions);
-        }
-        self.check(&span, |entry, address| match entry {
-            Entry::Absent => Err(MapError::NotMapped { address }),
-            _ => Ok(()),
-        })?;
-        self.split_at_ends(&span)?;
-        let mut gather = self.begin();
-        self.protect_in(self.root, F::ROOT, span, permissions, &mut gather);
-        Ok(gather)
+impl<F: Format, M: TableMemory> PageTable<F, M> {
+    /// Becomes the editor, unless there is one.
+    pub fn edit(&self) -> Option<Editor<'_, F, M>> {
+        // Acquire, and pairs with the release when an editor is dropped: this one finds its changes.
+        let free = self.is_edited.compare_exchange(false, true, Acquire, Acquire);
+        free.is_ok().then_some(Editor { table: self })
+    }
+}
+
+impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
+    /// Removes the mappings and marks in at least `range`: a page that reaches beyond it goes as a
+    /// whole, so that no memory is needed and nothing can fail. For nested tables, where a fault brings
+    /// back what is still wanted.
+    pub fn zap(self, range: Range<u64>, tables: Tables) -> Change<'t, F, M> {
+        Change::new(self, span::widened::<F>(&range), Action::Zap(tables))
     }
 
     /// Removes the mappings in exactly `range`, splitting pages that reach beyond it: how a guard page
@@ -80,137 +51,78 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     ///
     /// # Errors
     ///
-    /// As for [`map`](Self::map). No translation has changed then.
-    pub fn unmap(&mut self, range: Range<u64>) -> Result<Gather<M>, MapError> {
+    /// [`MapError::Unaligned`] and [`MapError::OutOfRange`] for the range, and
+    /// [`MapError::OutOfTables`] where a page cannot be split. No translation has changed then.
+    pub fn unmap(self, range: Range<u64>) -> Result<Change<'t, F, M>, MapError> {
         let span = span::exact::<F>(&range)?;
         self.split_at_ends(&span)?;
-        let mut gather = self.begin();
-        self.zap_in(self.root, F::ROOT, span, Tables::Free, &mut gather);
-        Ok(gather)
+        Ok(Change::new(self, [span, 0..0], Action::Zap(Tables::Free)))
     }
 
-    /// Removes the mappings in at least `range`: a page that reaches beyond it goes as a whole, so that
-    /// no memory is needed and nothing can fail. For nested tables, where a fault brings back what is
-    /// still wanted.
-    pub fn zap(&mut self, range: Range<u64>, tables: Tables) -> Gather<M> {
-        let mut gather = self.begin();
-        for span in span::widened::<F>(&range) {
-            self.zap_in(self.root, F::ROOT, span, tables, &mut gather);
-        }
-        gather
+    /// Takes the right to store from the mappings in at least `range`. Dirty bits stay.
+    pub fn write_protect(self, range: Range<u64>) -> Change<'t, F, M> {
+        Change::new(self, span::widened::<F>(&range), Action::WriteProtect)
     }
 
-    /// Takes the page table down: every table is in the gather, the root too.
-    pub fn dismantle(mut self) -> Gather<M> {
-        let mut gather = self.zap(0..u64::MAX, Tables::Free);
-        gather.hold(self.root);
-        gather
+    /// Makes the dirty leaves in at least `range` clean, and tells `sink` each of them.
+    ///
+    /// What is stored before the flush that the gather asks for may go unnoticed by the next clean; so
+    /// read the pages after the flush.
+    pub fn clean<S: DirtySink>(self, range: Range<u64>, sink: S) -> Change<'t, F, M, S> {
+        Change::new(self, span::widened::<F>(&range), Action::Clean(sink))
     }
 
-    /// Starts a change that needs a flush.
-    fn begin(&mut self) -> Gather<M> {
-        // Exclusive access orders the changes of one table. One a nanosecond would take 584 years to wrap.
-        self.sequence = CHANGES.fetch_add(1, Relaxed).wrapping_add(1);
-        Gather::new(self.memory.clone(), self.stamp())
+    /// Splits the pages in at least `range` into such of `level` where they are larger. Translations
+    /// stay what they are.
+    pub fn split(self, range: Range<u64>, level: Level) -> Change<'t, F, M> {
+        Change::new(self, span::widened::<F>(&range), Action::Split(level))
     }
 
-    /// Tests every leaf and absence in a span; `address` is the first in the span.
-    fn check(&self, span: &Span, test: impl Fn(Entry, u64) -> Result<(), MapError>) -> Result<(), MapError> {
-        let mut result = Ok(());
-        self.visit(self.root, F::ROOT, span.clone(), &mut |entry_start, _, entry| {
-            result = test(entry, span::address_of::<F>(entry_start.max(span.start)));
-            result.is_ok()
-        });
-        result
-    }
-
-    fn map_in(
-        &self,
-        table: PhysAddr,
+    /// Replaces tables in `range` by leaves of `level`: the reverse of a [split](Self::split). The range
+    /// is mapped, or would be on faults, to the memory from `pa` on.
+    ///
+    /// Tables are replaced that cover one whole page of `level`, whether they are full or not. The leaf
+    /// is dirty, [tracked](Permissions::TRACKED) or not, if it allows stores: nothing that the pieces
+    /// have recorded gets lost.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Unaligned`], [`MapError::OutOfRange`] and [`MapError::Permissions`], upon which
+    /// nothing has changed.
+    pub fn collapse(
+        self,
+        range: Range<u64>,
         level: Level,
-        span: Span,
         pa: PhysAddr,
         permissions: Permissions,
-        largest: Level,
-    ) -> Result<(), MapError> {
-        let start = span.start;
-        for piece in pieces(span, level) {
-            let cell = self.cell(table, level, piece.span.start);
-            let pa = PhysAddr(pa.0 + (piece.span.start - start));
-            if piece.whole
-                && level <= largest
-                && pa.is_aligned(level)
-                && self.decode(cell, level) == Entry::Absent
-            {
-                cell.store(F::leaf(pa, level, permissions), Release);
-                continue;
-            }
-            let next = match self.decode(cell, level) {
-                Entry::Table(next) => next,
-                Entry::Leaf(..) => {
-                    return Err(MapError::AlreadyMapped { address: span::address_of::<F>(piece.span.start) });
-                }
-                Entry::Absent => {
-                    let next = self.memory.allocate().ok_or(MapError::OutOfTables)?;
-                    cell.store(F::table(next), Release);
-                    next
-                }
-            };
-            let below = level.below().ok_or(MapError::Unaligned)?;
-            self.map_in(next, below, piece.span, pa, permissions, largest)?;
+    ) -> Result<Change<'t, F, M>, MapError> {
+        let span = span::exact::<F>(&range)?;
+        check_output::<F>(pa, span.end - span.start)?;
+        if !F::admits(permissions) {
+            return Err(MapError::Permissions);
         }
-        Ok(())
+        let fits = (span.start ^ pa.0) & level.offset_mask() == 0 && level <= F::LARGEST;
+        if !fits && !span.is_empty() {
+            return Err(MapError::Unaligned);
+        }
+        let permissions = permissions - Permissions::TRACKED;
+        let action = Action::Collapse { level, shift: pa.0.wrapping_sub(span.start), permissions };
+        Ok(Change::new(self, [span, 0..0], action))
     }
 
-    fn protect_in(
-        &self,
-        table: PhysAddr,
-        level: Level,
-        span: Span,
-        permissions: Permissions,
-        gather: &mut Gather<M>,
-    ) {
-        for piece in pieces(span, level) {
-            gather.visit();
-            let cell = self.cell(table, level, piece.span.start);
-            match (self.decode(cell, level), level.below()) {
-                (Entry::Table(next), Some(below)) => {
-                    self.protect_in(next, below, piece.span, permissions, gather);
-                }
-                (Entry::Leaf(pa, _), _) => {
-                    let old = cell.swap(F::leaf(pa, level, permissions), AcqRel);
-                    // The processor may have set these just before the swap; they must not get lost.
-                    cell.fetch_or(old & F::HARDWARE_SET, Relaxed);
-                    gather.leaf(span::address_of::<F>(piece.entry_start), level);
-                }
-                (Entry::Absent | Entry::Table(_), _) => {}
-            }
+    /// Changes what the mappings in exactly `range` allow, splitting pages that reach beyond it.
+    /// Addresses without a mapping are passed over.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Permissions`], and as for [`unmap`](Self::unmap).
+    pub fn protect(self, range: Range<u64>, permissions: Permissions) -> Result<Change<'t, F, M>, MapError> {
+        let span = span::exact::<F>(&range)?;
+        if !F::admits(permissions) {
+            return Err(MapError::Permissions);
         }
-    }
-
-    fn zap_in(&self, table: PhysAddr, level: Level, span: Span, tables: Tables, gather: &mut Gather<M>) {
-        for piece in pieces(span, level) {
-            gather.visit();
-            let cell = self.cell(table, level, piece.span.start);
-            match (self.decode(cell, level), level.below()) {
-                (Entry::Table(next), Some(below)) => {
-                    let is_cut = piece.whole && tables == Tables::Free;
-                    if is_cut {
-                        // Before its entries are cleared, so that no new walk enters a table on its way out.
-                        cell.swap(0, AcqRel);
-                    }
-                    self.zap_in(next, below, piece.span, tables, gather);
-                    if is_cut {
-                        gather.hold(next);
-                    }
-                }
-                (Entry::Leaf(..), _) => {
-                    cell.swap(0, AcqRel);
-                    gather.leaf(span::address_of::<F>(piece.entry_start), level);
-                }
-                (Entry::Absent | Entry::Table(_), _) => {}
-            }
-        }
+        self.split_at_ends(&span)?;
+        Ok(Change::new(self, [span, 0..0], Action::Protect(permissions)))
     }
 
     fn split_at_ends(&self, span: &Span) -> Result<(), MapError> {
@@ -221,45 +133,95 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     /// Splits leaves until `boundary` lies between two of them. No translation changes, only the size of
     /// the pages it is made of.
     fn split_at(&self, boundary: u64) -> Result<(), MapError> {
-        let (mut table, mut level) = (self.root, F::ROOT);
+        let (mut table, mut level) = (self.table.root, F::ROOT);
         while boundary & level.offset_mask() != 0 {
             let Some(below) = level.below() else { break };
-            let cell = self.cell(table, level, boundary);
-            (table, level) = match self.decode(cell, level) {
-                Entry::Absent => break,
+            let cell = self.table.cell(table, level, boundary);
+            let entry = cell.load(Acquire);
+            (table, level) = match Entry::decode::<F>(entry, level) {
+                Entry::Absent | Entry::Frozen => break,
                 Entry::Table(next) => (next, below),
-                Entry::Leaf(pa, permissions) => (self.split(cell, pa, below, permissions)?, below),
+                Entry::Leaf(_) => {
+                    (self.split_leaf(cell, entry, below, boundary & !level.offset_mask())?, below)
+                }
             };
         }
         Ok(())
     }
 
-    /// Replaces a leaf by a table of smaller leaves, and returns the table.
-    ///
-    /// The one place where an entry in use changes its kind. AMD64 allows that in one step: a processor
-    /// that holds the large page uses the same translation, until a flush of any address in the page
-    /// takes it out. A format that demands break-before-make has its hook here.
-    fn split(
+    /// Replaces a leaf by a table of leaves of `below`, and returns the table. `start` is the offset of
+    /// the leaf's page.
+    pub(crate) fn split_leaf(
         &self,
         cell: &AtomicU64,
-        pa: PhysAddr,
+        leaf: u64,
         below: Level,
-        permissions: Permissions,
+        start: u64,
     ) -> Result<PhysAddr, MapError> {
-        let table = self.memory.allocate().ok_or(MapError::OutOfTables)?;
-        let entries = self.entries(table);
-        let seen = cell.load(Relaxed) & F::HARDWARE_SET;
-        for index in 0..ENTRY_COUNT {
-            let piece = PhysAddr(pa.0 + index as u64 * below.size());
-            entries[index].store(F::leaf(piece, below, permissions) | seen, Relaxed);
-        }
-        let old = cell.swap(F::table(table), AcqRel);
-        let set_meanwhile = old & F::HARDWARE_SET & !seen;
-        if set_meanwhile != 0 {
-            for entry in entries {
-                entry.fetch_or(set_meanwhile, Relaxed);
+        let memory = &self.table.memory;
+        let next = memory.allocate().ok_or(MapError::OutOfTables)?;
+        let new = F::table(next);
+        if F::REPLACES_IN_PLACE {
+            let mut leaf = leaf;
+            // Each turn after the first finds a leaf that the processor has made dirty, or a fault has
+            // given more rights; nobody takes them back while this is the editor. So there are few.
+            loop {
+                self.fill(next, leaf, below);
+                match cell.compare_exchange(leaf, new, AcqRel, Acquire) {
+                    Ok(_) => return Ok(next),
+                    Err(other) => leaf = other,
+                }
             }
         }
-        Ok(table)
+        let level = below.above().unwrap_or(below);
+        let range =
+            FlushRange { start: span::address_of::<F>(start), len: level.size(), level, tables: false };
+        let leaf = self.break_entry(cell, range);
+        self.fill(next, leaf, below);
+        cell.store(new, Release);
+        Ok(next)
+    }
+
+    /// Replaces the pointer to a table by a leaf. `range` is what the table covers.
+    pub(crate) fn join_leaf(&self, cell: &AtomicU64, leaf: u64, range: FlushRange) {
+        if !F::REPLACES_IN_PLACE {
+            self.break_entry(cell, range);
+        }
+        // A store, because nobody but the editor writes an entry that points to a table or is frozen.
+        cell.store(leaf, Release);
+    }
+
+    /// Takes an entry out of use, everywhere, and returns what it was in the end. Faults find it frozen
+    /// until it gets its new value.
+    fn break_entry(&self, cell: &AtomicU64, range: FlushRange) -> u64 {
+        let entry = cell.swap(FROZEN, AcqRel);
+        self.table.memory.publish();
+        self.table.memory.break_before_make(range);
+        entry
+    }
+
+    /// Fills a new table with the pieces of a leaf.
+    fn fill(&self, table: PhysAddr, leaf: u64, below: Level) {
+        let Some(level) = below.above() else { return };
+        let pa = F::address(leaf, level).0;
+        let entries = self.table.entries(table);
+        for index in 0..ENTRY_COUNT {
+            let pa = PhysAddr(pa + index as u64 * below.size());
+            // Relaxed: the store or exchange that makes the table known releases it.
+            entries[index].store(piece::<F>(leaf, pa, below), Relaxed);
+        }
+        self.table.memory.publish();
+    }
+}
+
+impl<F: Format, M: TableMemory> Drop for Editor<'_, F, M> {
+    fn drop(&mut self) {
+        self.table.is_edited.store(false, Release);
+    }
+}
+
+impl<F: Format, M: TableMemory> fmt::Debug for Editor<'_, F, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Editor").field("root", &self.table.root).finish_non_exhaustive()
     }
 }

@@ -14,6 +14,14 @@ bitflags::bitflags! {
         const EXECUTE = 1 << 2;
         /// Device registers: accesses are neither cached nor merged.
         const DEVICE = 1 << 3;
+        /// The first store through the leaf is to be seen: it is made clean, so that the processor sets
+        /// its dirty bit. Without this a leaf that allows stores is dirty from the beginning. Only
+        /// asked for, never told: [`Mapping::is_dirty`](crate::Mapping::is_dirty) tells.
+        const TRACKED = 1 << 4;
+        /// Open to user mode, in formats that tell user and supervisor apart.
+        const USER = 1 << 5;
+        /// The same in all address spaces, so that it outlives a switch, in formats that have that.
+        const GLOBAL = 1 << 6;
     }
 }
 
@@ -26,6 +34,9 @@ impl Permissions {
     pub const RX: Self = Self::READ.union(Self::EXECUTE);
     /// Everything; what a guest's RAM gets.
     pub const RWX: Self = Self::RW.union(Self::EXECUTE);
+
+    /// Rights that can be added to a leaf in use without a flush: who holds the old ones faults once more.
+    pub(crate) const GROWING: Self = Self::RWX;
 }
 
 /// A format of page tables: geometry, and the encoding of one entry. All the walking is the
@@ -34,9 +45,11 @@ impl Permissions {
 /// Every implementation must keep these; the walker relies on them:
 ///
 /// * A table has 512 entries of 8 bytes, and entries of a table of level *n* span `n.size()` bytes.
-/// * An entry whose bits 11:0 are clear is absent, so that 0 is, and so that held-back tables can be
-///   linked through their entries while a processor may still walk them.
+/// * An entry whose bits 2:0 are clear is not present to the processor, whatever the other bits are.
+///   The walker keeps marks and the links between held tables in such entries.
 /// * Tables allow everything; the leaf alone decides.
+/// * The processor may make a leaf [dirty](Self::dirtied), and changes nothing else by itself. It does
+///   so with one atomic operation that fails if the leaf has changed meanwhile.
 ///
 /// An absent entry may become present without an invalidation: no supported processor caches absence.
 pub trait Format {
@@ -51,8 +64,12 @@ pub trait Format {
     const ROOT: Level;
     /// Level of the largest leaf. That a given processor supports it is for the caller to know.
     const LARGEST: Level;
-    /// Bits of a leaf that the processor sets by itself.
-    const HARDWARE_SET: u64;
+    /// Whether a leaf in use may become a table, and a table a leaf, in one store. If not, the entry is
+    /// cleared in between, and
+    /// [`TableMemory::break_before_make`](crate::TableMemory::break_before_make) invalidates it.
+    const REPLACES_IN_PLACE: bool;
+    /// The largest payload of a [mark](Self::mark).
+    const MARK_MAX: u64 = u64::MAX >> MARK_SHIFT;
 
     /// Whether a leaf may have these permissions, by what the format can express and what its policy
     /// allows.
@@ -74,26 +91,94 @@ pub trait Format {
     /// [`Level::Page4K`] for a table.
     fn address(entry: u64, alignment: Level) -> PhysAddr;
 
-    /// What a leaf allows.
-    fn permissions(entry: u64) -> Permissions;
+    /// What a leaf allows; never [`Permissions::TRACKED`].
+    fn permissions(leaf: u64) -> Permissions;
+
+    /// Whether there may have been a store through the leaf.
+    fn is_dirty(leaf: u64) -> bool;
+
+    /// The leaf as a store leaves it. It stays dirty, and still refuses stores, if it did.
+    fn dirtied(leaf: u64) -> u64;
+
+    /// The leaf such that the processor makes it dirty at the next store, if it allows one.
+    fn cleaned(leaf: u64) -> u64;
+
+    /// An entry that is absent to the processor and holds a number up to [`MARK_MAX`](Self::MARK_MAX).
+    fn mark(payload: u64) -> u64 {
+        payload << MARK_SHIFT | MARK
+    }
+
+    /// The number in an entry that is a mark.
+    fn marked(entry: u64) -> Option<u64> {
+        (entry & NOT_PRESENT == MARK).then_some(entry >> MARK_SHIFT)
+    }
 }
+
+/// Bits that tell entries apart that no processor follows.
+const NOT_PRESENT: u64 = 0x1f;
+const MARK: u64 = 1 << 4;
+const MARK_SHIFT: u32 = 5;
+
+/// An entry of a table that was cut off, or of one that is being replaced: absent to the processor, and
+/// never filled by a fault. The address of a page can be or-ed to it.
+pub(crate) const FROZEN: u64 = 1 << 3;
+
+/// Absent, and free to be filled.
+pub(crate) const ABSENT: u64 = 0;
+
+pub(crate) const fn is_frozen(entry: u64) -> bool {
+    entry & NOT_PRESENT == FROZEN
+}
+
+const _: () = assert!(FROZEN & 7 == 0 && MARK & 7 == 0, "present to no processor");
 
 /// A decoded entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
+    /// Nothing, or a mark.
     Absent,
+    Frozen,
     Table(PhysAddr),
-    Leaf(PhysAddr, Permissions),
+    /// Start of the page.
+    Leaf(PhysAddr),
 }
 
 impl Entry {
     pub(crate) fn decode<F: Format>(entry: u64, level: Level) -> Self {
         if !F::is_present(entry) {
-            Self::Absent
+            if is_frozen(entry) { Self::Frozen } else { Self::Absent }
         } else if level == Level::Page4K || F::is_leaf(entry, level) {
-            Self::Leaf(F::address(entry, level), F::permissions(entry))
+            Self::Leaf(F::address(entry, level))
         } else {
             Self::Table(F::address(entry, Level::Page4K))
         }
     }
+}
+
+/// The leaf with other permissions. What the processor has recorded in it stays.
+pub(crate) fn repermitted<F: Format>(leaf: u64, level: Level, permissions: Permissions) -> u64 {
+    carry::<F>(F::leaf(F::address(leaf, level), level, permissions), leaf)
+}
+
+/// A leaf of `level` for one piece, at `pa`, of a larger leaf: it allows and knows the same.
+pub(crate) fn piece<F: Format>(leaf: u64, pa: PhysAddr, level: Level) -> u64 {
+    carry::<F>(F::leaf(pa, level, F::permissions(leaf) | Permissions::TRACKED), leaf)
+}
+
+fn carry<F: Format>(new: u64, old: u64) -> u64 {
+    if F::is_dirty(old) { F::dirtied(new) } else { new }
+}
+
+/// Whether processors must be flushed after a leaf has been replaced by another value, before that can
+/// be relied on. What no processor can hold, or what it would only fault on once more, needs none;
+/// nor does the accessed bit, whose loss costs nothing but precision. The dirty bit does: a processor
+/// that holds the leaf as dirty stores without setting it again.
+pub(crate) fn needs_flush<F: Format>(old: u64, new: u64, level: Level) -> bool {
+    let Entry::Leaf(from) = Entry::decode::<F>(old, level) else { return false };
+    let Entry::Leaf(to) = Entry::decode::<F>(new, level) else { return true };
+    let (had, has) = (F::permissions(old), F::permissions(new));
+    from != to
+        || had - has != Permissions::empty()
+        || has - had - Permissions::GROWING != Permissions::empty()
+        || F::is_dirty(old) && !F::is_dirty(new)
 }

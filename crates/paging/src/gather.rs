@@ -1,71 +1,24 @@
-//! What an unmapping leaves to do: translations to invalidate, and tables to free after that.
+//! What a change leaves to do: translations to invalidate, then tables and frames to free.
 
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::{Level, PhysAddr, TableMemory};
+use crate::format::{ABSENT, FROZEN};
+use crate::frames::{FrameRun, FrameRuns};
+use crate::{FlushReceipt, Level, PhysAddr, Stamp, TableMemory};
 
-/// Names one change of one page table. Later changes of the same table have later stamps, and no stamp
-/// comes twice, not even if another table gets the same root one day.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
-    pub(crate) root: PhysAddr,
-    pub(crate) sequence: u64,
-}
-
-impl Stamp {
-    /// Whether a flush that was issued when the table's stamp was `self` covers the change `earlier`.
-    pub fn covers(self, earlier: Self) -> bool {
-        self.root == earlier.root && self.sequence >= earlier.sequence
-    }
-}
-
-/// Proof that a flush has completed. Only in exchange for one are tables freed.
-///
-/// The flush engine knows nothing of this crate, so whoever joins the two implements this for a type
-/// that holds the engine's receipt together with the table's [stamp](crate::PageTable::stamp),
-/// **sampled before the flush was issued**.
-///
-/// # Safety
-///
-/// When `covers(stamp)` is true, no processor holds or will use a translation, or an upper-level entry
-/// in a walk cache, that the change `stamp` removed, and all effects of accesses through it are visible.
-pub unsafe trait FlushReceipt {
-    /// Whether the flush was issued after the change `stamp`, and has completed on every processor.
-    fn covers(&self, stamp: Stamp) -> bool;
-}
-
-/// The receipt for a table that no processor has walked yet.
-#[derive(Debug)]
-pub struct NeverWalked(());
-
-impl NeverWalked {
-    /// A receipt without a flush.
-    ///
-    /// # Safety
-    ///
-    /// No processor has been given the root of any table that this receipt is used for.
-    pub unsafe fn new() -> Self {
-        Self(())
-    }
-}
-
-// SAFETY: a processor that never had the root holds none of the table's translations.
-unsafe impl FlushReceipt for NeverWalked {
-    fn covers(&self, _: Stamp) -> bool {
-        true
-    }
-}
-
-/// Translations to invalidate, all of pages of one size.
+/// Translations to invalidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushRange {
     /// First input address.
     pub start: u64,
     /// Length in bytes, a multiple of the level's size.
     pub len: u64,
-    /// Level of the leaves.
+    /// Level of the leaves; of the smallest that there may be, if `tables` is set.
     pub level: Level,
+    /// Whether entries that pointed to tables are gone as well: then walk caches must be invalidated
+    /// with the leaves, so no hint that only leaves changed, nor at which level, is right.
+    pub tables: bool,
 }
 
 /// What must be invalidated before the [`Gather`] can be released.
@@ -73,7 +26,7 @@ pub struct FlushRange {
 pub enum Invalidation<'a> {
     /// Nothing changed that a processor can hold.
     Nothing,
-    /// These ranges, and with them the walk caches if [tables](Gather::table_count) are held.
+    /// These ranges.
     Ranges(&'a [FlushRange]),
     /// The whole address space: there were more ranges than fit.
     Everything,
@@ -82,11 +35,27 @@ pub enum Invalidation<'a> {
 /// Most ranges that a gather tells apart.
 pub const GATHER_RANGES_MAX: usize = 16;
 
-/// The result of an unmapping: what to invalidate, and the tables that were cut off, held back until
-/// a receipt shows that no processor walks them.
+/// What a gather held back, now free.
+#[derive(Clone, Copy, Debug)]
+pub struct Released {
+    /// Number of tables that went back to their memory.
+    pub table_count: usize,
+    frames: FrameRuns,
+}
+
+impl Released {
+    /// Memory that was unmapped, if the change was asked to [keep account](crate::Change::with_frames)
+    /// of it. No processor reaches it any more.
+    pub fn frames(&self) -> &[FrameRun] {
+        self.frames.as_slice()
+    }
+}
+
+/// The result of a change: what to invalidate, and the tables that were cut off and the frames that
+/// were unmapped, held back until a receipt shows that no processor uses them.
 ///
 /// Tables are linked through their first entries, so holding any number takes no memory. Dropping a
-/// gather leaks them, which is safe.
+/// gather leaks what it holds, which is safe.
 #[must_use = "translations stay in use, and tables leak, until the gather is flushed and released"]
 pub struct Gather<M: TableMemory> {
     memory: M,
@@ -96,12 +65,14 @@ pub struct Gather<M: TableMemory> {
     overflowed: bool,
     held: Option<PhysAddr>,
     table_count: usize,
+    frames: FrameRuns,
     visited_count: u64,
+    unsplit_count: u64,
 }
 
 impl<M: TableMemory> Gather<M> {
     pub(crate) fn new(memory: M, stamp: Stamp) -> Self {
-        const NONE: FlushRange = FlushRange { start: 0, len: 0, level: Level::Page4K };
+        const NONE: FlushRange = FlushRange { start: 0, len: 0, level: Level::Page4K, tables: false };
         Self {
             memory,
             stamp,
@@ -110,7 +81,9 @@ impl<M: TableMemory> Gather<M> {
             overflowed: false,
             held: None,
             table_count: 0,
+            frames: FrameRuns::EMPTY,
             visited_count: 0,
+            unsplit_count: 0,
         }
     }
 
@@ -125,7 +98,7 @@ impl<M: TableMemory> Gather<M> {
         }
     }
 
-    /// Number of tables held back. While it is not 0, the invalidation must include walk caches.
+    /// Number of tables held back.
     pub fn table_count(&self) -> usize {
         self.table_count
     }
@@ -135,18 +108,23 @@ impl<M: TableMemory> Gather<M> {
         self.visited_count
     }
 
+    /// Number of leaves that a split has left larger than it should, for want of tables.
+    pub fn unsplit_count(&self) -> u64 {
+        self.unsplit_count
+    }
+
     /// The change that this gather results from.
     pub fn stamp(&self) -> Stamp {
         self.stamp
     }
 
-    /// Frees the held tables in exchange for a receipt, and returns how many there were.
+    /// Frees what is held in exchange for a receipt.
     ///
     /// # Errors
     ///
     /// Gives the gather back, with all it holds, if the receipt is not for a flush after its change.
     #[expect(clippy::result_large_err, reason = "there is no heap to put it on")]
-    pub fn release(self, receipt: &impl FlushReceipt) -> Result<usize, Self> {
+    pub fn release(self, receipt: &impl FlushReceipt) -> Result<Released, Self> {
         if self.invalidation() != Invalidation::Nothing && !receipt.covers(self.stamp) {
             return Err(self);
         }
@@ -154,45 +132,78 @@ impl<M: TableMemory> Gather<M> {
         for _ in 0..self.table_count {
             let Some(table) = held else { break };
             // SAFETY: a held table came from this memory and is not freed yet.
-            let link = unsafe { &self.memory.entries(table)[0] };
-            held = match link.swap(0, Relaxed) {
+            let entries = unsafe { self.memory.entries(table) };
+            held = match entries[0].load(Relaxed) & !FROZEN {
                 0 => None,
                 next => Some(PhysAddr(next)),
             };
-            // SAFETY: no entry points to the table since the change of `stamp`, the receipt shows that
-            // no processor walks it, and the list does not name it twice. The entries are zero: the
-            // walker cleared them all, and the link is cleared above.
+            for entry in entries {
+                entry.store(ABSENT, Relaxed);
+            }
+            // SAFETY: no entry points to the table since the change of `stamp`; the receipt shows that
+            // neither a processor nor software walks it; and the list does not name it twice. The
+            // entries are zero since the loop above.
             unsafe { self.memory.free(table) };
         }
-        Ok(self.table_count)
+        Ok(Released { table_count: self.table_count, frames: self.frames })
     }
 
-    pub(crate) fn visit(&mut self) {
-        self.visited_count = self.visited_count.saturating_add(1);
+    pub(crate) fn set_stamp(&mut self, stamp: Stamp) {
+        self.stamp = stamp;
     }
 
-    /// Records that the leaf at `start` is gone or changed.
-    pub(crate) fn leaf(&mut self, start: u64, level: Level) {
+    pub(crate) fn visited(&mut self, count: u64) {
+        self.visited_count = self.visited_count.saturating_add(count);
+    }
+
+    pub(crate) fn unsplit(&mut self) {
+        self.unsplit_count += 1;
+    }
+
+    pub(crate) fn frames(&mut self) -> &mut FrameRuns {
+        &mut self.frames
+    }
+
+    /// Records that the leaves of `level` in `len` bytes from `start` are gone or changed.
+    pub(crate) fn leaves(&mut self, start: u64, len: u64, level: Level) {
+        self.push(FlushRange { start, len, level, tables: false });
+    }
+
+    /// Records that the table was cut off whose entries span `entry`s bytes each, `len` in all.
+    pub(crate) fn cut(&mut self, start: u64, len: u64, entry: Level) {
+        self.push(FlushRange { start, len, level: entry, tables: true });
+    }
+
+    /// Records that the table which was cut off last has tables below, with entries of `level`.
+    pub(crate) fn deepen(&mut self, level: Level) {
+        if let Some(last) = self.ranges[..self.range_count].last_mut() {
+            last.level = last.level.min(level);
+        }
+    }
+
+    fn push(&mut self, range: FlushRange) {
         if let Some(last) = self.ranges[..self.range_count].last_mut()
-            && last.level == level
-            && last.start.wrapping_add(last.len) == start
+            && last.tables == range.tables
+            && (last.tables || last.level == range.level)
+            && last.start.wrapping_add(last.len) == range.start
         {
-            last.len += level.size();
+            last.len += range.len;
+            last.level = last.level.min(range.level);
         } else if let Some(free) = self.ranges.get_mut(self.range_count) {
-            *free = FlushRange { start, len: level.size(), level };
+            *free = range;
             self.range_count += 1;
         } else {
             self.overflowed = true;
         }
     }
 
-    /// Holds back a table that was cut off and whose entries are all zero.
+    /// Holds back a table that was cut off and that nobody fills any more.
     pub(crate) fn hold(&mut self, table: PhysAddr) {
         // SAFETY: the walker found the table in the tree, so it came from this memory and is not freed;
         // it was cut off by its only parent, so no other gather holds it.
         let link = unsafe { &self.memory.entries(table)[0] };
-        // A processor that still walks the table takes the page-aligned link for an absent entry.
-        link.store(self.held.map_or(0, PhysAddr::as_u64), Relaxed);
+        // Who still walks the table takes the link for what it was: frozen.
+        link.store(self.held.map_or(0, PhysAddr::as_u64) | FROZEN, Relaxed);
         self.held = Some(table);
         self.table_count += 1;
     }
@@ -204,6 +215,7 @@ impl<M: TableMemory> fmt::Debug for Gather<M> {
             .field("stamp", &self.stamp)
             .field("invalidation", &self.invalidation())
             .field("table_count", &self.table_count)
+            .field("frames", &self.frames.as_slice())
             .finish_non_exhaustive()
     }
 }

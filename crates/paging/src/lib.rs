@@ -49,27 +49,39 @@
 //! assert_eq!((range.start, range.len, gather.table_count()), (0x20_0000, 2 << 20, 1));
 //! // SAFETY: no processor was ever given this root.
 //! let receipt = unsafe { NeverWalked::new() };
-//! assert_eq!(gather.release(&receipt).unwrap(), 1);
+//! assert_eq!(gather.release(&receipt).unwrap().table_count, 1);
 //! # Ok::<(), paging::MapError>(())
 //! ```
 #![cfg_attr(not(test), no_std)]
 
 mod addr;
 mod amd64;
+mod change;
+mod cursor;
 mod edit;
 mod format;
+mod frames;
 mod gather;
 pub mod guest;
+mod install;
+mod map;
 mod memory;
+mod receipt;
 mod span;
+mod sync;
 mod table;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
+mod visit;
 
 pub use addr::{ENTRY_COUNT, Gpa, Level, PhysAddr};
-pub use amd64::{Amd64Host, Amd64Nested};
-pub use edit::Tables;
+pub use amd64::{Amd64Guest, Amd64Host, Amd64Nested};
+pub use change::{Change, DirtySink, FramedChange, NoSink, Progress};
+pub use edit::{Editor, Tables};
 pub use format::{Format, Permissions};
-pub use gather::{FlushRange, FlushReceipt, GATHER_RANGES_MAX, Gather, Invalidation, NeverWalked, Stamp};
+pub use frames::{FRAME_RUNS_MAX, FrameRun};
+pub use gather::{FlushRange, GATHER_RANGES_MAX, Gather, Invalidation, Released};
+pub use install::Installed;
 pub use memory::{Entries, TableMemory};
-pub use table::{Installed, MapError, Mapping, PageTable};
+pub use receipt::{FlushReceipt, NeverWalked, Stamp};
+pub use table::{Look, MapError, Mapping, PageTable};

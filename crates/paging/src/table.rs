@@ -1,16 +1,14 @@
-//! The page table: reading it, and installing translations in it on faults.
+//! The page table, and reading it.
 
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Range;
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Acquire};
+use core::sync::atomic::Ordering::Acquire;
 
 use crate::format::Entry;
-use crate::gather::Stamp;
-use crate::memory::Entries;
 use crate::span::{self, Span, pieces};
-use crate::{Format, Level, Permissions, PhysAddr, TableMemory};
+use crate::sync::{AtomicBool, AtomicU64};
+use crate::{Entries, Format, Level, Permissions, PhysAddr, Stamp, TableMemory};
 
 /// Why a change of a page table was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +16,8 @@ pub enum MapError {
     /// An address or length is not a multiple of the page size, or input and output address lie
     /// differently within the page.
     Unaligned,
-    /// An address that the format cannot express, or a range that runs over the edge or through the
-    /// non-canonical hole.
+    /// An address that the format cannot express, a range that runs over the edge or through the
+    /// non-canonical hole, or a mark's payload that is too large.
     OutOfRange,
     /// Permissions that the format cannot express or whose policy forbids, as W with X in
     /// [`Amd64Host`](crate::Amd64Host).
@@ -44,7 +42,7 @@ impl fmt::Display for MapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unaligned => f.write_str("not aligned to a page"),
-            Self::OutOfRange => f.write_str("outside of what the format can address"),
+            Self::OutOfRange => f.write_str("outside of what the format can express"),
             Self::Permissions => f.write_str("permissions that the format does not admit"),
             Self::AlreadyMapped { address } => write!(f, "{address:#x} is mapped already"),
             Self::NotMapped { address } => write!(f, "{address:#x} is not mapped"),
@@ -65,42 +63,37 @@ pub struct Mapping {
     pub level: Level,
     /// What the leaf allows.
     pub permissions: Permissions,
+    /// Whether there may have been a store through the leaf; see [`Permissions::TRACKED`].
+    pub is_dirty: bool,
 }
 
-/// How an installation ended; either way the address has a translation.
+/// What there is at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Installed {
-    /// A leaf of this level was written.
-    New(Level),
-    /// There was a leaf, perhaps another CPU's that took the same fault, and it was left alone. If it
-    /// does not allow the access, the access is an error.
-    Present(Mapping),
+pub enum Look {
+    /// A translation.
+    Mapped(Mapping),
+    /// A [mark](PageTable::mark) with this payload.
+    Marked(u64),
+    /// Nothing.
+    Absent,
 }
 
 /// Page tables of format `F` in memory `M`.
 ///
-/// Shared, it can be read, and faults can [install](Self::install) absent translations from many CPUs
-/// at once. Everything else takes it exclusively. So a hypervisor keeps it in a reader-writer lock:
-/// faults share it, a zap excludes them. That, with the slots pinned from the lookup to the end of the
-/// installation, is why no fault can bring back what a zap removed.
-///
-/// Every entry is written by compare-exchange or swap, because processors set accessed and dirty bits
-/// meanwhile. Publication pairs as follows; the processor's walk is outside the language's memory model:
-/// AMD64 walks observe stores in program order, so an entry is never seen before the table it points to.
-///
-/// | CPU 1 ([`install`](Self::install)) | CPU 2 ([`install`](Self::install), [`query`](Self::query)) |
-/// |---|---|
-/// | a: zero a new table | c: load the entry (Acquire) |
-/// | b: compare-exchange the entry to it (Release) | d: read the table |
-///
-/// If c reads from b, then a is before d.
+/// All methods that take it shared may be called on any number of CPUs at once: reading, installing
+/// translations on faults, marking, and one [`Editor`](crate::Editor) that changes and removes them.
+/// There is no lock. See the [crate's documentation](crate#concurrency) for what keeps them apart. What
+/// takes the page table exclusively is for set-up and for users with a lock of their own.
 ///
 /// Dropping a page table leaks its tables, because a processor may walk them; [`dismantle`](Self::dismantle)
 /// is the way to get them back.
 pub struct PageTable<F: Format, M: TableMemory> {
     pub(crate) memory: M,
     pub(crate) root: PhysAddr,
-    pub(crate) sequence: u64,
+    /// Sequence number of the latest change that has left something to flush.
+    pub(crate) sequence: AtomicU64,
+    /// Whether there is an editor.
+    pub(crate) is_edited: AtomicBool,
     format: PhantomData<fn() -> F>,
 }
 
@@ -112,7 +105,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     /// [`MapError::OutOfTables`] if there is no memory for the root.
     pub fn new(memory: M) -> Result<Self, MapError> {
         let root = memory.allocate().ok_or(MapError::OutOfTables)?;
-        Ok(Self { memory, root, sequence: 0, format: PhantomData })
+        let (sequence, is_edited) = (AtomicU64::new(0), AtomicBool::new(false));
+        Ok(Self { memory, root, sequence, is_edited, format: PhantomData })
     }
 
     /// Address of the root table, for CR3, nCR3 or the like.
@@ -122,128 +116,96 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
 
     /// The latest change that needs a flush. Sample it before a flush is issued, and keep it with the
     /// flush's receipt.
+    ///
+    /// Acquire, and pairs with the release in which a [`Gather`](crate::Gather) gets its stamp: the
+    /// entries that a change up to this one has removed are gone before what follows.
     pub fn stamp(&self) -> Stamp {
-        Stamp { root: self.root, sequence: self.sequence }
+        Stamp { root: self.root, sequence: self.sequence.load(Acquire) }
     }
 
     /// Where `address` leads, or `None` if nowhere.
     pub fn query(&self, address: u64) -> Option<Mapping> {
-        let offset = span::offset::<F>(address)?;
+        match self.look(address) {
+            Look::Mapped(mapping) => Some(mapping),
+            Look::Marked(_) | Look::Absent => None,
+        }
+    }
+
+    /// What there is at `address`.
+    pub fn look(&self, address: u64) -> Look {
+        let Some(offset) = span::offset::<F>(address) else { return Look::Absent };
         let (mut table, mut level) = (self.root, F::ROOT);
         loop {
-            match self.decode(self.cell(table, level, offset), level) {
-                Entry::Absent => return None,
-                Entry::Leaf(page, permissions) => return Some(mapping(page, level, permissions, offset)),
-                Entry::Table(next) => (table, level) = (next, level.below()?),
+            // Acquire: what the entry points to is read next.
+            let entry = self.cell(table, level, offset).load(Acquire);
+            match (Entry::decode::<F>(entry, level), level.below()) {
+                (Entry::Leaf(_), _) => return Look::Mapped(mapping::<F>(entry, level, offset)),
+                (Entry::Table(next), Some(below)) => (table, level) = (next, below),
+                _ => return F::marked(entry).map_or(Look::Absent, Look::Marked),
             }
         }
     }
 
-    /// Maps the page around `address` to the one around `pa`, the largest possible up to `level`.
-    ///
-    /// The page is smaller where a table is in the way: then the piece around `address` is mapped. Any
-    /// number of CPUs may do this at once, for the same address too; one of them writes the leaf.
-    ///
-    /// # Errors
-    ///
-    /// [`MapError::Unaligned`] if the two addresses lie differently within a page of `level`;
-    /// [`MapError::OutOfRange`], [`MapError::Permissions`], [`MapError::OutOfTables`], and
-    /// [`MapError::Raced`], upon which the guest may just fault again.
-    pub fn install(
-        &self,
-        address: u64,
-        pa: PhysAddr,
-        level: Level,
-        permissions: Permissions,
-    ) -> Result<Installed, MapError> {
-        let largest = level.min(F::LARGEST);
-        let offset = span::offset::<F>(address).ok_or(MapError::OutOfRange)?;
-        check_output::<F>(pa, 0)?;
-        if !F::admits(permissions) {
-            return Err(MapError::Permissions);
-        }
-        if (offset ^ pa.0) & largest.offset_mask() != 0 {
-            return Err(MapError::Unaligned);
-        }
-        let mut spare = Spare { memory: &self.memory, table: None };
+    /// Whether there is a table of `level` for `address`, so that [`mark`](Self::mark) needs none.
+    pub fn has_table(&self, address: u64, level: Level) -> bool {
+        let Some(offset) = span::offset::<F>(address) else { return false };
         let (mut table, mut at) = (self.root, F::ROOT);
-        loop {
-            let cell = self.cell(table, at, offset);
-            let mut entry = cell.load(Acquire);
-            if !F::is_present(entry) {
-                let is_leaf = at <= largest;
-                let new = if is_leaf {
-                    F::leaf(pa.align_down(at), at, permissions)
-                } else {
-                    F::table(spare.allocate()?)
-                };
-                entry = match cell.compare_exchange(entry, new, AcqRel, Acquire) {
-                    Ok(_) if is_leaf => return Ok(Installed::New(at)),
-                    Ok(_) => {
-                        spare.published();
-                        new
-                    }
-                    Err(other) => other,
-                };
-            }
-            match Entry::decode::<F>(entry, at) {
-                Entry::Absent => return Err(MapError::Raced),
-                Entry::Leaf(page, permissions) => {
-                    return Ok(Installed::Present(mapping(page, at, permissions, offset)));
-                }
-                Entry::Table(next) => (table, at) = (next, at.below().ok_or(MapError::Raced)?),
+        while at > level {
+            let entry = self.cell(table, at, offset).load(Acquire);
+            match (Entry::decode::<F>(entry, at), at.below()) {
+                (Entry::Table(next), Some(below)) => (table, at) = (next, below),
+                _ => return false,
             }
         }
+        true
     }
 
     /// Calls `visit` with the input addresses and the mapping of each leaf in `range`, in order; the
     /// mapping's address is that of the page's start.
     ///
-    /// For audits, such as that nothing is both writable and executable.
+    /// For audits, such as that nothing is both writable and executable. Of what changes meanwhile it
+    /// finds the old or the new state.
     pub fn for_each(&self, range: Range<u64>, mut visit: impl FnMut(Range<u64>, Mapping)) {
         for span in span::widened::<F>(&range) {
-            self.visit(self.root, F::ROOT, span, &mut |entry_start, level, entry| {
-                if let Entry::Leaf(pa, permissions) = entry {
-                    let start = span::address_of::<F>(entry_start);
-                    visit(start..start.wrapping_add(level.size()), Mapping { pa, level, permissions });
+            self.visit(self.root, F::ROOT, span, &mut |start, level, entry| {
+                if let Entry::Leaf(_) = Entry::decode::<F>(entry, level) {
+                    let address = span::address_of::<F>(start);
+                    visit(address..address.wrapping_add(level.size()), mapping::<F>(entry, level, start));
                 }
                 true
             });
         }
     }
 
-    /// Visits leaves and absences in a span, with their starts, until `visit` returns false. Returns
-    /// whether it went through.
+    /// Visits the entries in a span that do not point to tables, with the starts of their extents, until
+    /// `visit` returns false. Returns whether it went through.
     pub(crate) fn visit(
         &self,
         table: PhysAddr,
         level: Level,
         span: Span,
-        visit: &mut impl FnMut(u64, Level, Entry) -> bool,
+        visit: &mut impl FnMut(u64, Level, u64) -> bool,
     ) -> bool {
         pieces(span, level).all(|piece| {
-            match (self.decode(self.cell(table, level, piece.span.start), level), level.below()) {
+            let entry = self.cell(table, level, piece.span.start).load(Acquire);
+            match (Entry::decode::<F>(entry, level), level.below()) {
                 (Entry::Table(next), Some(below)) => self.visit(next, below, piece.span, visit),
-                (entry, _) => visit(piece.entry_start, level, entry),
+                _ => visit(piece.entry_start, level, entry),
             }
         })
     }
 
     pub(crate) fn entries(&self, table: PhysAddr) -> &Entries {
-        // SAFETY: callers pass the root or a table that an entry of the tree points to. All of these came
-        // from this memory, and are freed only by way of a gather, for which the tree is taken
-        // exclusively; so not while `self` is borrowed.
+        // SAFETY: callers pass the root, or a table that an entry of the tree points to or pointed to
+        // when the caller's walk read it. All of these came from this memory. They are freed only by a
+        // gather, for a receipt, and a receipt vouches for walks that are under way: they have ended.
+        // The editor's own walk keeps to tables that no gather has yet.
         unsafe { self.memory.entries(table) }
     }
 
     /// The entry of `table` that covers `offset`.
     pub(crate) fn cell(&self, table: PhysAddr, level: Level, offset: u64) -> &AtomicU64 {
         &self.entries(table)[level.index(offset)]
-    }
-
-    /// Acquire: what the entry points to is read next.
-    pub(crate) fn decode(&self, cell: &AtomicU64, level: Level) -> Entry {
-        Entry::decode::<F>(cell.load(Acquire), level)
     }
 }
 
@@ -259,36 +221,12 @@ pub(crate) fn check_output<F: Format>(pa: PhysAddr, len: u64) -> Result<(), MapE
     if last.0 >> F::OUTPUT_BITS != 0 { Err(MapError::OutOfRange) } else { Ok(()) }
 }
 
-fn mapping(page: PhysAddr, level: Level, permissions: Permissions, offset: u64) -> Mapping {
-    Mapping { pa: PhysAddr(page.0 | offset & level.offset_mask()), level, permissions }
-}
-
-/// A table that may be needed. If another CPU's got into the tree first, it serves the next level, and
-/// what is left at the end goes back; no processor has seen it.
-struct Spare<'a, M: TableMemory> {
-    memory: &'a M,
-    table: Option<PhysAddr>,
-}
-
-impl<M: TableMemory> Spare<'_, M> {
-    fn allocate(&mut self) -> Result<PhysAddr, MapError> {
-        if self.table.is_none() {
-            self.table = self.memory.allocate();
-        }
-        self.table.ok_or(MapError::OutOfTables)
-    }
-
-    /// The table is part of the tree now.
-    fn published(&mut self) {
-        self.table = None;
-    }
-}
-
-impl<M: TableMemory> Drop for Spare<'_, M> {
-    fn drop(&mut self) {
-        if let Some(table) = self.table {
-            // SAFETY: allocated from this memory, never entered in the tree, still all zero.
-            unsafe { self.memory.free(table) };
-        }
+/// Where a leaf of `level` leads `offset`.
+pub(crate) fn mapping<F: Format>(leaf: u64, level: Level, offset: u64) -> Mapping {
+    Mapping {
+        pa: PhysAddr(F::address(leaf, level).0 | offset & level.offset_mask()),
+        level,
+        permissions: F::permissions(leaf),
+        is_dirty: F::is_dirty(leaf),
     }
 }

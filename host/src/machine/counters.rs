@@ -110,7 +110,7 @@ mod tests {
     const ROWS: u64 = 0x2000;
 
     fn ram(magic: u64, vcpus: u32, columns: u32) -> Ram {
-        let ram = Ram::new(0x20000).expect("makes");
+        let ram = Ram::new(0x40000).expect("makes");
         let file = File::from(ram.fd().try_clone_to_owned().expect("clones"));
         let counts = u64::from(columns) << 32 | u64::from(vcpus);
         for (offset, word) in [(0, magic), (8, ROWS), (16, 2_000_000_000), (24, counts), (32, 2)] {

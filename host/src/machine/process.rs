@@ -1,5 +1,6 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and the end of it all.
 
+use super::control::Registration;
 use super::counters::Snapshot;
 use super::ram::Ram;
 use super::signals::Signals;
@@ -96,6 +97,8 @@ pub(crate) struct Machine {
     log: PathBuf,
     terminal: Option<SavedTerminal>,
     watch: Option<Watch>,
+    /// While the machine is there it can be found.
+    _control: Option<Registration>,
     files: TempDir,
 }
 
@@ -117,7 +120,16 @@ impl Machine {
         let listener = UnixListener::bind(&report).context("cannot make the report channel")?;
         let log = spec.log.clone().unwrap_or_else(|| files.path().join("hypervisor.log"));
         File::create(&log).with_context(|| format!("cannot write the log {}", log.display()))?;
-        let channels = Channels { report: &report, log: &log, qemu_log: &files.path().join("qemu.log") };
+        let control = match spec.payload {
+            Payload::Quell { .. } => Some(Registration::new()?),
+            Payload::Bare { .. } => None,
+        };
+        let channels = Channels {
+            report: &report,
+            log: &log,
+            control: control.as_ref().map(Registration::path),
+            qemu_log: &files.path().join("qemu.log"),
+        };
         let ram = Ram::new(spec.memory)?;
 
         let interactive = spec.console == Console::Terminal;
@@ -153,6 +165,7 @@ impl Machine {
             log,
             terminal,
             watch: None,
+            _control: control,
             files,
         })
     }

@@ -86,6 +86,8 @@ pub(crate) struct Channels<'a> {
     pub(crate) report: &'a Path,
     /// The hypervisor's log.
     pub(crate) log: &'a Path,
+    /// UNIX socket at which QEMU offers the control channel, the fourth serial port; none without hypervisor.
+    pub(crate) control: Option<&'a Path>,
     /// QEMU's own log.
     pub(crate) qemu_log: &'a Path,
 }
@@ -118,6 +120,11 @@ impl Spec {
         args.words("-serial chardev:console");
         args.option("-chardev", "socket,id=report,path=", channels.report);
         args.words("-serial chardev:report");
+        if let Some(control) = channels.control {
+            args.option("-chardev", "socket,id=control,server=on,wait=off,path=", control);
+            // COM4: its interrupt is that of COM2, which has none enabled.
+            args.words("-device isa-serial,index=3,chardev=control");
+        }
         args.option("-chardev", "file,id=log,path=", channels.log);
         args.words("-device isa-debugcon,iobase=0xe9,chardev=log");
         args.words("-device isa-debug-exit,iobase=0xf4,iosize=0x04");
@@ -188,8 +195,12 @@ mod tests {
             qemu_args: vec!["-s".into()],
         };
         let ram = Ram::new(4096).expect("makes");
-        let channels =
-            Channels { report: Path::new("/a,b/report"), log: "/l".as_ref(), qemu_log: "/q".as_ref() };
+        let channels = Channels {
+            report: Path::new("/a,b/report"),
+            log: "/l".as_ref(),
+            control: Some(Path::new("/c")),
+            qemu_log: "/q".as_ref(),
+        };
         let args = spec.arguments(&ram, &channels);
         args.into_iter().map(|arg| arg.to_string_lossy().into_owned()).collect()
     }

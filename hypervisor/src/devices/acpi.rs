@@ -1,13 +1,17 @@
 //! The ACPI tables that describe the platform to the guest (ACPI 6.5, hardware-reduced).
 //!
-//! RSDP, XSDT, FADT, MADT and a DSDT with soft-off and the two serial ports. There is no FACS, no SCI, no
-//! fixed power management hardware; the boot architecture flags say that the PC's legacy devices are absent.
+//! RSDP, XSDT, FADT, MADT and a DSDT with soft-off, the PCI bus and the two serial ports. There is no FACS, no SCI,
+//! no fixed power management hardware; the boot architecture flags say that the PC's legacy devices are absent.
 
 use super::ioapic;
 use super::lapic::APIC_BASE_ADDRESS;
+use super::pci;
 use super::platform::SerialPort;
 use super::power;
-use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Name, Package, ResourceTemplate};
+use acpi_tables::aml::{
+    AddressSpace as Window, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Name, Package,
+    ResourceTemplate,
+};
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
 use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
@@ -28,8 +32,8 @@ const TABLE_HEADER_LEN: u32 = 36;
 /// The RSDP must be aligned so; the other tables are too.
 const ALIGN: usize = 16;
 
-/// IA-PC boot architecture flags (ACPI 6.5 table 5.11): no VGA, no MSI, no CMOS clock; and by their
-/// absence no legacy devices and no keyboard controller.
+/// IA-PC boot architecture flags (ACPI 6.5 table 5.11): no VGA, no CMOS clock, no MSI, as nothing on the PCI bus
+/// interrupts; and by their absence no legacy devices and no keyboard controller.
 const BOOT_ARCH: u16 = 1 << 2 | 1 << 3 | 1 << 5;
 
 /// Ids below this have the local APIC entry of the MADT, the others the x2APIC entry.
@@ -154,6 +158,7 @@ fn dsdt() -> Dsdt {
     let (soft_off, none) = (power::SLEEP_TYPE_S5, 0_u8);
     let sleep = Package::new([&soft_off, &none, &none, &none].map(|byte| byte as &dyn Aml).into());
     Name::new("_S5_".into(), &sleep).to_aml_bytes(&mut code);
+    pci_root(&mut code);
     for (uid, port) in (1_u8..).zip(SerialPort::ALL) {
         let path = match port {
             SerialPort::Com1 => "_SB_.COM1",
@@ -170,6 +175,21 @@ fn dsdt() -> Dsdt {
     let mut table = Sdt::new(*b"DSDT", TABLE_HEADER_LEN, DSDT_REVISION, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     table.append_slice(&code);
     Dsdt(table)
+}
+
+/// The host bridge: its one bus, its ports, the memory that it passes on. Without interrupts there is no _PRT.
+fn pci_root(code: &mut Vec<u8>) {
+    let (first, last) = (pci::WINDOW.start as u32, (pci::WINDOW.end - 1) as u32);
+    // Software may look for devices on these buses, one by one: there is no other.
+    let buses = Window::new_bus_number(u16::from(pci::BUS), u16::from(pci::BUS));
+    let ports = IO::new(pci::CONFIG_ADDRESS, pci::CONFIG_ADDRESS, 1, pci::PORT_COUNT);
+    let memory = Window::new_memory(AddressSpaceCacheable::NotCacheable, true, first, last, None);
+    let resources = ResourceTemplate::new([&buses as &dyn Aml, &ports, &memory].into());
+    let hid = Name::new("_HID".into(), &EISAName::new("PNP0A03"));
+    let uid = Name::new("_UID".into(), &0_u8);
+    let bus = Name::new("_BBN".into(), &pci::BUS);
+    let crs = Name::new("_CRS".into(), &resources);
+    Device::new("_SB_.PCI0".into(), [&hid as &dyn Aml, &uid, &bus, &crs].into()).to_aml_bytes(code);
 }
 
 #[cfg(test)]
@@ -308,5 +328,20 @@ mod tests {
         for pin in [4, 3] {
             assert!(has(&[0x89, 6, 0, 0b0011, 1, pin, 0, 0, 0]), "edge, active high, exclusive, {pin}");
         }
+    }
+
+    #[test]
+    fn dsdt_has_the_pci_bus_with_what_it_decodes() {
+        let Dsdt(table) = dsdt();
+        let has = |bytes: &[u8]| table.as_slice().windows(bytes.len()).any(|window| window == bytes);
+        // PNP0A03 as an EISA id.
+        assert!(has(b"PCI0\x08_HID\x0c\x41\xd0\x0a\x03"));
+        assert!(has(b"_BBN\x00"), "it begins with bus 0");
+        // Word address space of 13 bytes: bus numbers, fixed; from 0 to 0, no translation, 1.
+        assert!(has(&[0x88, 13, 0, 2, 0b1100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]), "and ends with it");
+        assert!(has(&[0x47, 1, 0xf8, 0x0c, 0xf8, 0x0c, 1, 8]), "the configuration ports");
+        // Double-word address space of 23 bytes: memory, fixed, writable and not cacheable.
+        let window = [0, 0xe000_0000, 0xefff_ffff, 0, 0x1000_0000_u32].map(u32::to_le_bytes).concat();
+        assert!(has(&[&[0x87, 23, 0, 0, 0b1100, 1][..], &window].concat()), "the window");
     }
 }

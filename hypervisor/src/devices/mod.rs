@@ -1,15 +1,15 @@
 //! The guest's platform devices: plain state, effects returned as values.
 //!
 //! No device touches hardware, takes a lock or knows which CPU runs it. A register access returns what
-//! must happen elsewhere (an interrupt message to deliver, a byte to transmit, a power event); the caller
-//! performs it.
+//! must happen elsewhere (an interrupt message to deliver, a byte to transmit, a power event, memory to be
+//! added or removed); the caller performs it.
 //!
 //! | module | device | who owns it |
 //! |---|---|---|
 //! | [`lapic`] | one local APIC in x2APIC mode | the CPU that runs the vCPU |
 //! | [`inbox`] | what others post to a vCPU's local APIC | shared, lock-free |
 //! | [`platform`] | the ports and the I/O APIC of one VM, which it puts together | the VM, under a lock |
-//! | [`ioapic`], [`uart16550`], [`power`] | the parts of [`platform`] | |
+//! | [`ioapic`], [`uart16550`], [`pci`], [`power`] | the parts of [`platform`] | |
 //! | [`acpi`] | the tables that describe all of this to the guest | built once |
 //! | [`apic_ids`] | which vCPU has which APIC id | constant |
 
@@ -19,6 +19,7 @@ pub mod inbox;
 pub mod ioapic;
 pub mod lapic;
 pub mod message;
+pub mod pci;
 pub mod platform;
 pub mod power;
 pub mod uart16550;

@@ -1,11 +1,13 @@
 //! The VM's devices behind their ports and addresses.
 //!
 //! Everything else that software may probe for is absent, and the ACPI tables say so: keyboard controller,
-//! CMOS clock, interval timer, interrupt controller of the PC, VGA, PCI. A port without a device reads as
-//! all ones and ignores writes. Every device here is one byte wide, so wider accesses find no device.
+//! CMOS clock, interval timer, interrupt controller of the PC, VGA. A port without a device reads as all ones
+//! and ignores writes. Every device at a port but [PCI's configuration](super::pci) is one byte wide, so wider accesses
+//! find no device.
 
 use super::ioapic::{self, IoApic, Messages};
 use super::message::Message;
+use super::pci::{Pci, RomMove};
 use super::power::{self, PowerEvent};
 use super::uart16550::{self, Uart16550};
 
@@ -93,6 +95,8 @@ pub enum Output {
     Transmit(SerialPort, u8),
     /// The machine is to end or to start again.
     Power(PowerEvent),
+    /// The ROM's memory is to be seen elsewhere.
+    Rom(RomMove),
 }
 
 /// What a port write asks for.
@@ -116,6 +120,7 @@ pub struct Platform {
     com1: Uart16550,
     com2: Uart16550,
     ioapic: IoApic,
+    pci: Pci,
 }
 
 impl Platform {
@@ -128,6 +133,9 @@ impl Platform {
     /// IN from a port. Reading can only lower interrupt lines, so there is no effect to deliver.
     #[must_use]
     pub fn port_read(&mut self, port: u16, size: PortSize) -> u32 {
+        if let Some(value) = self.pci.port_read(port, size) {
+            return value;
+        }
         if size != PortSize::Byte {
             return size.all_ones();
         }
@@ -143,6 +151,9 @@ impl Platform {
 
     /// OUT to a port. Of `value` only the low bits of the access's size count.
     pub fn port_write(&mut self, port: u16, size: PortSize, value: u32) -> PlatformEffect {
+        if let Some(moved) = self.pci.port_write(port, size, value) {
+            return PlatformEffect { output: moved.map_or(Output::None, Output::Rom), interrupt: None };
+        }
         if size != PortSize::Byte {
             return PlatformEffect::NONE;
         }
@@ -173,6 +184,12 @@ impl Platform {
             SerialPort::Com1 => self.com1.can_receive(),
             SerialPort::Com2 => self.com2.can_receive(),
         }
+    }
+
+    /// Where the ROM on the PCI bus is seen.
+    #[must_use]
+    pub fn rom_base(&self) -> Option<u64> {
+        self.pci.rom_base()
     }
 
     /// Whether a guest physical address is a device's.
@@ -239,7 +256,7 @@ mod tests {
     fn absent_ports_read_all_ones_in_every_size() {
         let mut platform = platform();
         for port in
-            [0, 0x20, 0x40, 0x60, 0x61, 0x64, 0x70, 0x71, 0x80, 0x2e8, 0x3e8, 0x400, 0xcf8, 0xcfc, 0xffff]
+            [0, 0x20, 0x40, 0x60, 0x61, 0x64, 0x70, 0x71, 0x80, 0x2e8, 0x3e8, 0x400, 0xcf4, 0xd00, 0xffff]
         {
             for (bytes, ones) in [(1, 0xff), (2, 0xffff), (4, 0xffff_ffff)] {
                 let size = PortSize::from_bytes(bytes).unwrap();
@@ -272,6 +289,21 @@ mod tests {
         );
         assert_eq!(out(&mut platform, power::RESET, 0x06).output, Output::Power(PowerEvent::Reset));
         assert_eq!(platform.port_read(power::SLEEP_STATUS, PortSize::Byte), 0);
+    }
+
+    #[test]
+    fn configuration_ports_are_pcis() {
+        let mut platform = platform();
+        assert_eq!(platform.port_read(0xcfc, PortSize::Dword), u32::MAX, "nothing is selected yet");
+        let mut write = |port, value| platform.port_write(port, PortSize::Dword, value).output;
+        assert_eq!(write(0xcf8, 0x8000_0830), Output::None);
+        let moved = RomMove { from: None, to: Some(0xe000_0000) };
+        assert_eq!(write(0xcfc, 0xe000_0001), Output::Rom(moved));
+        assert_eq!(write(0xcfc, 0xe000_0001), Output::None);
+        assert_eq!(platform.port_read(0xcf8, PortSize::Dword), 0x8000_0830);
+        assert_eq!(platform.port_read(0xcff, PortSize::Byte), 0xe0);
+        assert_eq!(platform.port_read(0xcf9, PortSize::Byte), 0, "the reset register lies between");
+        assert_eq!(out(&mut platform, 0xcf9, 0x06).output, Output::Power(PowerEvent::Reset));
     }
 
     #[test]

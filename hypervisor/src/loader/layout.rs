@@ -6,7 +6,7 @@
 //! | [`ACPI`] | | ACPI tables |
 //! | 640 KiB | 1 MiB | the rest: reserved (it is RAM all the same, which nobody is told) |
 //! | 1 MiB | up to 3 GiB | RAM |
-//! | 3 GiB | 4 GiB | devices: the I/O APIC |
+//! | 3 GiB | 4 GiB | devices: what is on the PCI bus, the I/O APIC |
 //! | 4 GiB | | the RAM that is left |
 
 use super::LoadError;

@@ -2,13 +2,18 @@
 
 mod access;
 mod backing;
+mod log;
+mod mmio;
 mod model;
 mod slots;
+mod space;
+mod spaces;
+mod treatment;
 mod update;
 
 use paging::{Amd64Nested, Entries, NeverWalked, PageTable, PhysAddr, Stamp, TableMemory};
 
-use crate::{Gpa, Memslots, Slot, SlotFlags, SlotId};
+use crate::{Generation, Gpa, Memslots, Quiesced, Retired, Slot, SlotFlags, SlotId, SpaceId, Update};
 
 const PAGE: u64 = 4096;
 
@@ -57,4 +62,30 @@ fn stamp() -> Stamp {
 fn receipt() -> NeverWalked {
     // SAFETY: there is no table, so no processor walks it.
     unsafe { NeverWalked::new() }
+}
+
+/// Publishes an update whose old slots nobody uses, and says that all its translations are gone.
+fn settle<const SPACES: usize>(update: Update<'_, SPACES>) -> Quiesced<'_, SPACES> {
+    let mut quiesced = update.publish().wait(|| false).unwrap();
+    for space in (0..SPACES).map(|index| SpaceId(index as u8)) {
+        assert!(quiesced.settle(space, &receipt(), stamp()));
+    }
+    quiesced
+}
+
+/// Finishes such an update.
+fn finish<const SPACES: usize>(update: Update<'_, SPACES>) -> Generation {
+    settle(update).finish(|_| ()).unwrap()
+}
+
+/// The slots whose memory an update gives back.
+fn freed<const SPACES: usize>(update: Update<'_, SPACES>) -> Vec<Slot> {
+    let mut freed = Vec::new();
+    let free = |retired| {
+        if let Retired::Memory { slot, .. } = retired {
+            freed.push(slot);
+        }
+    };
+    settle(update).finish(free).unwrap();
+    freed
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::backing::Backing;
-use super::{PAGE, receipt, slot, stamp, untouched};
+use super::{PAGE, freed, slot, untouched};
 use crate::{AccessError, Gpa, Memslots, Slot, SlotError, SlotId};
 
 /// Pages and bytes that copies go to.
@@ -14,10 +14,8 @@ const BYTES: usize = PAGES * PAGE as usize;
 fn remove(memslots: &Memslots, id: SlotId) -> Result<Slot, SlotError> {
     let mut update = memslots.begin_update()?;
     update.remove(id)?;
-    let mut removed = None;
-    let quiesced = update.publish().wait(|| false).unwrap();
-    quiesced.finish(&receipt(), stamp(), |slot| assert_eq!(removed.replace(slot), None)).unwrap();
-    Ok(removed.unwrap())
+    let [removed] = freed(update).try_into().unwrap();
+    Ok(removed)
 }
 
 proptest! {

@@ -3,8 +3,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use paging::{FlushReceipt, Stamp};
 
 use super::backing::Backing;
-use super::{PAGE, receipt, slot, stamp, untouched};
-use crate::{Generation, Gpa, Memslots, SlotError, SlotId, Update};
+use super::{PAGE, finish, receipt, slot, stamp, untouched};
+use crate::generation::Numbers;
+use crate::{Generation, Gpa, Memslots, Retired, SlotError, SlotFlags, SlotId, SpaceId, Treatment};
 
 /// A flush that was issued too early.
 struct Stale;
@@ -14,11 +15,6 @@ unsafe impl FlushReceipt for Stale {
     fn covers(&self, _: Stamp) -> bool {
         false
     }
-}
-
-/// Finishes an update of slots that nobody uses.
-fn finish(update: Update<'_>) -> Generation {
-    update.publish().wait(|| false).unwrap().finish(&receipt(), stamp(), |_| ()).unwrap()
 }
 
 #[test]
@@ -38,9 +34,10 @@ fn p10_the_generation_is_in_progress_from_the_beginning_to_the_end() {
     let published = update.publish();
     assert!(memslots.memory().find(Gpa(0)).is_none());
     assert_eq!(memslots.generation(), during, "the new slots are visible before the new generation");
-    let quiesced = published.wait(|| false).unwrap();
+    let mut quiesced = published.wait(|| false).unwrap();
+    assert!(quiesced.settle(SpaceId::FIRST, &receipt(), stamp()));
     assert_eq!(memslots.generation(), during);
-    let after = quiesced.finish(&receipt(), stamp(), |_| ()).unwrap();
+    let after = quiesced.finish(|_| ()).unwrap();
     assert_eq!(memslots.generation(), after);
     assert!(!after.is_in_progress());
     assert_eq!(after.number(), before.number() + 1);
@@ -100,8 +97,9 @@ fn p12_a_reader_holds_the_old_slots_until_it_is_done() {
     assert!(later.read_u64(Gpa(0)).is_err());
     drop(reader);
     // Readers of the new slots are not waited for.
-    let quiesced = published.wait(|| false).unwrap();
-    assert!(quiesced.finish(&receipt(), stamp(), |_| ()).is_ok());
+    let mut quiesced = published.wait(|| false).unwrap();
+    assert!(quiesced.settle(SpaceId::FIRST, &receipt(), stamp()));
+    assert!(quiesced.finish(|_| ()).is_ok());
 }
 
 #[test]
@@ -111,7 +109,9 @@ fn readers_that_are_gone_are_not_waited_for_when_their_copy_comes_back() {
         for _ in 0..reader_count {
             assert!(memslots.memory().find(Gpa(0)).is_some());
         }
-        finish(memslots.begin_update().unwrap());
+        let mut update = memslots.begin_update().unwrap();
+        update.set_flags(SlotId(1), SlotFlags::empty()).unwrap();
+        finish(update);
     }
 }
 
@@ -124,23 +124,28 @@ fn p2_removed_memory_is_given_back_only_for_a_receipt() {
     assert_eq!(update.remove(SlotId(1)), Err(SlotError::UnknownId));
     // SAFETY: the test only looks slots up.
     unsafe { update.add(slot(2, 5, 1, 0)) }.unwrap();
-    let quiesced = update.publish().wait(|| false).unwrap();
+    let mut quiesced = update.publish().wait(|| false).unwrap();
     let mut ranges = Vec::new();
-    quiesced.removed(|range| ranges.push(range));
-    assert_eq!(ranges, [0..PAGE, 4 * PAGE..8 * PAGE], "a slot that moved counts as removed");
+    quiesced.for_each_change(|change| ranges.push((change.treatment, change.range())));
+    assert_eq!(ranges, [(Treatment::Zap, 0..PAGE), (Treatment::Zap, 4 * PAGE..8 * PAGE)], "the former place");
 
-    let quiesced = quiesced.finish(&Stale, stamp(), |_| panic!("given back")).expect_err("no receipt");
-    let quiesced = quiesced.finish_added().expect_err("something was removed");
+    assert!(!quiesced.settle(SpaceId::FIRST, &Stale, stamp()));
+    assert!(!quiesced.settle(SpaceId(1), &receipt(), stamp()), "there is no such space");
+    let mut quiesced = quiesced.finish(|_| panic!("given back")).expect_err("no receipt");
     assert!(memslots.generation().is_in_progress());
+    assert!(quiesced.settle(SpaceId::FIRST, &receipt(), stamp()));
+    assert!(quiesced.settle(SpaceId::FIRST, &Stale, stamp()), "settled for good");
     let mut freed = Vec::new();
-    quiesced.finish(&receipt(), stamp(), |slot| freed.push(slot.size)).unwrap();
-    assert_eq!(freed, [PAGE, 4 * PAGE]);
+    quiesced.finish(|retired| freed.push(retired)).unwrap();
+    let memory = |slot| Retired::Memory { space: SpaceId::FIRST, slot };
+    assert_eq!(freed, [memory(slot(1, 0, 1, 0)), memory(slot(2, 4, 4, 0))]);
 }
 
 #[test]
 fn p9_no_generation_comes_twice() {
-    let last = Generation::LAST;
-    let memslots = Memslots::with_generation(48, Generation::from_word(last.word() - 2));
+    let last = Generation::new(Generation::LAST);
+    let first = Generation::new(Generation::LAST - 2);
+    let memslots = Memslots::<1>::with_generation(48, first, Numbers::ALL);
     let mut seen = vec![memslots.generation()];
     for _ in 0..2 {
         let next = finish(memslots.begin_update().unwrap());
@@ -151,15 +156,6 @@ fn p9_no_generation_comes_twice() {
     let stuck = finish(memslots.begin_update().unwrap());
     assert!(stuck.is_in_progress(), "rather than to wrap, nothing is cached any more");
     assert_eq!(memslots.begin_update().unwrap_err(), SlotError::Busy);
-}
-
-#[test]
-fn p11_two_address_spaces_have_generations_of_their_own() {
-    let (one, two) = (untouched(&[]), untouched(&[]));
-    let before = two.generation();
-    finish(one.begin_update().unwrap());
-    assert_eq!(two.generation(), before);
-    assert_ne!(one.generation(), before);
 }
 
 /// A writer replaces the memory behind two pages again and again, and poisons what it gets back. No reader
@@ -206,8 +202,13 @@ fn p12_readers_never_see_given_back_memory_or_half_an_update() {
                 std::thread::yield_now();
                 true
             };
-            let quiesced = update.publish().wait(relax).unwrap();
-            quiesced.finish(&receipt(), stamp(), |slot| fill(slot.id.0, POISON)).unwrap();
+            let mut quiesced = update.publish().wait(relax).unwrap();
+            assert!(quiesced.settle(SpaceId::FIRST, &receipt(), stamp()));
+            let free = |retired| match retired {
+                Retired::Memory { slot, .. } => fill(slot.id.0, POISON),
+                Retired::Log { .. } => unreachable!("there are no logs"),
+            };
+            quiesced.finish(free).unwrap();
         }
         is_done.store(true, Ordering::Relaxed);
     });

@@ -22,6 +22,7 @@ fn storm(addresses: &[u64], level: Level) {
                     match table.install(address, PhysAddr(address), level, Permissions::RWX).unwrap() {
                         Installed::New(_) => drop(wins[index].fetch_add(1, Ordering::Relaxed)),
                         Installed::Present(mapping) => assert_eq!(mapping.pa, PhysAddr(address)),
+                        Installed::Upgraded(_) => panic!("nothing is missing"),
                     }
                 }
             });

@@ -1,6 +1,8 @@
 use super::arena::Arena;
 use super::{IssuedAt, never_walked};
-use crate::{Amd64Nested, GATHER_RANGES_MAX, Invalidation, Level, PageTable, Permissions, PhysAddr, Tables};
+use crate::{
+    Amd64Nested, FlushRange, GATHER_RANGES_MAX, Invalidation, Level, PageTable, Permissions, PhysAddr, Tables,
+};
 
 const G: u64 = 1 << 30;
 
@@ -24,7 +26,7 @@ fn p1_tables_are_kept_until_a_receipt_is_new_enough() {
     let used_count = arena.used_count();
     let gather = gather.release(&issued_before).expect_err("the flush was issued before the zap");
     assert_eq!((arena.used_count(), gather.table_count()), (used_count, 2));
-    assert_eq!(gather.release(&IssuedAt(table.stamp())).unwrap(), 2);
+    assert_eq!(gather.release(&IssuedAt(table.stamp())).unwrap().table_count, 2);
     assert_eq!(arena.used_count(), used_count - 2);
 }
 
@@ -100,7 +102,7 @@ fn adjacent_pages_are_one_range_and_sizes_are_kept_apart() {
     let arena = Arena::new(16);
     let mut table = table(&arena);
     table.map(0x1ff000..0x600000, PhysAddr(0x1ff000), Permissions::RWX, Level::Page2M).unwrap();
-    let gather = table.zap(0..G, Tables::Free);
+    let gather = table.zap(0..G, Tables::Keep);
     let Invalidation::Ranges([small, large]) = gather.invalidation() else { panic!("{gather:?}") };
     assert_eq!((small.start, small.len, small.level), (0x1ff000, 0x1000, Level::Page4K));
     assert_eq!((large.start, large.len, large.level), (0x200000, 0x400000, Level::Page2M));
@@ -115,7 +117,8 @@ fn empty_tables_still_need_a_flush_of_walk_caches() {
     let before = IssuedAt(table.stamp());
     table.zap(0..G, Tables::Keep).release(&never_walked()).unwrap();
     let gather = table.zap(0..G, Tables::Free);
-    assert_eq!((gather.invalidation(), gather.table_count()), (Invalidation::Everything, 2));
+    let all = FlushRange { start: 0, len: G, level: Level::Page4K, tables: true };
+    assert_eq!((gather.invalidation(), gather.table_count()), (Invalidation::Ranges(&[all]), 2));
     assert!(gather.release(&before).is_err());
 }
 
@@ -126,7 +129,7 @@ fn nothing_to_flush_needs_no_flush() {
     let before = IssuedAt(table.stamp());
     let gather = table.zap(0..u64::MAX, Tables::Free);
     assert_eq!(gather.invalidation(), Invalidation::Nothing);
-    assert_eq!(gather.release(&before).unwrap(), 0);
+    assert_eq!(gather.release(&before).unwrap().table_count, 0);
 }
 
 #[test]

@@ -61,7 +61,12 @@ fn leaves_an_existing_leaf_alone() {
     let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
     nested.install(0x20_0000, PhysAddr(0x4020_0000), Level::Page2M, Permissions::RX).unwrap();
     let used_count = arena.used_count();
-    let there = Mapping { pa: PhysAddr(0x4020_5678), level: Level::Page2M, permissions: Permissions::RX };
+    let there = Mapping {
+        pa: PhysAddr(0x4020_5678),
+        level: Level::Page2M,
+        permissions: Permissions::RX,
+        is_dirty: false,
+    };
     let again = nested.install(0x20_5678, PhysAddr(0x678), Level::Page4K, RWX);
     assert_eq!(again, Ok(Installed::Present(there)));
     assert_eq!(nested.query(0x20_5678), Some(there));
@@ -113,7 +118,8 @@ fn permissions_survive_encoding() {
         {
             let address = (number as u64) << 39 | u64::from(permissions.bits()) << 30;
             nested.install(address, PhysAddr(1 << 30), level, permissions).unwrap();
-            let expected = Mapping { pa: PhysAddr(1 << 30), level, permissions };
+            let is_dirty = permissions.contains(Permissions::WRITE);
+            let expected = Mapping { pa: PhysAddr(1 << 30), level, permissions, is_dirty };
             assert_eq!(nested.query(address), Some(expected));
         }
     }

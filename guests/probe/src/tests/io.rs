@@ -8,10 +8,10 @@ use crate::guarded::{Fault, guarded, wrmsr};
 use crate::paging::{self, PAGE, Page, WINDOW};
 use crate::report::{Verdict, ensure};
 
-/// No device: DMA, interrupt controllers, timer, keyboard, CMOS, progress, PCI, the second half of a
-/// word port, and the last.
+/// No device: DMA, interrupt controllers, timer, keyboard, CMOS, progress, the ports before and behind PCI's, the second
+/// half of a word port, and the last.
 const UNKNOWN_PORTS: [u16; 14] =
-    [0x00, 0x20, 0x21, 0x40, 0x43, 0x60, 0x64, 0x70, 0x71, 0x80, 0xcf8, 0xcfc, 0x3f6, 0xffff];
+    [0x00, 0x20, 0x21, 0x40, 0x43, 0x60, 0x64, 0x70, 0x71, 0x80, 0xcf4, 0xd00, 0x3f6, 0xffff];
 
 /// The first serial port's scratch register.
 const SCRATCH: u16 = 0x3ff;
@@ -111,7 +111,7 @@ pub(super) fn string_io() -> Verdict {
     ensure!(input(SCRATCH, 1) as u8 == 0x3c, "REP OUTSB downwards wrote something else");
 
     fill(0);
-    let words = string!("rep insd", 0xcf8u16, buffer, 3u64);
+    let words = string!("rep insd", 0xcf4u16, buffer, 3u64);
     ensure!((words.index, words.left) == (buffer + 12, 0), "REP INSD: index or count is wrong");
     ensure!((byte(0), byte(11), byte(12)) == (0xff, 0xff, 0), "REP INSD of no device is not all ones");
 
@@ -163,7 +163,7 @@ fn string_faults() -> Verdict {
     ensure!((across.index, across.left) == (edge, 3), "REP INSB across the edge: index or count is wrong");
     let cr2 = x86_64::registers::control::Cr2::read_raw();
     ensure!(cr2 == edge, "CR2 is {cr2:#x} instead of {edge:#x}");
-    let split = string!("insd", 0xcf8u16, edge - 2, 0u64);
+    let split = string!("insd", 0xcf4u16, edge - 2, 0u64);
     ensure!(split.fault == Err(ABSENT_WRITE), "INSD across the edge: {:?}", split.fault);
     let written = byte(PAGE - 2);
     ensure!(written == 0x3c, "INSD that faults stored a part: {written:#x}");

@@ -2,7 +2,7 @@
 //!
 //! The log goes to the debug console (port 0xe9) where there is one, else to COM1 beside the guest's
 //! output. The guest's COM1 and COM2 are emulated; what it sends goes to the real port of the same
-//! number, what the real COM1 receives goes to the guest.
+//! number, what the real COM1 receives goes to the guest. The real COM4 is the control channel.
 
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +15,8 @@ use x86_64::instructions::port::Port;
 const DEBUG_CONSOLE: u16 = 0xe9;
 /// I/O base of the real COM1 and COM2.
 const SERIAL_BASE: [u16; 2] = [0x3f8, 0x2f8];
+/// I/O base of the real COM4. It shares its interrupt with COM2, which has none enabled.
+const CONTROL_BASE: u16 = 0x2e8;
 /// Attempts to find the transmitter empty before a byte is given up.
 const TRANSMIT_TRIES: u32 = 1 << 16;
 
@@ -40,10 +42,10 @@ fn inp(port: u16) -> u8 {
     unsafe { Port::new(port).read() }
 }
 
-/// Finds the debug console, sets up both serial ports (115,200 baud, 8n1, FIFO), starts the log.
+/// Finds the debug console, sets up the serial ports (115,200 baud, 8n1, FIFO), starts the log.
 pub(super) fn init() {
     HAS_DEBUG_CONSOLE.store(inp(DEBUG_CONSOLE) == DEBUG_CONSOLE as u8, Ordering::Relaxed);
-    for base in SERIAL_BASE {
+    for base in SERIAL_BASE.into_iter().chain([CONTROL_BASE]) {
         out(base + REG_INTERRUPT_ENABLE, 0);
         out(base + REG_LINE_CONTROL, 0x80);
         out(base + REG_DATA, 1);
@@ -56,14 +58,25 @@ pub(super) fn init() {
     log::set_max_level(LevelFilter::Info);
 }
 
-/// Lets the real COM1 interrupt when it has received something.
-pub(super) fn enable_receive_interrupt() {
+/// Lets the real COM1 and COM4 interrupt when they have received something.
+pub(super) fn enable_receive_interrupts() {
     out(SERIAL_BASE[0] + REG_INTERRUPT_ENABLE, 1);
+    out(CONTROL_BASE + REG_INTERRUPT_ENABLE, 1);
 }
 
 /// Sends one byte of the guest's COM1 (0) or COM2 (1).
 pub(super) fn guest_transmit(port: usize, byte: u8) {
-    let Some(&base) = SERIAL_BASE.get(port) else { return };
+    if let Some(&base) = SERIAL_BASE.get(port) {
+        transmit(base, byte);
+    }
+}
+
+/// Sends one byte over the control channel.
+pub(super) fn send_control(byte: u8) {
+    transmit(CONTROL_BASE, byte);
+}
+
+fn transmit(base: u16, byte: u8) {
     // A port that is not there or stuck must not hold up the guest: the wait has an end.
     let ready = (0..TRANSMIT_TRIES).any(|_| inp(base + REG_LINE_STATUS) & LINE_TRANSMIT_EMPTY != 0);
     if ready {
@@ -73,9 +86,18 @@ pub(super) fn guest_transmit(port: usize, byte: u8) {
 
 /// Next byte that the real COM1 received.
 pub(super) fn receive() -> Option<u8> {
-    let status = inp(SERIAL_BASE[0] + REG_LINE_STATUS);
+    receive_from(SERIAL_BASE[0])
+}
+
+/// Next byte that came over the control channel.
+pub(super) fn receive_control() -> Option<u8> {
+    receive_from(CONTROL_BASE)
+}
+
+fn receive_from(base: u16) -> Option<u8> {
+    let status = inp(base + REG_LINE_STATUS);
     // All ones: there is no such port.
-    (status != 0xff && status & LINE_DATA_READY != 0).then(|| inp(SERIAL_BASE[0] + REG_DATA))
+    (status != 0xff && status & LINE_DATA_READY != 0).then(|| inp(base + REG_DATA))
 }
 
 /// Writes text to the log as it is.

@@ -17,6 +17,8 @@ pub(super) struct Machine {
     pub(super) io_apic: Option<u64>,
     /// Where ISA interrupt 4 (COM1) arrives.
     pub(super) serial_pin: u32,
+    /// Where ISA interrupt 3 (COM2 and COM4) arrives.
+    pub(super) control_pin: u32,
     /// I/O port of the power management timer.
     pub(super) pm_timer: u16,
 }
@@ -55,8 +57,13 @@ pub(super) unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
     let madt = tables.find_table::<Madt>().map_err(|_| "ACPI has no MADT, the list of CPUs")?;
     let fadt = tables.find_table::<Fadt>().map_err(|_| "ACPI has no FADT")?;
     let timer = fadt.pm_timer_block().ok().flatten().ok_or("ACPI has no power management timer")?;
-    let mut machine =
-        Machine { apic_ids: ArrayVec::new(), io_apic: None, serial_pin: 4, pm_timer: timer.address as u16 };
+    let mut machine = Machine {
+        apic_ids: ArrayVec::new(),
+        io_apic: None,
+        serial_pin: 4,
+        control_pin: 3,
+        pm_timer: timer.address as u16,
+    };
     for entry in madt.get().entries() {
         match entry {
             MadtEntry::LocalApic(cpu) if cpu.flags & CPU_ENABLED != 0 => {
@@ -70,6 +77,9 @@ pub(super) unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
             }
             MadtEntry::InterruptSourceOverride(isa) if isa.irq == 4 => {
                 machine.serial_pin = isa.global_system_interrupt;
+            }
+            MadtEntry::InterruptSourceOverride(isa) if isa.irq == 3 => {
+                machine.control_pin = isa.global_system_interrupt;
             }
             _ => {}
         }

@@ -80,7 +80,7 @@ impl Members for Named<'_> {
 }
 
 /// Kicks by IPI.
-struct Ipi;
+pub(super) struct Ipi;
 
 impl Hardware for Ipi {
     fn kick(&self, cpu: CpuId) {

@@ -14,6 +14,8 @@ pub(super) const VECTOR_TIMER: u8 = 0x20;
 pub(super) const VECTOR_KICK: u8 = 0x21;
 /// The real COM1 has received something.
 pub(super) const VECTOR_SERIAL: u8 = 0x22;
+/// The control channel has received something.
+pub(super) const VECTOR_CONTROL: u8 = 0x23;
 /// Spurious interrupts of the local APIC; the low four bits are ones as old APICs want them.
 pub(super) const VECTOR_SPURIOUS: u8 = 0xff;
 
@@ -114,6 +116,10 @@ extern "C" fn dispatch(frame: &Frame) {
         VECTOR_KICK => apic::end_of_interrupt(),
         VECTOR_SERIAL => {
             run::on_serial_interrupt();
+            apic::end_of_interrupt();
+        }
+        VECTOR_CONTROL => {
+            run::on_control_interrupt();
             apic::end_of_interrupt();
         }
         // Spurious interrupts get no end of interrupt; others are not enabled anywhere.

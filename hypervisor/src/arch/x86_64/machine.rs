@@ -1,5 +1,6 @@
 //! The virtual machine: what all its vCPUs share.
 
+use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
@@ -11,7 +12,7 @@ use hostlink::config::{BootCpu, Config, ConfigError, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 use hostlink::{bundle, config};
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
-use paging::{Amd64Nested, Level, PageTable};
+use paging::Level;
 use spin::{Mutex, Once};
 use tar_no_std::TarArchiveRef;
 
@@ -21,6 +22,9 @@ use super::interrupts::VECTOR_KICK;
 use super::memory::{self, FreeMemory, HeapTables};
 use super::overlay::Overlays;
 use super::percpu::PerCpu;
+use super::rom::Rom;
+use super::slot_memory::SlotMemory;
+use super::space::Space;
 use super::svm::state::{Permissions, VcpuState};
 use super::svm::{cpuid, invalidate, msr};
 use super::{apic, clock, console};
@@ -29,6 +33,7 @@ use crate::devices::apic_ids::Assignment;
 use crate::devices::inbox::Inbox;
 use crate::devices::lapic::TimerClock;
 use crate::devices::message::{Message, MessageKind, Trigger};
+use crate::devices::pci::rom_device::RomLen;
 use crate::devices::platform::{Platform, PortSize, SerialPort};
 use crate::devices::power;
 use crate::hyperv::{self, CrashReport, Partition};
@@ -50,6 +55,14 @@ const CRASH_TEXT_MAX: usize = 4096;
 static QUELL_BEACON: Beacon = Beacon::new();
 
 static MACHINE: Once<Machine> = Once::new();
+
+/// Bits of [`Machine::attention`].
+pub(super) mod attention {
+    /// A reset is under way.
+    pub(in super::super) const RESET: u32 = 1 << 0;
+    /// Somebody outside has a request, or one is being served.
+    pub(in super::super) const REQUESTS: u32 = 1 << 1;
+}
 
 /// The counters of one vCPU, as `hostlink::counters` lays them out.
 pub(super) type CounterRow = [AtomicU64; Counter::COUNT];
@@ -85,10 +98,10 @@ impl Vcpu {
 pub(super) struct Machine {
     pub(super) vcpus: Vec<Vcpu>,
     apic_ids: Assignment,
-    pub(super) memslots: Memslots,
-    pub(super) nested: PageTable<Amd64Nested, HeapTables>,
-    /// Largest page that nested tables may hold here.
-    pub(super) largest_page: Level,
+    /// Its memory.
+    pub(super) space: Space,
+    /// The memory behind slots that come and go.
+    pub(super) memory_of_slots: Mutex<SlotMemory>,
     /// Bits of CR4 that the guest may set.
     pub(super) cr4_mask: u64,
     pub(super) sched: Scheduler,
@@ -100,11 +113,13 @@ pub(super) struct Machine {
     pub(super) partition: Partition,
     pub(super) platform: Mutex<Platform>,
     pub(super) overlays: Mutex<Overlays>,
+    pub(super) rom: Mutex<Rom>,
     counters: Vec<CounterRow>,
     layout: MemoryLayout,
     files: Files,
-    /// Whether a reset is under way, and how many vCPUs have stopped for it.
-    resetting: AtomicU32,
+    /// What every CPU has to look at: bits of [`attention`].
+    attention: AtomicU32,
+    /// How many vCPUs have stopped for a reset.
     parked: AtomicU32,
 }
 
@@ -190,7 +205,9 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     let config = &files.config;
     let layout = MemoryLayout::new(config.memory).map_err(CreateError::Load)?;
     let memslots = back_memory(&layout, free)?;
-    let nested = PageTable::new(HeapTables).expect("the heap has room for a table");
+    let largest = if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M };
+    let space = Space::new(memslots, HeapTables, largest).expect("the heap has room for a table");
+    let space = space.zapping_everything(config.switches.zap == config::Zap::Everything);
     let platform = hyperv::Platform {
         flush_hypercall: config.flush == config::FlushMode::Hypercall,
         invariant_tsc: cpuid::host_has_invariant_tsc(),
@@ -202,7 +219,7 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     let permissions = Permissions {
         io: permission_map(3, |map| map.fill(0xff)),
         msr: permission_map(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map),
-        nested_root: nested.root().0,
+        nested_root: space.root().0,
     };
     let timer_clock = TimerClock { tsc_hz: clock::tsc_hz(), apic_hz: APIC_HZ };
     let apic_ids = Assignment::new(config.vcpus, config.switches.apic_ids);
@@ -235,9 +252,8 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     let machine = Machine {
         vcpus: (0..config.vcpus).map(vcpu).collect(),
         apic_ids,
-        memslots,
-        nested,
-        largest_page: if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M },
+        space,
+        memory_of_slots: Mutex::new(SlotMemory::new(core::mem::take(free))),
         cr4_mask: cpuid::guest_cr4_mask(),
         sched: Scheduler::new(cpus, config.vcpus, policy),
         flush_cost: measure_flushes(config.switches.flush_pages),
@@ -248,10 +264,11 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         partition: Partition::new(platform, clock::now()).ok_or(CreateError::Clock)?,
         platform: Mutex::new(Platform::new()),
         overlays: Mutex::new(Overlays::default()),
+        rom: Mutex::new(Rom::new(RomLen::default())),
         counters,
         layout,
         files,
-        resetting: AtomicU32::new(0),
+        attention: AtomicU32::new(0),
         parked: AtomicU32::new(0),
     };
     machine.load_guest().map_err(CreateError::Load)?;
@@ -312,6 +329,20 @@ impl Machine {
         self.files.config.switches.kick
     }
 
+    /// The ROM is not decoded after a reset. No vCPU runs.
+    fn reset_rom(&self) {
+        let mut scratch = Box::new(FlushScratch::new());
+        // A request from outside may just be changing the slots; it goes on on its own CPU.
+        while self.rom.lock().follow(self, None, &mut scratch).is_err() {
+            core::hint::spin_loop();
+        }
+    }
+
+    /// Whether the nested page table is compared with the slots after each change.
+    pub(super) fn is_paranoid(&self) -> bool {
+        self.files.config.switches.paranoid
+    }
+
     /// What a guest's reset does.
     pub(super) fn reset_policy(&self) -> ResetPolicy {
         self.files.config.reset
@@ -332,7 +363,7 @@ impl Machine {
             tables.rsdp,
         )?;
         self.zero_memory();
-        let guest = self.memslots.memory();
+        let guest = self.space.slots().memory();
         let acpi = (tables.base, &tables.bytes[..]);
         let files = plan.placements.iter().map(|place| (place.gpa, &place.bytes[..]));
         let reset = (power::RESET_VECTOR, &power::RESET_CODE[..]);
@@ -348,7 +379,10 @@ impl Machine {
     }
 
     fn zero_memory(&self) {
-        self.memslots.memory().for_each(|slot| {
+        self.space.slots().memory().for_each(|slot| {
+            if slot.is_read_only() {
+                return;
+            }
             // SAFETY: the slot's memory is the guest's alone, and no vCPU runs. Words are zeroed one by one: a
             // byte-wise string store is many times slower in emulation.
             let words = unsafe {
@@ -500,7 +534,7 @@ impl Machine {
 
     /// Guest memory as the hypercall decoder reads it.
     pub(super) fn memory_source(&self) -> MemorySource<'_> {
-        MemorySource { memslots: &self.memslots, platform: self.partition.platform() }
+        MemorySource { memslots: self.space.slots(), platform: self.partition.platform() }
     }
 
     /// What hypercalls of a vCPU ask for.
@@ -518,7 +552,7 @@ impl Machine {
         let Some(message) = report.message else { return };
         let mut text = vec![0; CRASH_TEXT_MAX];
         let length = (message.len as usize).min(CRASH_TEXT_MAX);
-        if self.memslots.memory().read(Gpa(message.gpa), &mut text[..length]).is_ok() {
+        if self.space.slots().memory().read(Gpa(message.gpa), &mut text[..length]).is_ok() {
             for line in
                 text[..length].split(|&byte| byte == b'\n' || byte == 0).filter(|line| !line.is_empty())
             {
@@ -529,14 +563,29 @@ impl Machine {
 
     /// Begins a reset: every vCPU stops at its next look at its events. Whoever comes first does this.
     pub(super) fn begin_reset(&self) {
-        if self.resetting.swap(1, Ordering::AcqRel) == 0 {
+        if self.attention.fetch_or(attention::RESET, Ordering::AcqRel) & attention::RESET == 0 {
             self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));
         }
     }
 
-    /// Whether a reset is under way.
-    pub(super) fn is_resetting(&self) -> bool {
-        self.resetting.load(Ordering::Acquire) != 0
+    /// Whether there is anything that is looked at beside the vCPUs: bits of [`attention`].
+    #[inline]
+    pub(super) fn attention(&self) -> u32 {
+        self.attention.load(Ordering::Acquire)
+    }
+
+    /// Whether there is a request from outside, or one is being served.
+    pub(super) fn requests_wait(&self) -> bool {
+        self.attention() & attention::REQUESTS != 0
+    }
+
+    /// Has the CPU that serves requests look at them, or no longer.
+    pub(super) fn set_requests_wait(&self, wait: bool) {
+        if wait {
+            self.attention.fetch_or(attention::REQUESTS, Ordering::Release);
+        } else {
+            self.attention.fetch_and(!attention::REQUESTS, Ordering::Release);
+        }
     }
 
     /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The last one starts the
@@ -545,7 +594,7 @@ impl Machine {
     /// ```text
     /// each vCPU                                the last vCPU
     /// A  state saved, owner dropped            C  parked = count (Acquire): all have done A
-    /// B  parked += 1 (AcqRel)                  D  states and memory reset, resetting = 0, all woken
+    /// B  parked += 1 (AcqRel)                  D  states and memory reset, RESET cleared, all woken
     /// ```
     /// B before C, so A before D.
     pub(super) fn park(&self) {
@@ -566,10 +615,11 @@ impl Machine {
         }
         self.partition.reset();
         *self.overlays.lock() = Overlays::default();
+        self.reset_rom();
         *self.platform.lock() = Platform::new();
         // The plan was made from the same files before.
         self.load_guest().unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
-        self.resetting.store(0, Ordering::Release);
+        self.attention.fetch_and(!attention::RESET, Ordering::Release);
         for vcpu in &self.vcpus {
             self.nudge(self.sched.wake(vcpu.index, Line::Work));
         }

@@ -19,8 +19,12 @@ use x86_64::registers::control::{Cr3, Cr3Flags};
 
 use super::percpu::{BLOCK_SIZE, GUARD_PAGES};
 
-/// The heap of the hypervisor: page tables, VMCBs, device state. Guest memory does not come from here.
-const HEAP_SIZE: u64 = 32 << 20;
+/// Least heap of the hypervisor: page tables, VMCBs, device state. Guest memory does not come from here.
+const HEAP_MIN: u64 = 32 << 20;
+/// For so many bytes of RAM there is one more of heap, so that nested tables can map all of it in pages of 4 KiB, twice over.
+const RAM_PER_HEAP: u64 = 256;
+/// Most heap: it has to lie below 4 GiB.
+const HEAP_MAX: u64 = 1 << 30;
 const PAGE: u64 = 4096;
 /// Most regions of RAM that are kept track of.
 const MAX_REGIONS: usize = 64;
@@ -55,7 +59,19 @@ impl FreeMemory {
     pub(super) fn add(&mut self, range: Range<u64>) {
         let start = range.start.max(1 << 20).next_multiple_of(PAGE);
         let end = range.end & !(PAGE - 1);
-        if start < end && self.regions.try_push(start..end).is_err() {
+        if start >= end {
+            return;
+        }
+        // What it touches becomes one with it.
+        let mut whole = start..end;
+        self.regions.retain(|region| {
+            let touches = region.end == whole.start || region.start == whole.end;
+            if touches {
+                whole = region.start.min(whole.start)..region.end.max(whole.end);
+            }
+            !touches
+        });
+        if self.regions.try_push(whole).is_err() {
             log::warn!("more than {MAX_REGIONS} regions of RAM; {start:#x}..{end:#x} stays unused");
         }
     }
@@ -88,6 +104,11 @@ impl FreeMemory {
         Some(start)
     }
 
+    /// Bytes in the largest region.
+    pub(super) fn largest(&self) -> u64 {
+        self.regions.iter().map(|region| region.end - region.start).max().unwrap_or(0)
+    }
+
     /// Bytes in all regions.
     pub(super) fn total(&self) -> u64 {
         self.regions.iter().map(|region| region.end - region.start).sum()
@@ -101,9 +122,10 @@ pub(super) fn image() -> Range<u64> {
 
 /// Gives the allocator its heap, below 4 GiB, where the boot page tables reach.
 pub(super) fn init_heap(free: &mut FreeMemory) -> Result<(), &'static str> {
-    let base = free.take(HEAP_SIZE, PAGE, 1 << 32).ok_or("no room for the heap")?;
+    let size = (HEAP_MIN + free.total() / RAM_PER_HEAP).min(HEAP_MAX) & !(PAGE - 1);
+    let base = free.take(size, PAGE, 1 << 32).ok_or("no room for the heap")?;
     // SAFETY: the range was taken from free RAM, is mapped, and is given to nobody else.
-    unsafe { HEAP.lock().claim(base as *mut u8, HEAP_SIZE as usize) };
+    unsafe { HEAP.lock().claim(base as *mut u8, size as usize) };
     Ok(())
 }
 

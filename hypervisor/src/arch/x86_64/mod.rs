@@ -12,9 +12,13 @@
 //! | `interrupts` | vectors and their handlers |
 //! | `apic` | local APIC and I/O APIC of the real machine |
 //! | `clock` | TSC calibration, the one-shot timer |
+//! | `control` | requests of the host tool |
 //! | `console` | log output, the real serial ports behind the guest's |
 //! | `overlay` | pages laid over guest memory |
 //! | `panic` | the report and how the run ends |
+//! | `rom` | the memory behind the guest's expansion ROM |
+//! | `slot_memory` | the memory behind slots that come and go |
+//! | `space` | changes of the guest's memory |
 //! | `svm` | VMCB, entry and exit |
 //! | `machine` | the one virtual machine and everything shared by its vCPUs |
 //! | `run` | the loop that each CPU runs for ever |
@@ -23,6 +27,7 @@ mod apic;
 mod boot;
 mod clock;
 mod console;
+mod control;
 mod firmware;
 mod flush;
 mod interrupts;
@@ -31,7 +36,10 @@ mod memory;
 mod overlay;
 mod panic;
 mod percpu;
+mod rom;
 mod run;
+mod slot_memory;
+mod space;
 mod start;
 mod svm;
 mod tables;

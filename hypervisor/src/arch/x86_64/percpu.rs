@@ -54,6 +54,8 @@ pub(super) struct PerCpu {
     pub(super) timer_armed: Cell<u64>,
     /// A vCPU has been put into this CPU's queue by the CPU itself: before the guest goes on, see who is to run.
     pub(super) replan: Cell<bool>,
+    /// Longest time in TSC ticks that this CPU goes without a timer interrupt.
+    pub(super) tick_max: Cell<u64>,
     /// The vCPU that is on this CPU, as index + 1; 0 for none. Written by the CPU itself.
     pub(super) current_vcpu: AtomicU32,
     /// Exit code of the last exit. For the panic report.
@@ -147,6 +149,7 @@ pub(super) unsafe fn create(base: u64, apic_ids: &[u32]) {
                 host_vmcb: Cell::new(0),
                 timer_armed: Cell::new(u64::MAX),
                 replan: Cell::new(false),
+                tick_max: Cell::new(u64::MAX),
                 current_vcpu: AtomicU32::new(0),
                 last_exit: AtomicU64::new(0),
             });

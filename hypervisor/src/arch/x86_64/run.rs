@@ -12,13 +12,13 @@ use hostlink::exit::ExitCode;
 use tlfs::InputPage;
 use x86_64::instructions::interrupts;
 
-use super::machine::{self, FlushScratch, Machine, Vcpu, increase};
+use super::machine::{self, FlushScratch, Machine, Vcpu, attention, increase};
 use super::percpu::PerCpu;
 use super::svm::exits::{Context, Next};
 use super::svm::features;
 use super::svm::state::{Activity, note_current};
 use super::svm::step::Nmi;
-use super::{clock, panic};
+use super::{clock, control, panic};
 use crate::devices::message::Trigger;
 use crate::sched::{Block, Line, PutBack, Turn};
 
@@ -73,6 +73,14 @@ pub(super) fn request_attention() {
     }
 }
 
+/// The control channel has received something.
+pub(super) fn on_control_interrupt() {
+    if let Some(vm) = machine::try_machine() {
+        vm.set_requests_wait(true);
+        request_attention();
+    }
+}
+
 /// The real console has received something.
 pub(super) fn on_serial_interrupt() {
     if let Some(vm) = machine::try_machine() {
@@ -84,8 +92,14 @@ pub(super) fn on_serial_interrupt() {
 pub(super) fn cpu_loop() -> ! {
     let vm = machine::machine();
     let cpu = PerCpu::current();
+    cpu.tick_max.set(vm.tick_max);
     while !vm.sched.has_cpu(cpu.index) {
-        // This CPU only takes interrupts.
+        // This CPU only takes interrupts and serves requests.
+        if control::serve(cpu) {
+            interrupts::enable();
+            interrupts::disable();
+            continue;
+        }
         interrupts::enable_and_hlt();
         interrupts::disable();
     }
@@ -114,6 +128,7 @@ fn wait_for_turn(vm: &Machine, cpu: &PerCpu) -> Turn {
             return turn;
         }
         if !wake_expired(vm, cpu) {
+            control::serve(cpu);
             idle(vm, cpu);
         }
     }
@@ -122,7 +137,7 @@ fn wait_for_turn(vm: &Machine, cpu: &PerCpu) -> Turn {
 /// Waits for an interrupt.
 fn idle(vm: &Machine, cpu: &PerCpu) {
     let now = clock::now();
-    let deadline = vm.sched.next_event(cpu.index).min(now.saturating_add(vm.tick_max));
+    let deadline = vm.sched.next_event(cpu.index).min(now.saturating_add(cpu.tick_max.get()));
     clock::set_timer(cpu, deadline, now);
     // STI takes effect after HLT has begun, so an interrupt that pends wakes it.
     interrupts::enable_and_hlt();
@@ -290,8 +305,10 @@ impl<'a> Context<'a> {
     /// Looks at everything that may have come up: interrupts, timers, a reset, and what [`plan`](Self::plan) sees.
     #[inline(always)] // It has two callers, each of which does little else.
     fn look(&mut self, now: u64) -> Option<Leave> {
-        if self.vm.is_resetting() {
-            return Some(Leave::Parked);
+        if self.vm.attention() != 0
+            && let Some(leave) = self.attend_to_machine()
+        {
+            return Some(leave);
         }
         self.take_signals();
         let mut deadline = self.state.next_deadline(now);
@@ -304,6 +321,16 @@ impl<'a> Context<'a> {
             return Some(Leave::Blocked(deadline));
         }
         self.plan(now, deadline)
+    }
+
+    /// There is something beside the vCPU: a reset, or a request from outside.
+    #[cold]
+    fn attend_to_machine(&mut self) -> Option<Leave> {
+        if self.vm.attention() & attention::RESET != 0 {
+            return Some(Leave::Parked);
+        }
+        control::serve(self.cpu);
+        None
     }
 
     /// An event was posted, or a timer was changed.
@@ -344,7 +371,7 @@ impl<'a> Context<'a> {
         // While nobody waits a spinning guest may as well spin: the exits would cost more than they gain.
         self.state.intercept_pause(outlook.has_waiting);
         let deadline = deadline.min(outlook.next_event);
-        clock::set_timer(self.cpu, deadline.min(now.saturating_add(self.vm.tick_max)), now);
+        clock::set_timer(self.cpu, deadline.min(now.saturating_add(self.cpu.tick_max.get())), now);
         None
     }
 
@@ -404,10 +431,10 @@ impl<'a> Context<'a> {
             Next::Resume => None,
             Next::Timers => self.attend(),
             Next::Halt => self.halt(),
-            Next::Yield if self.vm.sched.has_waiting(self.cpu.index) => {
+            Next::Yield | Next::Again if self.vm.sched.has_waiting(self.cpu.index) => {
                 Some(Leave::PutBack(PutBack::Yielded))
             }
-            Next::Yield => None,
+            Next::Yield | Next::Again => None,
             Next::Reset => match self.vm.reset_policy() {
                 ResetPolicy::Exit => panic::exit(ExitCode::GuestReset),
                 ResetPolicy::Panic => panic!("the guest resets, which is to be taken for an error here"),

@@ -1,7 +1,7 @@
 //! The order in which everything is brought up.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use hostlink::exit::ExitCode;
@@ -16,8 +16,6 @@ use super::{apic, boot, clock, console, firmware, interrupts, machine, panic, ru
 
 /// How long a CPU gets to come up.
 const AP_START_US: u64 = 1_000_000;
-/// APIC id of the CPU that takes the serial interrupt: the boot CPU's.
-static SERIAL_CPU: AtomicU32 = AtomicU32::new(0);
 
 /// What the boot protocol says, copied out of the places where it lies.
 struct BootInfo {
@@ -50,6 +48,7 @@ struct Later {
     pm_timer: u16,
     io_apic: Option<u64>,
     serial_pin: u32,
+    control_pin: u32,
     module: Option<Range<u64>>,
     free: spin::Mutex<FreeMemory>,
 }
@@ -108,6 +107,7 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'
         pm_timer: firmware.pm_timer,
         io_apic: firmware.io_apic,
         serial_pin: firmware.serial_pin,
+        control_pin: firmware.control_pin,
         module: info.module,
         free: spin::Mutex::new(free),
     });
@@ -148,10 +148,12 @@ extern "C" fn bsp_on_block() -> ! {
     machine::create(bundle, &mut later.free.lock())
         .unwrap_or_else(|why| panic::refuse(ExitCode::BadConfig, &why));
     if let Some(base) = later.io_apic {
-        SERIAL_CPU.store(cpu.apic_id, Ordering::Relaxed);
         // SAFETY: the register page is mapped; nobody else drives the I/O APIC.
-        unsafe { apic::route_isa(base, later.serial_pin, cpu.apic_id, interrupts::VECTOR_SERIAL) };
-        console::enable_receive_interrupt();
+        unsafe {
+            apic::route_isa(base, later.serial_pin, cpu.apic_id, interrupts::VECTOR_SERIAL);
+            apic::route_isa(base, later.control_pin, cpu.apic_id, interrupts::VECTOR_CONTROL);
+        }
+        console::enable_receive_interrupts();
     }
     run::start();
     run::cpu_loop()

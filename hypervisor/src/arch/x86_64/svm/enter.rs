@@ -117,7 +117,7 @@ impl Context<'_> {
         let view = ApicView { in_service: Some(vector), level: false, pending: !nothing_follows };
         if let Some(gpa) = self.state.hyperv.arm_eoi(&view) {
             // If there is no memory, settling finds the field unreadable and takes the offer back.
-            let _ = self.vm.memslots.memory().write_u32(Gpa(gpa), NO_EOI_REQUIRED);
+            let _ = self.vm.space.slots().memory().write_u32(Gpa(gpa), NO_EOI_REQUIRED);
         }
     }
 
@@ -131,7 +131,7 @@ impl Context<'_> {
 
     #[inline(never)] // Apart from the exits without an offer, which are most.
     fn settle_offer(&mut self, gpa: u64) {
-        let memory = self.vm.memslots.memory();
+        let memory = self.vm.space.slots().memory();
         let field = memory.read_u32(Gpa(gpa)).unwrap_or(NO_EOI_REQUIRED);
         match self.state.hyperv.settle_eoi(field) {
             Some(Settled::Ended(_)) => {

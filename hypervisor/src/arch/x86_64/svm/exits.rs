@@ -11,7 +11,9 @@ use super::super::clock;
 use super::super::machine::{CounterRow, Machine, Vcpu, increase};
 use super::super::overlay::Overlays;
 use super::super::percpu::PerCpu;
+use super::super::rom::Busy;
 use super::super::run::Workspace;
+use super::super::space::count_job;
 use super::entry::{RAX, RBX, RCX, RDX};
 use super::fpu;
 use super::instruction::{decode_control_write, length};
@@ -20,6 +22,7 @@ use super::step::Nmi;
 use super::vmcb::{CR4_PAE, CR4_PCIDE, DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
 use super::{cpuid, instruction, msr};
 use crate::devices::lapic::{self, Effect};
+use crate::devices::pci::Pci;
 use crate::devices::platform::{Output, PortSize, SerialPort};
 use crate::devices::power::PowerEvent;
 use crate::hyperv::{self, Caller, MsrEffect, MsrRead, Outcome};
@@ -35,6 +38,8 @@ pub(crate) enum Next {
     Halt,
     /// It spins: let another vCPU run if there is one.
     Yield,
+    /// The instruction could not be carried out yet: once more, after others have had their turn.
+    Again,
     /// The virtual machine starts again.
     Reset,
     /// The virtual machine ends.
@@ -68,6 +73,11 @@ impl Context<'_> {
         &mut self,
         look: impl FnOnce(&mut VcpuState, &GuestMemory<'_>) -> R,
     ) -> R {
+        self.with_section(|state, vm| look(state, &vm.space.slots().memory()))
+    }
+
+    /// The same for what looks up guest memory itself.
+    pub(crate) fn with_section<R>(&mut self, look: impl FnOnce(&mut VcpuState, &Machine) -> R) -> R {
         let section = loop {
             // The borrow of the owner ends with the section; `look` gets everything but the owner.
             if let Ok(section) = self.owner.begin_translation() {
@@ -76,7 +86,7 @@ impl Context<'_> {
             // A flush pends. It is only noted here: the walk below starts from memory, not from any cache.
             self.take_flush();
         };
-        let result = look(self.state, &self.vm.memslots.memory());
+        let result = look(self.state, self.vm);
         section.end();
         result
     }
@@ -398,17 +408,17 @@ impl Context<'_> {
             }
             MsrEffect::HypercallPage(page) => {
                 if let Some(overlays) = overlays {
-                    overlays.move_hypercall_page(&self.vm.memslots.memory(), page);
+                    overlays.move_hypercall_page(&self.vm.space.slots().memory(), page);
                 }
             }
             MsrEffect::TscPage(page) => {
                 if let Some(overlays) = overlays {
-                    overlays.move_tsc_page(&self.vm.memslots.memory(), page, self.vm.partition.clock());
+                    overlays.move_tsc_page(&self.vm.space.slots().memory(), page, self.vm.partition.clock());
                 }
             }
             MsrEffect::VpAssistPage(page) => {
                 // An assist page without memory behind it is legal; there is nothing to clear then.
-                let _ = page.to.map(|gpa| self.vm.memslots.memory().write_u32(Gpa(gpa), 0));
+                let _ = page.to.map(|gpa| self.vm.space.slots().memory().write_u32(Gpa(gpa), 0));
             }
             MsrEffect::Timers => return Next::Timers,
             MsrEffect::Crash(report) => self.vm.report_crash(self.vcpu.index, &report),
@@ -437,13 +447,18 @@ impl Context<'_> {
             let value = target.read(&self.state.registers) as u32;
             self.write_port(port, width, value)
         };
-        let length = next_rip.wrapping_sub(self.state.vmcb.rip);
-        self.skip(length);
+        if next != Next::Again {
+            let length = next_rip.wrapping_sub(self.state.vmcb.rip);
+            self.skip(length);
+        }
         next
     }
 
     /// Performs a port write and what follows from it.
     pub(crate) fn write_port(&mut self, port: u16, width: PortSize, value: u32) -> Next {
+        if Pci::is_data_port(port) {
+            return self.write_pci(port, width, value);
+        }
         let effect = self.vm.platform.lock().port_write(port, width, value);
         if let Some(message) = effect.interrupt {
             self.vm.deliver(message, self.state.lapic.apic_id());
@@ -456,6 +471,29 @@ impl Context<'_> {
             }
             Output::Power(PowerEvent::PowerOff) => Next::PowerOff,
             Output::Power(PowerEvent::Reset) => Next::Reset,
+            // Of the port above.
+            Output::Rom(_) => Next::Resume,
+        }
+    }
+
+    /// Writes to the PCI configuration space. The ROM's slot follows what its device decodes before the guest goes on.
+    fn write_pci(&mut self, port: u16, width: PortSize, value: u32) -> Next {
+        // Held until the slot has moved, so that it moves in the order of the writes. Whoever has it waits for nobody but
+        // vCPUs in guest mode.
+        let mut rom = self.vm.rom.lock();
+        let wanted = {
+            let mut platform = self.vm.platform.lock();
+            let _ = platform.port_write(port, width, value);
+            platform.rom_base().map(Gpa)
+        };
+        match rom.follow(self.vm, wanted, &mut self.workspace.scratch) {
+            Ok(None) => Next::Resume,
+            Ok(Some(report)) => {
+                count_job(self.counters, &report);
+                Next::Resume
+            }
+            // To write the same once more changes nothing.
+            Err(Busy) => Next::Again,
         }
     }
 

@@ -1,8 +1,8 @@
 //! Nested page faults: memory appears when it is first touched, everything else is a device or nothing.
 
-use memslots::Resolution;
+use memslots::space::{Fault, Found};
+use paging::Gpa;
 use paging::guest::Access;
-use paging::{Gpa, Installed, MapError, Permissions as Rights};
 
 use super::super::machine::Machine;
 use super::exits::Context;
@@ -24,36 +24,40 @@ impl Context<'_> {
     pub(crate) fn on_nested_fault(&mut self) {
         let gpa = Gpa(self.state.vmcb.exit_info_2);
         let info = self.state.vmcb.exit_info_1;
-        let memory = self.vm.memslots.memory();
-        match memory.resolve(gpa) {
-            Resolution::Ram { slot, .. } if slot.is_read_only() && info & FAULT_WRITE != 0 => {
-                // Stores to read-only memory are dropped, as by a ROM.
-                drop(memory);
-                self.emulate_access(gpa);
+        if self.state.mmio.has(gpa, self.vm.space.slots().generation()) {
+            self.count(Counter::MmioCached);
+            return self.on_mmio(gpa, info);
+        }
+        match self.with_section(|_, vm| vm.space.fault(gpa, info & FAULT_WRITE != 0)) {
+            Fault::Installed(_) => self.count(Counter::NestedInstalled),
+            Fault::Upgraded => self.count(Counter::NestedUpgraded),
+            // Another vCPU was first, or the processor kept an old absence.
+            Fault::Retry => {}
+            // Stores to read-only memory are dropped, as by a ROM.
+            Fault::ReadOnly => self.emulate_access(gpa),
+            Fault::Mmio { found, generation } => {
+                self.count(match found {
+                    Found::Marked => Counter::MmioMarked,
+                    Found::Searched => Counter::MmioSearched,
+                });
+                self.state.mmio.insert(gpa, generation);
+                self.on_mmio(gpa, info);
             }
-            Resolution::Ram { slot, host, level } => {
-                let rights = if slot.is_read_only() { Rights::RX } else { Rights::RWX };
-                match self.vm.nested.install(gpa.0, host, level.min(self.vm.largest_page), rights) {
-                    Ok(Installed::New(_)) => self.count(Counter::NestedInstalled),
-                    // Another vCPU was first, or the processor kept an old absence.
-                    Ok(Installed::Present(_)) | Err(MapError::Raced) => {}
-                    Err(error) => panic!("nested page table: {error}"),
-                }
-            }
-            Resolution::Mmio if info & FAULT_IN_WALK != 0 => {
-                // The guest's own page tables lie where there is no memory.
-                drop(memory);
-                self.state.raise_protection();
-            }
-            Resolution::Mmio if info & FAULT_FETCH != 0 => {
-                // Code where there is no memory: all ones is no instruction.
-                drop(memory);
-                self.state.raise_undefined();
-            }
-            Resolution::Mmio => {
-                drop(memory);
-                self.emulate_access(gpa);
-            }
+            // The heap has room for tables that map all memory of the machine page by page.
+            Fault::OutOfTables => panic!("no memory for the nested page table at {gpa}"),
+        }
+    }
+
+    /// An access to a device's registers, or to nothing.
+    fn on_mmio(&mut self, gpa: Gpa, info: u64) {
+        if info & FAULT_IN_WALK != 0 {
+            // The guest's own page tables lie where there is no memory.
+            self.state.raise_protection();
+        } else if info & FAULT_FETCH != 0 {
+            // Code where there is no memory: all ones is no instruction.
+            self.state.raise_undefined();
+        } else {
+            self.emulate_access(gpa);
         }
     }
 

@@ -6,6 +6,8 @@ use core::sync::atomic::Ordering;
 use coherence::asid::AsidSlot;
 use x86_64::registers::model_specific::Msr;
 
+use memslots::MmioCache;
+
 use super::code_path::CodePaths;
 use super::debug::DebugRegisters;
 use super::entry::{RAX, RBX, RDX, RSI, RSP, Registers};
@@ -53,6 +55,9 @@ pub(crate) struct Permissions {
     pub(crate) nested_root: u64,
 }
 
+/// Pages without memory that a vCPU remembers: those of its I/O APIC and of a device or two.
+const MMIO_PAGES: usize = 4;
+
 /// A vCPU's private state.
 pub(crate) struct VcpuState {
     pub(crate) vmcb: Box<Vmcb>,
@@ -72,6 +77,8 @@ pub(crate) struct VcpuState {
     pub(crate) view: cpuid::View,
     /// The way to its code.
     pub(crate) code: CodePaths,
+    /// Pages without memory that it has accessed last.
+    pub(crate) mmio: MmioCache<MMIO_PAGES>,
     fpu: FpuState,
     debug: DebugRegisters,
     tsc_aux: u64,
@@ -98,6 +105,7 @@ impl VcpuState {
             tsc_adjust: 0,
             view,
             code: CodePaths::default(),
+            mmio: MmioCache::new(),
             fpu: FpuState::new(),
             debug: DebugRegisters::default(),
             tsc_aux: 0,

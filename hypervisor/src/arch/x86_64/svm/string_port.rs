@@ -193,6 +193,9 @@ impl Context<'_> {
         let mut next = Next::Resume;
         while left > 0 && count - left < ELEMENTS_PER_EXIT && next == Next::Resume {
             next = self.move_element(operation)?;
+            if next == Next::Again {
+                return Ok(next);
+            }
             left -= 1;
             add_masked(&mut self.state.registers.0[operation.index()], step, mask);
             if is_repeated {

@@ -1,0 +1,98 @@
+//! Whether translations are those that a fault would make by the slots of now.
+
+use core::fmt;
+use core::ops::Range;
+
+use paging::{Gpa, Level, Permissions, PhysAddr};
+
+use crate::access::{GuestMemory, Resolution};
+
+/// What is wrong with a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discrepancy {
+    /// Its page does not lie in one slot.
+    NoSlot {
+        /// Start of the page.
+        gpa: Gpa,
+    },
+    /// It leads to another page than the slot's.
+    Elsewhere {
+        /// Start of the page.
+        gpa: Gpa,
+        /// Where it leads to.
+        pa: PhysAddr,
+        /// Where it should.
+        expected: PhysAddr,
+    },
+    /// The slot is read-only, and the leaf is not.
+    Writable {
+        /// Start of the page.
+        gpa: Gpa,
+    },
+    /// Stores are recorded by pages of 4 KiB, and the leaf's is larger.
+    TooLarge {
+        /// Start of the page.
+        gpa: Gpa,
+    },
+}
+
+impl fmt::Display for Discrepancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSlot { gpa } => write!(f, "the page at {gpa} is mapped and lies in no memory slot"),
+            Self::Elsewhere { gpa, pa, expected } => {
+                write!(f, "the page at {gpa} is mapped to {pa} instead of {expected}")
+            }
+            Self::Writable { gpa } => {
+                write!(f, "the page at {gpa} is writable, and its memory slot read-only")
+            }
+            Self::TooLarge { gpa } => write!(f, "the page at {gpa} is too large for a dirty log"),
+        }
+    }
+}
+
+impl core::error::Error for Discrepancy {}
+
+impl GuestMemory<'_> {
+    /// Compares a leaf of the nested tables with the slots: whether full removal and new faults could lead to the same
+    /// translation, or to a piece or a larger page of it. `gpas` are the guest physical addresses of its page, `pa` is
+    /// the start of what it maps.
+    ///
+    /// Between the publishing of an update and its end there may be leaves of the former slots.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the leaf.
+    pub fn audit(&self, gpas: Range<u64>, pa: PhysAddr, permissions: Permissions) -> Result<(), Discrepancy> {
+        let gpa = Gpa(gpas.start);
+        let Resolution::Ram { slot, host, .. } = self.resolve(gpa) else {
+            return Err(Discrepancy::NoSlot { gpa });
+        };
+        if gpas.end > slot.range().end {
+            return Err(Discrepancy::NoSlot { gpa });
+        }
+        if pa != host {
+            return Err(Discrepancy::Elsewhere { gpa, pa, expected: host });
+        }
+        if slot.is_read_only() && permissions.contains(Permissions::WRITE) {
+            return Err(Discrepancy::Writable { gpa });
+        }
+        if slot.is_logged() && gpas.end.wrapping_sub(gpas.start) > Level::Page4K.size() {
+            return Err(Discrepancy::TooLarge { gpa });
+        }
+        Ok(())
+    }
+
+    /// Whether a store to the page of `gpa` is in a log already. A writable leaf of a logged slot whose dirty bit the
+    /// processor does not set is, unless the fault that made it writable is still being handled.
+    pub fn is_marked(&self, gpa: Gpa) -> bool {
+        self.with_list(|slots| {
+            let Some((slot, log)) = slots.find(gpa).and_then(|slot| Some((slot, slots.log_of(slot)?))) else {
+                return false;
+            };
+            // SAFETY: the log is in the list that is pinned meanwhile.
+            let marks = unsafe { log.marks() };
+            slot.offset(gpa).is_some_and(|offset| marks.has(offset >> Level::Page4K.shift()))
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! Dirty logs: which pages of a slot were stored to since they were last asked for.
+//!
+//! A log is a bitmap with a bit for each page of 4 KiB. A mark may be too many, never too few: whoever fetches the
+//! log copies the marked pages *after* that, and what was stored later must be marked for the next fetch.
+//!
+//! Four may meet at a page, in any order but for what the third column says:
+//!
+//! | who | events | why in this order |
+//! |---|---|---|
+//! | vCPU whose store faults on a leaf that is write-protected | a: make the leaf writable; b: mark; c: the store | a before b: if a fetch takes the mark, it sees the writable leaf and protects it again. Marked first, the mark could be taken and the leaf found protected before a, and c would leave no trace |
+//! | vCPU that finds the leaf writable | s: the store, which sets the leaf's dirty bit in the same step if it is clear | the processor's |
+//! | hypervisor that stores for a guest | t: the store; u: mark | t before u: who takes the mark sees the store. Marked first, the page could be fetched and copied in between |
+//! | fetch | A: take the marks, by exchange; B: protect the pages that were marked, or clear the dirty bits of all leaves and add their pages; C: flush, receipt; D: look at the marks again and leave them | A before B, as the counterpart of a before b. C before the copy: until then processors store by what they hold. D after C, see below |
+//!
+//! No store is lost, for each way that it can fall:
+//! * c or s **with dirty bits**: B finds the bit, or the next fetch does. A processor that holds the leaf as dirty stores without
+//!   setting the bit until C; those stores are in the pages when they are copied.
+//! * c **with write protection**: if b is before A, A has it. If not, the mark stays for the next fetch, and the leaf
+//!   stays writable until then.
+//! * s **with write protection**, by a leaf that another vCPU's a has made writable and whose b is still to come: the fetch may
+//!   begin after s and before b. The receipt of C says that sections which began before it have ended, so b is before D, and
+//!   D adds the page. The mark stays, so that the next fetch protects the leaf.
+//! * t: u either comes before A, or leaves its mark for D or the next fetch. What is in the result of a fetch is each
+//!   store of the hypervisor that had *returned* when it began.
+//!
+//! So each store of a guest that was visible before a fetch began is in its result, or in that of an earlier one which
+//! ended after the store. One fetch of a log goes on at a time.
+//!
+//! The mark is always a read-modify-write: looking first whether it is there already would let the look overtake t.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::{Acquire, Release};
+
+use paging::Level;
+
+use crate::sync::AtomicU64;
+
+/// Pages that one word of a log stands for.
+pub(crate) const PAGES_PER_WORD: u64 = u64::BITS as u64;
+
+/// Where the dirty bitmap of a slot is: bit `n % 64` of word `n / 64` is for the slot's page `n` of 4 KiB.
+///
+/// It names the memory, and lends no access to it: that goes through the slots that have the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirtyLog {
+    words: NonNull<AtomicU64>,
+    word_count: usize,
+}
+
+// SAFETY: the words are atomics, which any thread may use; whoever gives the log to a slot vouches for their life.
+unsafe impl Send for DirtyLog {}
+// SAFETY: as above.
+unsafe impl Sync for DirtyLog {}
+
+impl DirtyLog {
+    /// A log in these words. Pages whose bits are set count as dirty from the beginning.
+    pub const fn new(words: &[AtomicU64]) -> Self {
+        // A reference is never null.
+        Self { words: NonNull::from_ref(words).cast(), word_count: words.len() }
+    }
+
+    /// Number of words that a slot of `size` bytes needs.
+    pub const fn words_for(size: u64) -> u64 {
+        size.div_ceil(Level::Page4K.size()).div_ceil(PAGES_PER_WORD)
+    }
+
+    /// Where the words are, for who gets the log back.
+    pub const fn as_ptr(&self) -> *const AtomicU64 {
+        self.words.as_ptr()
+    }
+
+    /// Number of words.
+    pub const fn word_count(&self) -> usize {
+        self.word_count
+    }
+
+    pub(crate) fn covers(&self, size: u64) -> bool {
+        self.word_count as u64 >= Self::words_for(size)
+    }
+
+    /// # Safety
+    ///
+    /// For the lifetime `'a`, a list that has the log is pinned.
+    pub(crate) const unsafe fn marks<'a>(&self) -> Marks<'a> {
+        // SAFETY: whoever gave the log to the slot promised that the words are there, and accessed by atomics only,
+        // until the log is handed back, which is not before the pins of lists that have it are gone.
+        Marks(unsafe { core::slice::from_raw_parts(self.words.as_ptr(), self.word_count) })
+    }
+}
+
+/// The words of a log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Marks<'a>(pub(crate) &'a [AtomicU64]);
+
+impl Marks<'_> {
+    /// Marks the pages from `first` to `last`. What the caller has stored before is seen by who takes the marks.
+    pub(crate) fn mark(self, first: u64, last: u64) {
+        for index in first / PAGES_PER_WORD..=last / PAGES_PER_WORD {
+            let Some(word) = usize::try_from(index).ok().and_then(|index| self.0.get(index)) else { return };
+            let start = index * PAGES_PER_WORD;
+            let low = first.saturating_sub(start);
+            let high = (last - start).min(PAGES_PER_WORD - 1);
+            // u, b: pairs with `take` and `look`.
+            word.fetch_or(u64::MAX >> (PAGES_PER_WORD - 1 - (high - low)) << low, Release);
+        }
+    }
+
+    /// A: takes the marks of a word; none if it has no such word.
+    pub(crate) fn take(self, index: usize) -> u64 {
+        // Pairs with `mark`: who made the leaf writable, or stored, did that before.
+        self.0.get(index).map_or(0, |word| word.swap(0, Acquire))
+    }
+
+    /// D: looks at a word's marks.
+    pub(crate) fn look(self, index: usize) -> u64 {
+        // Pairs with `mark`.
+        self.0.get(index).map_or(0, |word| word.load(Acquire))
+    }
+
+    /// Whether a page is marked.
+    pub(crate) fn has(self, page: u64) -> bool {
+        let index = usize::try_from(page / PAGES_PER_WORD).unwrap_or(usize::MAX);
+        self.look(index) >> (page % PAGES_PER_WORD) & 1 != 0
+    }
+
+    /// Gives back marks that were taken.
+    pub(crate) fn put_back(self, index: usize, marks: u64) {
+        if let Some(word) = self.0.get(index).filter(|_| marks != 0) {
+            // Passes on what `take` has acquired.
+            word.fetch_or(marks, Release);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Fetching a dirty log.
+
+use core::ops::Range;
+
+use paging::{FlushReceipt, Gpa, Level, Stamp};
+
+use crate::access::GuestMemory;
+use crate::dirty::{DirtyLog, Marks, PAGES_PER_WORD};
+use crate::slot::{Slot, SlotError, SlotId};
+
+/// Bytes that a word of a log stands for.
+const WORD_SPAN: u64 = PAGES_PER_WORD * Level::Page4K.size();
+
+impl<'m> GuestMemory<'m> {
+    /// Begins to fetch the dirty log of a slot, or a part of it: takes the marks of `words.len()` words from
+    /// `first_word` on into `words`; where there are no more pages, they are 0.
+    ///
+    /// The slots stay pinned until the fetch ends, so an update waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`SlotError::UnknownId`] and [`SlotError::NoLog`].
+    pub fn fetch_dirty<'w>(
+        self,
+        id: SlotId,
+        first_word: usize,
+        words: &'w mut [u64],
+    ) -> Result<DirtyFetch<'m, 'w>, SlotError> {
+        let (slot, log) = self.with_list(|slots| {
+            let (slot, log) = slots.get(id).ok_or(SlotError::UnknownId)?;
+            Ok((*slot, *log.ok_or(SlotError::NoLog)?))
+        })?;
+        let first_word = first_word.min(log.word_count());
+        let marks = marks(&self, &log);
+        for (word, index) in words.iter_mut().zip(first_word..) {
+            *word = marks.take(index) & in_slot(&slot, index);
+        }
+        Ok(DirtyFetch { memory: self, slot, log, first_word, words })
+    }
+}
+
+/// The words of a log that is in a list which `memory` pins.
+fn marks<'a>(memory: &'a GuestMemory<'_>, log: &DirtyLog) -> Marks<'a> {
+    let _pinned = memory;
+    // SAFETY: both users found the log in the list that `memory` pins; the marks do not outlive the borrow of it.
+    unsafe { log.marks() }
+}
+
+/// The bits of a word that stand for pages of the slot.
+const fn in_slot(slot: &Slot, index: usize) -> u64 {
+    let page_count = slot.size >> Level::Page4K.shift();
+    match page_count.saturating_sub(index as u64 * PAGES_PER_WORD) {
+        left @ 0..PAGES_PER_WORD => (1 << left) - 1,
+        _ => u64::MAX,
+    }
+}
+
+/// A fetch of a dirty log under way. The table in `dirty.rs` says why in this order:
+///
+/// 1. [`GuestMemory::fetch_dirty`] takes the marks.
+/// 2. The caller write-protects the pages that are marked ([`next_run`](Self::next_run)), or clears the dirty bits of the
+///    leaves in [`range`](Self::range) and [adds](Self::add) the pages that had them; and flushes. The flush is needed even if nothing was
+///    changed: it waits for faults that are just being handled.
+/// 3. [`finish`](Self::finish), for the flush's receipt, adds what has been marked meanwhile. Then the pages can be copied.
+///
+/// Dropped before, it puts the marks back, so that the next fetch finds them.
+#[must_use = "a fetch that is dropped puts the marks back"]
+#[derive(Debug)]
+pub struct DirtyFetch<'m, 'w> {
+    memory: GuestMemory<'m>,
+    slot: Slot,
+    log: DirtyLog,
+    first_word: usize,
+    words: &'w mut [u64],
+}
+
+impl DirtyFetch<'_, '_> {
+    /// The slot that is asked.
+    pub fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    /// The guest physical addresses that are asked for.
+    pub fn range(&self) -> Range<u64> {
+        let offset = |word: usize| (word as u64).saturating_mul(WORD_SPAN).min(self.slot.size);
+        let Range { start, .. } = self.slot.range();
+        start + offset(self.first_word)..start + offset(self.first_word.saturating_add(self.words.len()))
+    }
+
+    /// The first run of dirty pages at `from` or above, as guest physical addresses.
+    pub fn next_run(&self, from: Gpa) -> Option<Range<u64>> {
+        let Range { start, end } = self.range();
+        let page_size = Level::Page4K.size();
+        let page_count = (end - start) / page_size;
+        let is_dirty = |page: &u64| {
+            let word = self.words.get((page / PAGES_PER_WORD) as usize);
+            word.is_some_and(|word| word >> (page % PAGES_PER_WORD) & 1 != 0)
+        };
+        let from = from.0.saturating_sub(start).div_ceil(page_size);
+        let first = self.skip_clean(from, page_count).find(is_dirty)?;
+        let last = (first..page_count).find(|page| !is_dirty(page)).unwrap_or(page_count);
+        Some(start + first * page_size..start + last * page_size)
+    }
+
+    /// The pages from `from` on, but for whole words without a mark before the first that has one.
+    fn skip_clean(&self, from: u64, page_count: u64) -> Range<u64> {
+        let words = self.words.iter().enumerate().skip((from / PAGES_PER_WORD) as usize);
+        let first = words.into_iter().find(|(_, word)| **word != 0);
+        match first {
+            Some((index, _)) => from.max(index as u64 * PAGES_PER_WORD)..page_count,
+            None => page_count..page_count,
+        }
+    }
+
+    /// Adds pages that the processor has marked in their leaves. What lies outside of [`range`](Self::range) is not
+    /// heeded.
+    pub fn add(&mut self, gpas: Range<u64>) {
+        let Range { start, end } = self.range();
+        let (first, last) = (gpas.start.max(start), gpas.end.min(end));
+        if first >= last {
+            return;
+        }
+        let page = |gpa: u64| (gpa - start) >> Level::Page4K.shift();
+        for page in page(first)..=page(last - 1) {
+            if let Some(word) = self.words.get_mut((page / PAGES_PER_WORD) as usize) {
+                *word |= 1 << (page % PAGES_PER_WORD);
+            }
+        }
+    }
+
+    /// Ends the fetch: adds what was marked since it began, which stays marked too. Returns the number of dirty pages.
+    /// `last` is the page table's stamp after the pages were protected, or cleaned.
+    ///
+    /// # Errors
+    ///
+    /// The fetch itself, if the receipt does not cover `last`.
+    pub fn finish(mut self, receipt: &impl FlushReceipt, last: Stamp) -> Result<u64, Self> {
+        if !receipt.covers(last) {
+            return Err(self);
+        }
+        // There is nothing to put back from here on.
+        let words = core::mem::take(&mut self.words);
+        let marks = marks(&self.memory, &self.log);
+        Ok(words.iter_mut().zip(self.first_word..).fold(0, |count, (word, index)| {
+            *word |= marks.look(index) & in_slot(&self.slot, index);
+            count + u64::from(word.count_ones())
+        }))
+    }
+}
+
+impl Drop for DirtyFetch<'_, '_> {
+    fn drop(&mut self) {
+        let marks = marks(&self.memory, &self.log);
+        for (word, index) in self.words.iter().zip(self.first_word..) {
+            marks.put_back(index, *word);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Comparing the nested page table with the slots.
+
+use core::ops::Range;
+
+use paging::{Format, TableMemory};
+
+use super::{GuestSpace, Turn};
+use crate::{Discrepancy, SlotError};
+
+/// What an audit has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Audit {
+    /// Translations that were looked at.
+    pub leaf_count: u64,
+    /// Those that are wrong.
+    pub wrong_count: u64,
+    /// The first of these.
+    pub first: Option<Discrepancy>,
+}
+
+impl<F: Format, M: TableMemory> GuestSpace<F, M> {
+    /// Compares the nested page table with what taking all translations away and letting every fault come again would
+    /// give: each translation must lead where the slots say and allow no more than they do.
+    ///
+    /// Faults may be served meanwhile, since they install what is right; jobs may not.
+    ///
+    /// # Errors
+    ///
+    /// [`SlotError::Busy`] while there is a job, or when one was never finished.
+    pub fn audit(&self) -> Result<Audit, SlotError> {
+        let _turn = Turn::take(&self.has_job)?;
+        let memory = self.slots.memory();
+        if memory.generation().is_in_progress() {
+            return Err(SlotError::Busy);
+        }
+        let mut audit = Audit::default();
+        self.tables.for_each(0..u64::MAX, |Range { start, end }, leaf| {
+            audit.leaf_count += 1;
+            let is_right = memory.audit(start..end, leaf.pa, leaf.permissions);
+            if let Err(discrepancy) = is_right {
+                audit.wrong_count += 1;
+                audit.first.get_or_insert(discrepancy);
+            }
+        });
+        Ok(audit)
+    }
+}

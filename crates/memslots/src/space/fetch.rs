@@ -1,0 +1,161 @@
+//! Fetching a dirty log, in steps.
+
+use core::fmt;
+
+use paging::{FlushReceipt, Format, Gpa, Stamp, TableMemory};
+
+use super::job::{Owed, Progress, Report};
+use super::task::Task;
+use super::walk::{Walk, Walked};
+use super::{GuestSpace, Turn};
+use crate::{DirtyFetch, Slot, SlotError, SlotId};
+
+/// Where a fetch is. `dirty.rs` says why in this order.
+enum Stage<'a, 'w> {
+    /// What the processors noted in leaves becomes marks in the log.
+    Transferring(&'w mut [u64]),
+    /// The marks are taken, and pages are protected again.
+    Taken(DirtyFetch<'a, 'w>),
+    /// So many pages are dirty.
+    Over(u64),
+    /// In between two of the others.
+    Moving,
+}
+
+/// A fetch of a slot's dirty log that has begun.
+///
+/// A page is in the result if there was a store to it since the last fetch that was visible when this one began. The page's contents
+/// are to be read after the fetch is done: stores until then may be in this result alone. Dropped before it is done, it leaves what it has
+/// found to the next.
+#[must_use = "a fetch does nothing until it is stepped"]
+pub struct FetchJob<'a, 'w, F: Format, M: TableMemory> {
+    space: &'a GuestSpace<F, M>,
+    slot: Slot,
+    stage: Stage<'a, 'w>,
+    walk: Option<Walk<'a, F, M>>,
+    owed: Owed<M>,
+    last: Stamp,
+    flushes: bool,
+    _turn: Turn<'a>,
+}
+
+impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
+    pub(super) fn new(
+        space: &'a GuestSpace<F, M>,
+        turn: Turn<'a>,
+        id: SlotId,
+        words: &'w mut [u64],
+    ) -> Result<Self, SlotError> {
+        let slot = space.slot(id)?;
+        let (stage, task) = if !slot.is_logged() {
+            return Err(SlotError::NoLog);
+        } else if slot.is_logged_by_faults() {
+            let fetch = space.slots.memory().fetch_dirty(id, 0, words)?;
+            // From the first to the last page that is marked. A page in between that a fault has just made writable and
+            // marked keeps its mark.
+            let task = hull(&fetch).map(Task::Protect);
+            (Stage::Taken(fetch), task)
+        } else {
+            (Stage::Transferring(words), Some(Task::Transfer(slot.range(), 0)))
+        };
+        let last = space.stamp();
+        let mut job =
+            Self { space, slot, stage, walk: None, owed: Owed::new(), last, flushes: false, _turn: turn };
+        if let Some(task) = task {
+            let editor = space.tables.edit().ok_or(SlotError::Busy)?;
+            job.walk = Walk::begin(editor, &space.slots, task, paging::Permissions::R);
+        }
+        Ok(job)
+    }
+
+    /// Goes on, for at most `entries_max` entries.
+    pub fn step(&mut self, entries_max: u32) -> Progress {
+        if self.flushes {
+            return Progress::Flush;
+        }
+        if let Some(walk) = &mut self.walk {
+            return match walk.step(entries_max) {
+                Walked::More => Progress::More,
+                Walked::Through(gather) | Walked::OutOfTables(gather) => {
+                    self.last = gather.stamp();
+                    self.owed.push(gather);
+                    self.walk = None;
+                    Progress::More
+                }
+            };
+        }
+        match core::mem::replace(&mut self.stage, Stage::Moving) {
+            Stage::Transferring(words) => {
+                match self.space.slots.memory().fetch_dirty(self.slot.id, 0, words) {
+                    Ok(fetch) => {
+                        self.stage = Stage::Taken(fetch);
+                        self.flushes = true;
+                        Progress::Flush
+                    }
+                    // Its slot cannot go while this is the job.
+                    Err(_) => Progress::Waiting,
+                }
+            }
+            // A flush even if nothing was changed: it waits for faults that are being dealt with.
+            Stage::Taken(fetch) => {
+                self.stage = Stage::Taken(fetch);
+                self.flushes = true;
+                Progress::Flush
+            }
+            Stage::Over(count) => {
+                self.stage = Stage::Over(count);
+                Progress::Done
+            }
+            Stage::Moving => Progress::Waiting,
+        }
+    }
+
+    /// Takes note that everything was flushed after the last step. False if the receipt is of an earlier flush: then
+    /// nothing has changed.
+    #[must_use = "without a receipt the fetch does not go on"]
+    pub fn flushed(&mut self, receipt: &impl FlushReceipt) -> bool {
+        if !receipt.covers(self.last) || !self.owed.release(receipt) {
+            return false;
+        }
+        if let Stage::Taken(fetch) = core::mem::replace(&mut self.stage, Stage::Moving) {
+            self.stage = match fetch.finish(receipt, self.last) {
+                Ok(count) => Stage::Over(count),
+                Err(fetch) => Stage::Taken(fetch),
+            };
+        }
+        self.flushes = false;
+        matches!(self.stage, Stage::Over(_))
+    }
+
+    /// Number of dirty pages, when the fetch is done.
+    pub fn page_count(&self) -> Option<u64> {
+        match self.stage {
+            Stage::Over(count) => Some(count),
+            _ => None,
+        }
+    }
+
+    /// What was done so far.
+    pub fn report(&self) -> Report {
+        self.owed.report
+    }
+}
+
+/// From the first to the last marked page.
+fn hull(fetch: &DirtyFetch<'_, '_>) -> Option<core::ops::Range<u64>> {
+    let first = fetch.next_run(Gpa(fetch.range().start))?;
+    let mut end = first.end;
+    while let Some(run) = fetch.next_run(Gpa(end)) {
+        end = run.end;
+    }
+    Some(first.start..end)
+}
+
+impl<F: Format, M: TableMemory> fmt::Debug for FetchJob<'_, '_, F, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FetchJob")
+            .field("slot", &self.slot)
+            .field("report", &self.report())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,251 @@
+//! Guest memory as the guest sees it: the slots, and the nested page table that is derived from them.
+//!
+//! [`GuestSpace`] keeps the two together. [Faults](GuestSpace::fault) on any number of CPUs install translations of what the
+//! slots say; one [`Job`] at a time changes the slots or their dirty logs, takes the translations away that are no longer
+//! right, and gives back what was behind them when a flush has ended. Faults go on meanwhile: no lock is between the two.
+//!
+//! | a vCPU's fault, in a translation section | the job |
+//! |---|---|
+//! | a: pins the slots, looks up | A: marks the generation, publishes the new slots |
+//! | b: installs the translation | B: waits until the former slots have no pin |
+//! | c: drops the pin | C: takes translations of the slot's range away, step by step |
+//! | d: ends the section | D: flush; it waits for sections that began before |
+//! | | E: frees tables and memory, ends the update |
+//!
+//! A fault that saw the old slots has its b before C, so C finds what it installed (P5). One that saw the new ones
+//! installs nothing in a range that goes. So nothing comes back behind the job, and it visits each entry once (P6). A fault that is on
+//! its way through a table that C cuts off finds it frozen and is repeated; it is over before E frees the table.
+//!
+//! The caller flushes: a job's [step](Job::step) says when, and goes on for a receipt.
+
+mod audit;
+mod fault;
+mod fetch;
+mod job;
+mod task;
+mod walk;
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU32};
+
+use paging::{Format, Gpa, Level, MapError, PageTable, PhysAddr, Stamp, TableMemory};
+
+use crate::{DirtyLog, Edit, Memslots, Slot, SlotError, SlotFlags, SlotId, SpaceId};
+
+pub use audit::Audit;
+pub use fault::{Fault, Found};
+pub use fetch::FetchJob;
+pub use job::{Job, Progress, Report};
+
+/// Most tables that marks of MMIO addresses may take: a guest must not be able to use up memory by touching addresses
+/// that have none.
+const MARK_TABLES_MAX: u32 = 64;
+
+/// How stores to a slot whose log is on are noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogWay {
+    /// By the dirty bits of leaves: no faults.
+    DirtyBits,
+    /// By taking write access away: the first store to each page faults.
+    WriteFaults,
+}
+
+/// The memory of one guest.
+///
+/// `F` and `M` are those of its nested page table.
+#[derive(Debug)]
+pub struct GuestSpace<F: Format, M: TableMemory> {
+    slots: Memslots,
+    tables: PageTable<F, M>,
+    /// Largest page that the processor's nested tables may hold.
+    largest: Level,
+    /// How many more tables marks may take.
+    mark_tables: AtomicU32,
+    /// Whether there is a job.
+    has_job: AtomicBool,
+    /// For comparison: every zap takes all translations.
+    zaps_everything: bool,
+}
+
+impl<F: Format, M: TableMemory> GuestSpace<F, M> {
+    /// The space of a guest with these slots, whose nested table has no translation yet.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::OutOfTables`] if there is no memory for the root table.
+    pub fn new(slots: Memslots, memory: M, largest: Level) -> Result<Self, MapError> {
+        Ok(Self {
+            slots,
+            tables: PageTable::new(memory)?,
+            largest,
+            mark_tables: AtomicU32::new(MARK_TABLES_MAX),
+            has_job: AtomicBool::new(false),
+            zaps_everything: false,
+        })
+    }
+
+    /// The same, but when a slot goes all translations of the guest go, as hypervisors did that could not name those of
+    /// a slot. What precision is worth is measured against this.
+    #[must_use]
+    pub fn zapping_everything(self, everything: bool) -> Self {
+        Self { zaps_everything: everything, ..self }
+    }
+
+    /// The slots. They are changed by jobs only.
+    #[inline]
+    pub fn slots(&self) -> &Memslots {
+        &self.slots
+    }
+
+    /// The nested page table.
+    pub fn tables(&self) -> &PageTable<F, M> {
+        &self.tables
+    }
+
+    /// Root of the nested page table.
+    pub fn root(&self) -> PhysAddr {
+        self.tables.root()
+    }
+
+    /// The latest change of the nested page table: sample it before a flush is issued, for its receipt.
+    pub fn stamp(&self) -> Stamp {
+        self.tables.stamp()
+    }
+
+    /// Begins to add a slot.
+    ///
+    /// # Errors
+    ///
+    /// See [`SlotError`]; [`SlotError::Busy`] while there is another job. Nothing has changed then. The same holds for the other jobs.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Edit::add`].
+    pub unsafe fn add(&self, slot: Slot) -> Result<Job<'_, F, M>, SlotError> {
+        self.update(|slots| {
+            // SAFETY: the caller's promise is the same.
+            unsafe { slots.add(slot) }
+        })
+    }
+
+    /// Begins to remove a slot.
+    ///
+    /// # Errors
+    ///
+    /// As for [`add`](Self::add).
+    pub fn remove(&self, id: SlotId) -> Result<Job<'_, F, M>, SlotError> {
+        self.update(|slots| slots.remove(id))
+    }
+
+    /// Begins to move a slot to another guest physical address.
+    ///
+    /// # Errors
+    ///
+    /// As for [`add`](Self::add).
+    pub fn move_to(&self, id: SlotId, gpa: Gpa) -> Result<Job<'_, F, M>, SlotError> {
+        self.update(|slots| slots.move_to(id, gpa))
+    }
+
+    /// Begins to change whether the guest may store to a slot.
+    ///
+    /// # Errors
+    ///
+    /// As for [`add`](Self::add).
+    pub fn set_read_only(&self, id: SlotId, read_only: bool) -> Result<Job<'_, F, M>, SlotError> {
+        let former = self.slot(id)?;
+        self.update(|slots| {
+            let mut flags = former.flags;
+            flags.set(SlotFlags::READ_ONLY, read_only);
+            slots.set_flags(id, flags)
+        })
+    }
+
+    /// Begins to log the stores to a slot. Pages that were stored to before the job is done may be in the log too.
+    ///
+    /// # Errors
+    ///
+    /// As for [`add`](Self::add).
+    ///
+    /// # Safety
+    ///
+    /// As for [`Edit::set_log`].
+    pub unsafe fn start_log(
+        &self,
+        id: SlotId,
+        log: DirtyLog,
+        way: LogWay,
+    ) -> Result<Job<'_, F, M>, SlotError> {
+        let former = self.slot(id)?;
+        if former.is_logged() {
+            return Err(SlotError::HasLog);
+        }
+        self.update(|slots| {
+            let mut flags = former.flags;
+            flags.set(SlotFlags::LOG_BY_FAULTS, way == LogWay::WriteFaults);
+            slots.set_flags(id, flags)?;
+            // SAFETY: the caller's promise is the same.
+            unsafe { slots.set_log(id, Some(log)) }
+        })
+    }
+
+    /// Begins to end a slot's log.
+    ///
+    /// # Errors
+    ///
+    /// [`SlotError::NoLog`], and as for [`add`](Self::add).
+    pub fn stop_log(&self, id: SlotId) -> Result<Job<'_, F, M>, SlotError> {
+        if !self.slot(id)?.is_logged() {
+            return Err(SlotError::NoLog);
+        }
+        self.update(|slots| {
+            // SAFETY: there is no log to promise anything of.
+            unsafe { slots.set_log(id, None) }
+        })
+    }
+
+    /// Begins to fetch a slot's log into `words`, a bit for each page of 4 KiB from the slot's first on.
+    ///
+    /// # Errors
+    ///
+    /// [`SlotError::NoLog`], [`SlotError::UnknownId`], [`SlotError::Busy`].
+    pub fn fetch_log<'w>(
+        &self,
+        id: SlotId,
+        words: &'w mut [u64],
+    ) -> Result<FetchJob<'_, 'w, F, M>, SlotError> {
+        let turn = Turn::take(&self.has_job)?;
+        FetchJob::new(self, turn, id, words)
+    }
+
+    fn slot(&self, id: SlotId) -> Result<Slot, SlotError> {
+        self.slots.memory().get(id).ok_or(SlotError::UnknownId)
+    }
+
+    fn update(
+        &self,
+        edit: impl FnOnce(&mut Edit<'_, '_>) -> Result<(), SlotError>,
+    ) -> Result<Job<'_, F, M>, SlotError> {
+        let turn = Turn::take(&self.has_job)?;
+        let mut update = self.slots.begin_update()?;
+        edit(&mut update.space(SpaceId::FIRST)?)?;
+        Ok(Job::new(self, turn, update.publish()))
+    }
+}
+
+/// The turn to be the one job. The next has all that the one before did.
+#[derive(Debug)]
+struct Turn<'a>(&'a AtomicBool);
+
+impl<'a> Turn<'a> {
+    fn take(has_job: &'a AtomicBool) -> Result<Self, SlotError> {
+        // Pairs with the store in `drop`.
+        has_job.compare_exchange(false, true, Acquire, Relaxed).map_err(|_| SlotError::Busy)?;
+        Ok(Self(has_job))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Release);
+    }
+}

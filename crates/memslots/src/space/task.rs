@@ -1,0 +1,60 @@
+//! What has to be done to the translations of a slot that changes.
+
+use core::ops::Range;
+
+use arrayvec::ArrayVec;
+use paging::{Level, PhysAddr};
+
+use crate::{SlotChange, Treatment};
+
+/// Most tasks of one change.
+const TASKS_MAX: usize = 4;
+
+/// One pass over a range of the nested page table, or a flush between two passes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    /// Take the translations away.
+    Zap(Range<u64>),
+    /// Take the right to store away.
+    Protect(Range<u64>),
+    /// Split large pages.
+    Split(Range<u64>),
+    /// Clear the dirty bits, and forget them.
+    Clean(Range<u64>),
+    /// Clear the dirty bits and mark the pages in the log, so many bytes further on.
+    Transfer(Range<u64>, u64),
+    /// Make large pages again: the range, and the memory behind its start.
+    Collapse(Range<u64>, PhysAddr, Level),
+    /// Flush before going on.
+    Flush,
+}
+
+/// The tasks that a change demands, the last one first.
+pub(super) fn tasks(change: &SlotChange) -> ArrayVec<Task, TASKS_MAX> {
+    let range = change.former.range();
+    let mut tasks = ArrayVec::new();
+    match (change.treatment, change.current) {
+        (Treatment::Nothing, _) | (Treatment::Collapse, None) => {}
+        (Treatment::WriteProtect, _) => tasks.push(Task::Protect(range)),
+        (Treatment::StartLog, current) => {
+            tasks.push(Task::Split(range.clone()));
+            let by_faults = current.is_some_and(|slot| slot.is_logged_by_faults());
+            tasks.push(if by_faults { Task::Protect(range) } else { Task::Clean(range) });
+        }
+        (Treatment::Collapse, Some(slot)) => {
+            for level in [Level::Page1G, Level::Page2M] {
+                tasks.push(Task::Collapse(range.clone(), slot.host, level));
+            }
+        }
+        (Treatment::Zap, Some(slot)) if change.keeps_log => {
+            // What the processors note in leaves that go must not get lost: first nobody stores any more.
+            tasks.push(Task::Protect(range.clone()));
+            tasks.push(Task::Flush);
+            tasks.push(Task::Transfer(range.clone(), slot.gpa.0.wrapping_sub(range.start)));
+            tasks.push(Task::Zap(range));
+        }
+        (Treatment::Zap, _) => tasks.push(Task::Zap(range)),
+    }
+    tasks.reverse();
+    tasks
+}

@@ -1,0 +1,258 @@
+//! Dirty logs.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::backing::Backing;
+use super::{PAGE, finish, receipt, slot, stamp, untouched};
+use crate::sync::AtomicU64;
+use crate::{DirtyLog, Gpa, Memslots, Resolution, Slot, SlotError, SlotFlags, SlotId};
+
+/// Words for a log that lives as long as the process.
+fn log(word_count: usize) -> DirtyLog {
+    DirtyLog::new(Box::leak((0..word_count).map(|_| AtomicU64::new(0)).collect()))
+}
+
+/// Gives the slots logs.
+fn start(memslots: &Memslots, logs: &[(u16, DirtyLog)]) {
+    let mut update = memslots.begin_update().unwrap();
+    for &(id, log) in logs {
+        // SAFETY: the words live as long as the process.
+        unsafe { update.set_log(SlotId(id), Some(log)) }.unwrap();
+    }
+    finish(update);
+}
+
+/// Fetches a slot's log of one word.
+fn fetch(memslots: &Memslots, id: u16) -> u64 {
+    let mut words = [u64::MAX];
+    let fetch = memslots.memory().fetch_dirty(SlotId(id), 0, &mut words).unwrap();
+    let count = fetch.finish(&receipt(), stamp()).unwrap();
+    assert_eq!(count, u64::from(words[0].count_ones()));
+    words[0]
+}
+
+/// Memory at pages 2 to 7, logged, and 8 to 9, not.
+fn logged(backings: &[Backing; 2]) -> Memslots {
+    let mut memslots = Memslots::new(48);
+    for slot in [backings[0].slot(1, 2), backings[1].slot(2, 8)] {
+        // SAFETY: the callers' backings live as long as the slots and are accessed through them only.
+        unsafe { memslots.add(slot) }.unwrap();
+    }
+    start(&memslots, &[(1, log(1))]);
+    memslots
+}
+
+#[test]
+fn p14_every_kind_of_store_marks_the_pages_that_it_touches() {
+    let backings = [Backing::new(6), Backing::new(2)];
+    let memslots = logged(&backings);
+    let memory = || memslots.memory();
+    let at = |page: u64, offset: u64| Gpa(page * PAGE + offset);
+    memory().write(at(2, 0), &[1]).unwrap();
+    assert_eq!(fetch(&memslots, 1), 0b1);
+    assert_eq!(fetch(&memslots, 1), 0, "taken");
+    memory().write(at(3, PAGE - 1), &[1; 2]).unwrap();
+    assert_eq!(fetch(&memslots, 1), 0b110);
+    memory().write(at(3, PAGE - 1), &[1; 1]).unwrap();
+    assert_eq!(fetch(&memslots, 1), 0b10, "up to the last byte");
+    memory().write(at(2, 8), &[7; 6 * PAGE as usize]).unwrap();
+    assert_eq!(fetch(&memslots, 1), 0b11_1111, "and on into the next slot");
+    memory().write_u32(at(4, 0), 1).unwrap();
+    memory().write_u64(at(6, 8), 1).unwrap();
+    assert_eq!(fetch(&memslots, 1), 0b1_0100);
+    memory().fetch_or(at(3, 8), 1u32).unwrap();
+    assert_eq!(fetch(&memslots, 1), 0b10);
+    memory().fetch_and(at(4, 8), 1u64).unwrap();
+    assert_eq!(fetch(&memslots, 1), 0b100);
+    memory().compare_exchange(at(7, 8), 7u64, 1).unwrap();
+    assert_eq!(fetch(&memslots, 1), 0b10_0000);
+    let mut bytes = [0; 9];
+    memory().read(at(2, 0), &mut bytes).unwrap();
+    memory().write(at(2, 0), &[]).unwrap();
+    memory().write_u32(at(8, 0), 1).unwrap();
+    assert!(memory().write(at(9, 0), &[1; PAGE as usize + 1]).is_err());
+    assert!(memory().fetch_or(at(2, 2), 1u32).is_err());
+    assert!(memory().write_u64(at(1, PAGE - 4), 1).is_err());
+    assert_eq!(fetch(&memslots, 1), 0, "loads, what fails, other slots");
+}
+
+#[test]
+fn p14_faults_mark_what_they_make_writable() {
+    let backings = [Backing::new(6), Backing::new(2)];
+    let memslots = logged(&backings);
+    start(&memslots, &[(2, log(1))]);
+    let memory = memslots.memory();
+    memory.mark_dirty(4 * PAGE + 5..4 * PAGE + 6);
+    assert_eq!((fetch(&memslots, 1), fetch(&memslots, 2)), (0b100, 0));
+    memory.mark_dirty(0..u64::MAX);
+    assert_eq!((fetch(&memslots, 1), fetch(&memslots, 2)), (0b11_1111, 0b11));
+    memory.mark_dirty(7 * PAGE + 1..8 * PAGE + 1);
+    assert_eq!((fetch(&memslots, 1), fetch(&memslots, 2)), (0b10_0000, 0b1));
+    for empty in [0..2 * PAGE, 3 * PAGE..3 * PAGE, 10 * PAGE..u64::MAX] {
+        memory.mark_dirty(empty);
+    }
+    assert_eq!((fetch(&memslots, 1), fetch(&memslots, 2)), (0, 0));
+}
+
+#[test]
+fn marks_of_many_words() {
+    let memslots = untouched(&[slot(1, 16, 200, 0)]);
+    start(&memslots, &[(1, log(5))]);
+    for (first, last) in [(0, 0), (63, 64), (64, 127), (0, 199), (130, 199), (63, 128)] {
+        memslots.memory().mark_dirty((16 + first) * PAGE..(17 + last) * PAGE);
+        let mut words = [0; 6];
+        let fetch = memslots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap();
+        assert_eq!(fetch.next_run(Gpa(0)), Some((16 + first) * PAGE..(17 + last) * PAGE));
+        assert_eq!(fetch.finish(&receipt(), stamp()).unwrap(), last - first + 1);
+        for page in 0..6 * 64 {
+            let is_marked = words[page as usize / 64] >> (page % 64) & 1 != 0;
+            assert_eq!(is_marked, (first..=last).contains(&page), "{page} of {first} to {last}");
+        }
+    }
+}
+
+#[test]
+fn a_fetch_of_a_part_leaves_the_rest() {
+    let memslots = untouched(&[slot(1, 0, 200, 0)]);
+    start(&memslots, &[(1, log(4))]);
+    memslots.memory().mark_dirty(0..u64::MAX);
+    let mut words = [0; 2];
+    let mut fetch = memslots.memory().fetch_dirty(SlotId(1), 1, &mut words).unwrap();
+    assert_eq!(fetch.range(), 64 * PAGE..192 * PAGE);
+    assert_eq!(fetch.next_run(Gpa(0)), Some(64 * PAGE..192 * PAGE));
+    fetch.add(0..u64::MAX);
+    assert_eq!(fetch.finish(&receipt(), stamp()).unwrap(), 128);
+    assert_eq!(words, [u64::MAX; 2]);
+    for (first_word, expected) in [(0, [u64::MAX, 0]), (3, [0xff, 0]), (usize::MAX, [0; 2])] {
+        let fetch = memslots.memory().fetch_dirty(SlotId(1), first_word, &mut words).unwrap();
+        assert_eq!(fetch.slot().id, SlotId(1));
+        fetch.finish(&receipt(), stamp()).unwrap();
+        assert_eq!(words, expected, "from word {first_word} on");
+    }
+}
+
+#[test]
+fn runs_of_dirty_pages_are_found_one_by_one() {
+    let memslots = untouched(&[slot(1, 8, 200, 0)]);
+    start(&memslots, &[(1, log(4))]);
+    let mut words = [0; 4];
+    let mut fetch = memslots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap();
+    assert_eq!(fetch.next_run(Gpa(0)), None);
+    let pages = |first: u64, end: u64| (8 + first) * PAGE..(8 + end) * PAGE;
+    let runs = [pages(2, 3), pages(5, 64), pages(70, 72), pages(130, 140), pages(199, 200)];
+    for run in &runs {
+        fetch.add(run.clone());
+    }
+    let mut from = Gpa(0);
+    for run in &runs {
+        assert_eq!(fetch.next_run(from), Some(run.clone()));
+        assert_eq!(fetch.next_run(Gpa(run.start)), Some(run.clone()));
+        from = Gpa(run.end);
+    }
+    assert_eq!(fetch.next_run(from), None);
+    assert_eq!(fetch.next_run(Gpa(pages(10, 11).start)), Some(pages(10, 64)), "from the middle of one");
+    assert_eq!(fetch.next_run(Gpa(u64::MAX)), None);
+}
+
+#[test]
+fn p14_a_fetch_that_is_given_up_loses_nothing() {
+    let memslots = untouched(&[slot(1, 0, 64, 0)]);
+    start(&memslots, &[(1, log(1))]);
+    memslots.memory().mark_dirty(0..PAGE);
+    let mut words = [0];
+    let mut given_up = memslots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap();
+    given_up.add(2 * PAGE..3 * PAGE);
+    memslots.memory().mark_dirty(PAGE..2 * PAGE);
+    drop(given_up);
+    assert_eq!(fetch(&memslots, 1), 0b111);
+}
+
+/// A flush that was issued too early.
+struct Stale;
+
+// SAFETY: it never claims anything.
+unsafe impl paging::FlushReceipt for Stale {
+    fn covers(&self, _: paging::Stamp) -> bool {
+        false
+    }
+}
+
+#[test]
+fn p14_what_is_marked_before_the_flush_is_in_the_result_and_stays_marked() {
+    let memslots = untouched(&[slot(1, 0, 64, 0)]);
+    start(&memslots, &[(1, log(1))]);
+    let mut words = [0];
+    let fetch_1 = memslots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap();
+    // The fault that another processor was just handling.
+    memslots.memory().mark_dirty(0..PAGE);
+    let fetch_1 = fetch_1.finish(&Stale, stamp()).expect_err("it may be under way still");
+    assert_eq!(fetch_1.finish(&receipt(), stamp()).unwrap(), 1);
+    assert_eq!(words, [1]);
+    assert_eq!(fetch(&memslots, 1), 1, "its leaf is writable: the next fetch protects it");
+}
+
+#[test]
+fn p12_an_update_waits_for_a_fetch() {
+    let memslots = untouched(&[slot(1, 0, 64, 0)]);
+    start(&memslots, &[(1, log(1))]);
+    let mut words = [0];
+    let fetch = memslots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap();
+    let mut update = memslots.begin_update().unwrap();
+    // SAFETY: nothing is promised.
+    unsafe { update.set_log(SlotId(1), None) }.unwrap();
+    let published = update.publish().wait(|| false).expect_err("the words are in use");
+    fetch.finish(&receipt(), stamp()).unwrap();
+    let mut handed_back = 0;
+    published.wait(|| false).unwrap().finish(|_| handed_back += 1).unwrap();
+    assert_eq!(handed_back, 1);
+}
+
+#[test]
+fn a_log_has_a_bit_for_each_page_and_moves_with_its_slot() {
+    assert_eq!([1, 64, 65, 128].map(|pages| DirtyLog::words_for(pages * PAGE)), [1, 1, 2, 2]);
+    let memslots = untouched(&[slot(1, 0, 65, 0), slot(2, 100, 1, 0)]);
+    let mut update = memslots.begin_update().unwrap();
+    // SAFETY: the words live as long as the process.
+    let result = [1, 2].map(|count| unsafe { update.set_log(SlotId(1), Some(log(count))) });
+    assert_eq!(result, [Err(SlotError::LogTooShort), Ok(())]);
+    // SAFETY: as above.
+    assert_eq!(unsafe { update.set_log(SlotId(9), Some(log(2))) }, Err(SlotError::UnknownId));
+    assert_eq!(update.set_flags(SlotId(1), SlotFlags::empty()), Err(SlotError::NoLog));
+    assert_eq!(update.set_flags(SlotId(2), SlotFlags::LOG_DIRTY), Err(SlotError::NoLog));
+    let with_log = Slot { flags: SlotFlags::LOG_DIRTY, ..slot(3, 200, 1, 0) };
+    // SAFETY: the test only looks slots up.
+    assert_eq!(unsafe { update.add(with_log) }, Err(SlotError::NoLog));
+    update.move_to(SlotId(1), Gpa(300 * PAGE)).unwrap();
+    finish(update);
+    memslots.memory().mark_dirty(364 * PAGE..365 * PAGE);
+    let mut words = [0; 2];
+    let fetch = memslots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap();
+    fetch.finish(&receipt(), stamp()).unwrap();
+    assert_eq!(words, [0, 1]);
+    let fetch = |id| memslots.memory().fetch_dirty(SlotId(id), 0, &mut [0]).map(|_| ()).unwrap_err();
+    assert_eq!((fetch(2), fetch(3)), (SlotError::NoLog, SlotError::UnknownId));
+}
+
+#[test]
+fn bits_behind_the_last_page_are_nobodys() {
+    let words: &[AtomicU64] = Box::leak((0..2).map(|_| AtomicU64::new(u64::MAX)).collect());
+    let memslots = untouched(&[slot(1, 0, 3, 0)]);
+    start(&memslots, &[(1, DirtyLog::new(words))]);
+    let mut result = [0; 2];
+    let fetch = memslots.memory().fetch_dirty(SlotId(1), 0, &mut result).unwrap();
+    assert_eq!(fetch.finish(&receipt(), stamp()).unwrap(), 3);
+    assert_eq!(result, [0b111, 0]);
+    assert_eq!(words[0].load(Relaxed), 0);
+}
+
+#[test]
+fn logged_memory_is_mapped_by_small_pages() {
+    let memslots = untouched(&[slot(1, 0, 1024, 0)]);
+    let level = || match memslots.memory().resolve(Gpa(0)) {
+        Resolution::Ram { level, .. } => level,
+        Resolution::Mmio => panic!("there is memory"),
+    };
+    assert_eq!(level(), paging::Level::Page2M);
+    start(&memslots, &[(1, log(16))]);
+    assert_eq!(level(), paging::Level::Page4K);
+}

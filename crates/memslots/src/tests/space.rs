@@ -1,0 +1,367 @@
+//! The slots and the nested page table together.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::vec;
+use std::vec::Vec;
+
+use paging::{Amd64Nested, ENTRY_COUNT, Entries, FlushReceipt, Gpa, Level, PhysAddr, Stamp, TableMemory};
+
+use crate::space::{Fault, Found, GuestSpace, Job, LogWay, Progress};
+use crate::{DirtyLog, Memslots, Retired, Slot, SlotError, SlotFlags, SlotId};
+
+const PAGE: u64 = 4096;
+const MIB: u64 = 1 << 20;
+/// Bit of a leaf that the processor sets with a store.
+const DIRTY: u64 = 1 << 6;
+const PRESENT: u64 = 1;
+const LARGE: u64 = 1 << 7;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// Tables from the heap, by a made-up address. A freed one may not be touched again.
+struct Arena {
+    tables: Mutex<BTreeMap<u64, &'static Entries>>,
+    next: AtomicU64,
+    limit: AtomicU64,
+}
+
+impl Arena {
+    fn new() -> &'static Self {
+        let arena =
+            Self { tables: Mutex::default(), next: AtomicU64::new(1), limit: AtomicU64::new(u64::MAX) };
+        Box::leak(Box::new(arena))
+    }
+
+    fn count(&self) -> usize {
+        self.tables.lock().unwrap().len()
+    }
+}
+
+// SAFETY: each table has an address of its own, and lives for ever.
+unsafe impl TableMemory for &Arena {
+    fn allocate(&self) -> Option<PhysAddr> {
+        self.limit.try_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
+        let address = self.next.fetch_add(1, Relaxed) << 12;
+        let table = Box::leak(Box::new([const { AtomicU64::new(0) }; ENTRY_COUNT]));
+        self.tables.lock().unwrap().insert(address, table);
+        Some(PhysAddr(address))
+    }
+
+    unsafe fn free(&self, table: PhysAddr) {
+        self.tables.lock().unwrap().remove(&table.0).expect("a table is freed once");
+    }
+
+    unsafe fn entries(&self, table: PhysAddr) -> &Entries {
+        self.tables.lock().unwrap().get(&table.0).expect("the table is not freed")
+    }
+}
+
+type Space = GuestSpace<Amd64Nested, &'static Arena>;
+
+/// A flush that was issued at that stamp and is over.
+struct Flushed(Stamp);
+
+// SAFETY: no processor and no other thread has the tables of these tests.
+unsafe impl FlushReceipt for Flushed {
+    fn covers(&self, stamp: Stamp) -> bool {
+        self.0.covers(stamp)
+    }
+}
+
+fn slot(id: u16, gpa: u64, size: u64) -> Slot {
+    // 2 MiB pages fit: both addresses are aligned alike.
+    Slot {
+        id: SlotId(id),
+        gpa: Gpa(gpa),
+        size,
+        host: PhysAddr(0x10_0000_0000 + gpa),
+        flags: SlotFlags::empty(),
+    }
+}
+
+fn space(slots: &[Slot], largest: Level) -> (Space, &'static Arena) {
+    let mut memslots = Memslots::new(46);
+    for &slot in slots {
+        // SAFETY: nothing in these tests accesses the memory.
+        unsafe { memslots.add(slot) }.unwrap();
+    }
+    let arena = Arena::new();
+    (GuestSpace::new(memslots, arena, largest).unwrap(), arena)
+}
+
+/// Steps the job to its end; returns what it retired.
+fn run(space: &Space, mut job: Job<'_, Amd64Nested, &'static Arena>) -> Vec<Retired> {
+    let mut retired = Vec::new();
+    loop {
+        match job.step(3, |what| retired.push(what)) {
+            Progress::More => {}
+            Progress::Flush => assert!(job.flushed(&Flushed(space.stamp()))),
+            Progress::Done => return retired,
+            Progress::Waiting => panic!("nobody holds the old slots"),
+        }
+    }
+}
+
+fn fetch(space: &Space, id: u16, words: usize) -> Vec<u64> {
+    let mut bits = vec![0; words];
+    let mut job = space.fetch_log(SlotId(id), &mut bits).unwrap();
+    loop {
+        match job.step(3) {
+            Progress::More => {}
+            Progress::Flush => assert!(job.flushed(&Flushed(space.stamp()))),
+            Progress::Done => break,
+            Progress::Waiting => panic!("nobody is in the way"),
+        }
+    }
+    drop(job);
+    bits
+}
+
+fn touch(space: &Space, range: core::ops::Range<u64>) {
+    for gpa in range.step_by(PAGE as usize) {
+        assert!(matches!(space.fault(Gpa(gpa), true), Fault::Installed(_) | Fault::Upgraded | Fault::Retry));
+    }
+}
+
+fn leaf_count(space: &Space, range: core::ops::Range<u64>) -> usize {
+    let mut count = 0;
+    space.tables().for_each(range, |_, _| count += 1);
+    count
+}
+
+/// The processor stores to `gpa`: its walk sets the dirty bit. Faults as often as it has to.
+fn store(space: &Space, arena: &'static Arena, gpa: u64) {
+    loop {
+        let mut table = space.root().0;
+        let mut level = Level::Page512G;
+        let entry = loop {
+            // SAFETY: reached from the root.
+            let entries = unsafe { <&Arena as TableMemory>::entries(&arena, PhysAddr(table)) };
+            let entry = &entries[level.index(gpa)];
+            let value = entry.load(Relaxed);
+            if value & PRESENT == 0 {
+                break None;
+            }
+            match level.below() {
+                Some(below) if value & LARGE == 0 => (table, level) = (value & ADDRESS, below),
+                _ => break Some(entry),
+            }
+        };
+        if let Some(entry) = entry
+            && entry.load(Relaxed) & 2 != 0
+        {
+            entry.fetch_or(DIRTY, Relaxed);
+            return;
+        }
+        space.fault(Gpa(gpa), true);
+    }
+}
+
+#[test]
+fn a_removed_slot_takes_its_own_translations_and_no_others() {
+    let slots = [slot(0, 0, 4 * MIB), slot(1, 4 * MIB, 64 * PAGE), slot(2, 6 * MIB, 2 * MIB)];
+    let (space, arena) = space(&slots, Level::Page4K);
+    for slot in &slots {
+        touch(&space, slot.range());
+    }
+    let others = leaf_count(&space, 0..4 * MIB) + leaf_count(&space, 6 * MIB..8 * MIB);
+    let tables = arena.count();
+    let mut job = space.remove(SlotId(1)).unwrap();
+    let mut retired = Vec::new();
+    loop {
+        match job.step(1000, |what| retired.push(what)) {
+            Progress::Flush => assert!(job.flushed(&Flushed(space.stamp()))),
+            Progress::Done => break,
+            _ => {}
+        }
+        assert!(retired.is_empty() || job.report().flushes == 1, "handed back before the flush");
+    }
+    let report = job.report();
+    assert!((64..=64 + 3).contains(&report.visited), "the slot's entries and the way there: {report:?}");
+    assert_eq!((report.flushes, report.tables), (1, 0), "the table covers more than the slot");
+    drop(job);
+    assert_eq!(retired.len(), 1);
+    assert_eq!(leaf_count(&space, slots[1].range()), 0);
+    assert_eq!(leaf_count(&space, 0..8 * MIB), others, "no other translation has gone");
+    assert_eq!(arena.count(), tables);
+    assert_eq!(space.audit().unwrap().wrong_count, 0);
+}
+
+#[test]
+fn p1_p2_nothing_is_given_back_before_the_flush_that_covers_it() {
+    let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+    touch(&space, 0..2 * MIB);
+    let early = Flushed(space.stamp());
+    let tables = arena.count();
+    let mut job = space.remove(SlotId(0)).unwrap();
+    let mut is_retired = false;
+    while job.step(7, |_| is_retired = true) != Progress::Flush {}
+    assert!(!job.flushed(&early), "a receipt from before the zap is worth nothing");
+    assert_eq!(job.step(7, |_| is_retired = true), Progress::Flush);
+    assert!(!is_retired && arena.count() == tables);
+    assert!(job.flushed(&Flushed(space.stamp())));
+    assert_eq!(arena.count(), tables - 1);
+    while job.step(7, |_| is_retired = true) != Progress::Done {}
+    assert!(is_retired);
+}
+
+#[test]
+fn p6_faults_behind_the_zap_find_no_slot_and_bring_nothing_back() {
+    let (space, _) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+    touch(&space, 0..2 * MIB);
+    let mut job = space.remove(SlotId(0)).unwrap();
+    loop {
+        match job.step(1, |_| ()) {
+            Progress::Flush => assert!(job.flushed(&Flushed(space.stamp()))),
+            Progress::Done => break,
+            _ => {}
+        }
+        for gpa in (0..2 * MIB).step_by(64 * PAGE as usize) {
+            assert!(matches!(space.fault(Gpa(gpa), true), Fault::Mmio { found: Found::Searched, .. }));
+        }
+    }
+    assert!(job.report().visited <= 512 + 3, "{:?}", job.report());
+    drop(job);
+    assert_eq!(leaf_count(&space, 0..2 * MIB), 0);
+}
+
+#[test]
+fn p9_p10_marks_hold_for_one_generation_and_are_not_made_during_an_update() {
+    let (space, _) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+    let device = Gpa(0xf000_0000);
+    let found = |space: &Space| match space.fault(device, false) {
+        Fault::Mmio { found, generation } => (found, generation.is_in_progress()),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(found(&space), (Found::Searched, false));
+    assert_eq!(found(&space), (Found::Marked, false));
+    // SAFETY: as in `space`.
+    let mut job = unsafe { space.add(slot(1, 0xf000_0000, PAGE)) }.unwrap();
+    assert!(
+        matches!(space.fault(device, false), Fault::Installed(_)),
+        "the new slot is visible, the mark void"
+    );
+    assert_eq!(space.fault(Gpa(0xf000_1000), false), space.fault(Gpa(0xf000_1000), false));
+    assert!(matches!(space.fault(Gpa(0xf000_1000), false), Fault::Mmio { found: Found::Searched, .. }));
+    while job.step(8, |_| ()) != Progress::Done {}
+    drop(job);
+    run(&space, space.remove(SlotId(1)).unwrap());
+    assert_eq!(found(&space), (Found::Searched, false));
+    assert_eq!(found(&space), (Found::Marked, false));
+}
+
+#[test]
+fn a_guest_that_touches_addresses_everywhere_gets_no_more_than_a_few_tables() {
+    let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+    for index in 0..1000u64 {
+        space.fault(Gpa((1 << 40) + index * (1 << 30)), false);
+    }
+    assert!(arena.count() < 70, "{} tables", arena.count());
+}
+
+#[test]
+fn a_dirty_log_has_each_page_that_was_stored_to_once() {
+    for way in [LogWay::DirtyBits, LogWay::WriteFaults] {
+        let (space, arena) = space(&[slot(0, 0, 8 * MIB)], Level::Page2M);
+        touch(&space, 0..8 * MIB);
+        assert_eq!(leaf_count(&space, 0..8 * MIB), 4, "large pages before");
+        let words: &'static [AtomicU64] = Vec::leak((0..32).map(|_| AtomicU64::new(0)).collect());
+        // SAFETY: the words live for ever.
+        run(&space, unsafe { space.start_log(SlotId(0), DirtyLog::new(words), way) }.unwrap());
+        assert_eq!(leaf_count(&space, 0..8 * MIB), 2048, "split");
+        assert_eq!(fetch(&space, 0, 32), [0; 32], "{way:?}: clean at first");
+        for page in [0, 3, 64, 2047] {
+            store(&space, arena, page * PAGE);
+            store(&space, arena, page * PAGE);
+        }
+        let dirty = fetch(&space, 0, 32);
+        let expected =
+            |word| [(0, 0b1001), (1, 1), (31, 1 << 63)].iter().find(|(at, _)| *at == word).map_or(0, |x| x.1);
+        assert!((0..32).all(|word| dirty[word] == expected(word)), "{way:?}: {dirty:x?}");
+        assert_eq!(fetch(&space, 0, 32), [0; 32], "{way:?}: fetched once");
+        store(&space, arena, 3 * PAGE);
+        assert_eq!(fetch(&space, 0, 32)[0], 0b1000, "{way:?}: noticed again");
+        let retired = run(&space, space.stop_log(SlotId(0)).unwrap());
+        assert!(matches!(retired[..], [Retired::Log { .. }]));
+        assert_eq!(leaf_count(&space, 0..8 * MIB), 4, "{way:?}: large again");
+        assert_eq!(space.audit().unwrap().wrong_count, 0);
+    }
+}
+
+#[test]
+fn p14_a_slot_that_moves_takes_what_its_leaves_know_along() {
+    let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+    let words: &'static [AtomicU64] = Vec::leak((0..8).map(|_| AtomicU64::new(0)).collect());
+    // SAFETY: the words live for ever.
+    run(&space, unsafe { space.start_log(SlotId(0), DirtyLog::new(words), LogWay::DirtyBits) }.unwrap());
+    store(&space, arena, 5 * PAGE);
+    run(&space, space.move_to(SlotId(0), Gpa(16 * MIB)).unwrap());
+    assert_eq!(leaf_count(&space, 0..2 * MIB), 0);
+    assert_eq!(fetch(&space, 0, 8)[0], 1 << 5);
+}
+
+#[test]
+fn splitting_without_tables_left_zaps_instead() {
+    let (space, arena) = space(&[slot(0, 0, 8 * MIB)], Level::Page2M);
+    touch(&space, 0..8 * MIB);
+    let words: &'static [AtomicU64] = Vec::leak((0..32).map(|_| AtomicU64::new(0)).collect());
+    arena.limit.store(1, Relaxed);
+    // SAFETY: the words live for ever.
+    run(&space, unsafe { space.start_log(SlotId(0), DirtyLog::new(words), LogWay::DirtyBits) }.unwrap());
+    assert_eq!(leaf_count(&space, 0..8 * MIB), 0);
+    arena.limit.store(u64::MAX, Relaxed);
+    store(&space, arena, 7 * PAGE);
+    assert_eq!(fetch(&space, 0, 32)[0], 1 << 7);
+}
+
+#[test]
+fn read_only_memory_refuses_stores_and_may_become_writable() {
+    let (space, _) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+    touch(&space, 0..PAGE);
+    run(&space, space.set_read_only(SlotId(0), true).unwrap());
+    assert_eq!(space.fault(Gpa(0), true), Fault::ReadOnly);
+    assert_eq!(space.audit().unwrap().wrong_count, 0);
+    run(&space, space.set_read_only(SlotId(0), false).unwrap());
+    assert_eq!(space.fault(Gpa(0), true), Fault::Upgraded);
+}
+
+#[test]
+fn one_job_at_a_time_and_refusals_change_nothing() {
+    let (space, _) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+    let generation = space.slots().generation();
+    // SAFETY: refused.
+    let overlapping = unsafe { space.add(slot(1, MIB, 2 * MIB)) };
+    assert_eq!(overlapping.err(), Some(SlotError::Overlap(SlotId(0))));
+    assert_eq!(space.remove(SlotId(9)).err(), Some(SlotError::UnknownId));
+    assert_eq!(space.stop_log(SlotId(0)).err(), Some(SlotError::NoLog));
+    assert_eq!(space.fetch_log(SlotId(0), &mut [0; 8]).err(), Some(SlotError::NoLog));
+    assert_eq!(space.slots().generation(), generation);
+    let job = space.remove(SlotId(0)).unwrap();
+    assert_eq!(space.remove(SlotId(0)).err(), Some(SlotError::Busy));
+    assert_eq!(space.audit().err(), Some(SlotError::Busy));
+    run(&space, job);
+    assert!(space.slots().memory().get(SlotId(0)).is_none());
+}
+
+#[test]
+fn an_audit_finds_a_translation_that_outlived_its_slot() {
+    let (space, _) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+    touch(&space, 0..4 * PAGE);
+    run(&space, space.remove(SlotId(0)).unwrap());
+    assert_eq!(space.audit().unwrap().leaf_count, 0);
+    // What a zap that missed it would leave.
+    space.tables().install(0, PhysAddr(0x10_0000_0000), Level::Page4K, paging::Permissions::RWX).unwrap();
+    let audit = space.audit().unwrap();
+    assert_eq!((audit.leaf_count, audit.wrong_count), (1, 1));
+}
+
+#[test]
+fn zapping_everything_takes_the_translations_of_other_slots_too() {
+    let (space, _) = space(&[slot(0, 0, 2 * MIB), slot(1, 4 * MIB, PAGE)], Level::Page4K);
+    let space = space.zapping_everything(true);
+    touch(&space, 0..2 * MIB);
+    run(&space, space.remove(SlotId(1)).unwrap());
+    assert_eq!(leaf_count(&space, 0..8 * MIB), 0);
+}

@@ -1,0 +1,121 @@
+use super::{PAGE, finish, receipt, settle, slot, stamp};
+use crate::generation::Numbers;
+use crate::{Generation, Gpa, Memslots, MmioCache, Retired, SlotError, SlotId, SpaceId, Treatment};
+
+const OTHER: SpaceId = SpaceId(1);
+
+/// A slot at page 0 of the first space, and one of the same name at page 1 of the other.
+fn two_spaces() -> Memslots<2> {
+    let memslots = Memslots::<2>::with_spaces(48);
+    let mut update = memslots.begin_update().unwrap();
+    // SAFETY: the tests only look slots up.
+    unsafe { update.add(slot(1, 0, 1, 0)) }.unwrap();
+    // SAFETY: as above.
+    unsafe { update.space(OTHER).unwrap().add(slot(1, 1, 1, 0)) }.unwrap();
+    finish(update);
+    memslots
+}
+
+fn pages(memslots: &Memslots<2>) -> [Vec<u64>; 2] {
+    [SpaceId::FIRST, OTHER].map(|space| {
+        let mut pages = Vec::new();
+        memslots.memory_of(space).for_each(|slot| pages.push(slot.gpa.0 / PAGE));
+        pages
+    })
+}
+
+#[test]
+fn spaces_have_slots_of_their_own() {
+    let memslots = two_spaces();
+    assert_eq!(pages(&memslots), [vec![0], vec![1]]);
+    assert!(memslots.memory().find(Gpa(PAGE)).is_none());
+    assert!(memslots.spaces().eq([SpaceId::FIRST, OTHER]));
+    let mut update = memslots.begin_update().unwrap();
+    assert_eq!(update.space(SpaceId(2)).unwrap_err(), SlotError::UnknownSpace);
+    update.space(OTHER).unwrap().move_to(SlotId(1), Gpa(0)).unwrap();
+    finish(update);
+    assert_eq!(pages(&memslots), [vec![0], vec![0]]);
+}
+
+#[test]
+fn p11_a_change_of_one_space_is_a_new_generation_of_all() {
+    let memslots = two_spaces();
+    let mut cache = MmioCache::<2>::new();
+    for (space, gpa) in [(OTHER, Gpa(PAGE)), (SpaceId::FIRST, Gpa(0))] {
+        let before = memslots.memory_of(space).generation();
+        assert!(cache.insert(Gpa(5 * PAGE), before) && cache.has(Gpa(5 * PAGE), memslots.generation()));
+        let mut update = memslots.begin_update().unwrap();
+        update.space(space).unwrap().remove(SlotId(1)).unwrap();
+        assert!(memslots.memory().generation().is_in_progress());
+        assert!(memslots.memory_of(OTHER).generation().is_in_progress());
+        finish(update);
+        assert!(memslots.memory_of(space).find(gpa).is_none());
+        assert!(!cache.has(Gpa(5 * PAGE), memslots.generation()));
+    }
+}
+
+#[test]
+fn p11_a_wrap_in_one_space_is_the_end_for_all() {
+    let memslots = Memslots::<2>::with_generation(48, Generation::new(5), Numbers::of_bits(3));
+    for space in [SpaceId::FIRST, OTHER, OTHER] {
+        let mut update = memslots.begin_update().unwrap();
+        // SAFETY: the test only looks slots up.
+        let _refused_the_third_time = unsafe { update.space(space).unwrap().add(slot(1, 0, 1, 0)) };
+        finish(update);
+    }
+    for space in memslots.spaces() {
+        assert!(memslots.memory_of(space).generation().is_in_progress());
+    }
+    assert_eq!(memslots.begin_update().unwrap_err(), SlotError::Busy);
+}
+
+#[test]
+fn p11_all_spaces_are_shown_before_any_is_waited_for() {
+    let memslots = two_spaces();
+    for holder in memslots.spaces() {
+        let held = memslots.memory_of(holder);
+        let mut update = memslots.begin_update().unwrap();
+        for space in memslots.spaces() {
+            update.space(space).unwrap().remove(SlotId(1)).unwrap();
+        }
+        let published = update.publish().wait(|| false).expect_err("a reader of one space is there");
+        assert_eq!(pages(&memslots), [vec![], vec![]], "the reader is of space {}", holder.0);
+        drop(held);
+        let mut quiesced = published.wait(|| false).unwrap();
+        // Each space has tables of its own, so each needs a receipt.
+        assert!(quiesced.settle(SpaceId::FIRST, &receipt(), stamp()));
+        let mut quiesced = quiesced.finish(|_| panic!("given back")).expect_err("one is missing");
+        assert!(!quiesced.needs_receipt(SpaceId::FIRST) && quiesced.needs_receipt(OTHER));
+        assert!(quiesced.settle(OTHER, &receipt(), stamp()));
+        let mut seen = Vec::new();
+        quiesced.for_each_change(|change| {
+            assert_eq!(change.treatment, Treatment::Zap);
+            seen.push((change.space, change.range().start / PAGE));
+        });
+        assert_eq!(seen, [(SpaceId::FIRST, 0), (OTHER, 1)]);
+        let mut spaces = Vec::new();
+        let free = |retired| match retired {
+            Retired::Memory { space, .. } => spaces.push(space),
+            Retired::Log { .. } => panic!("there are no logs"),
+        };
+        quiesced.finish(free).unwrap();
+        assert_eq!(spaces, [SpaceId::FIRST, OTHER]);
+        // As it was, for the next round.
+        let mut update = memslots.begin_update().unwrap();
+        // SAFETY: the test only looks slots up.
+        unsafe { update.add(slot(1, 0, 1, 0)) }.unwrap();
+        // SAFETY: as above.
+        unsafe { update.space(OTHER).unwrap().add(slot(1, 1, 1, 0)) }.unwrap();
+        settle(update).finish(|_| ()).unwrap();
+    }
+}
+
+#[test]
+fn readers_of_a_space_that_does_not_change_are_not_waited_for() {
+    let memslots = two_spaces();
+    let held = memslots.memory_of(OTHER);
+    let mut update = memslots.begin_update().unwrap();
+    update.remove(SlotId(1)).unwrap();
+    finish(update);
+    assert!(held.find(Gpa(PAGE)).is_some());
+}

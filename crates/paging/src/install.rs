@@ -1,0 +1,195 @@
+//! What faults do: installing translations, and marking where there are none, in parallel.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire};
+
+use crate::format::{Entry, repermitted};
+use crate::span;
+use crate::sync::AtomicU64;
+use crate::table::{check_output, mapping};
+use crate::{Format, Level, MapError, Mapping, PageTable, Permissions, PhysAddr, TableMemory};
+
+/// How an installation ended; either way the address has a translation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Installed {
+    /// A leaf of this level was written.
+    New(Level),
+    /// There was a leaf of this level to the same page, and it has got the rights that it lacked.
+    Upgraded(Level),
+    /// There was a leaf, perhaps another CPU's that took the same fault, and it was left alone. If it
+    /// does not allow the access, the access is an error, or the leaf must be split or replaced first.
+    Present(Mapping),
+}
+
+/// What is to be installed.
+#[derive(Clone, Copy)]
+struct Request {
+    offset: u64,
+    pa: PhysAddr,
+    largest: Level,
+    permissions: Permissions,
+}
+
+impl<F: Format, M: TableMemory> PageTable<F, M> {
+    /// Maps the page around `address` to the one around `pa`, the largest possible up to `level`.
+    ///
+    /// The page is smaller where a table is in the way: then the piece around `address` is mapped. A
+    /// mark is overwritten. A leaf that is there already, maps to the same place, is no larger than
+    /// `level`, and allows less, gets the rights that are asked for as well; no flush is needed. Any
+    /// number of CPUs may do all this at once, for the same address too; one of them writes the leaf.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Unaligned`] if the two addresses lie differently within a page of `level`;
+    /// [`MapError::OutOfRange`], [`MapError::Permissions`], [`MapError::OutOfTables`], and
+    /// [`MapError::Raced`], upon which the guest may just fault again.
+    pub fn install(
+        &self,
+        address: u64,
+        pa: PhysAddr,
+        level: Level,
+        permissions: Permissions,
+    ) -> Result<Installed, MapError> {
+        let largest = level.min(F::LARGEST);
+        let offset = span::offset::<F>(address).ok_or(MapError::OutOfRange)?;
+        check_output::<F>(pa, 0)?;
+        if !F::admits(permissions) {
+            return Err(MapError::Permissions);
+        }
+        if (offset ^ pa.0) & largest.offset_mask() != 0 {
+            return Err(MapError::Unaligned);
+        }
+        let request = Request { offset, pa, largest, permissions };
+        let leaf = |at| F::leaf(pa.align_down(at), at, permissions);
+        let (cell, at, entry) = match self.descend(offset, largest, leaf)? {
+            Found::Written(at) => return Ok(Installed::New(at)),
+            Found::Leaf(cell, at, entry) => (cell, at, entry),
+        };
+        self.meet(cell, at, entry, request)
+    }
+
+    /// Notes at the page of `address` that there is nothing to install, with a number to recognise the
+    /// note by. Returns whether it is there now; if not, the address has a translation.
+    ///
+    /// A mark is absent to the processor. The page gets the tables it needs; so where the address is
+    /// a guest's choice, the number of tables must be bounded by whoever calls.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::OutOfRange`] for an address or a payload that cannot be expressed;
+    /// [`MapError::OutOfTables`]; [`MapError::Raced`].
+    pub fn mark(&self, address: u64, payload: u64) -> Result<bool, MapError> {
+        let offset = span::offset::<F>(address).ok_or(MapError::OutOfRange)?;
+        if payload > F::MARK_MAX {
+            return Err(MapError::OutOfRange);
+        }
+        let found = self.descend(offset, Level::Page4K, |_| F::mark(payload))?;
+        Ok(matches!(found, Found::Written(_)))
+    }
+
+    /// Walks to the entry of `offset`, making tables down to `largest`, and writes what `new` says for
+    /// its level if nothing is mapped there.
+    ///
+    /// Each level is passed once, with at most one exchange on it, so it takes a bounded time whatever
+    /// the other CPUs do. Release, and the barrier before it: the table is zero before it can be found.
+    fn descend(
+        &self,
+        offset: u64,
+        largest: Level,
+        new: impl Fn(Level) -> u64,
+    ) -> Result<Found<'_>, MapError> {
+        let mut spare = Spare { memory: &self.memory, table: None };
+        let (mut table, mut at) = (self.root, F::ROOT);
+        loop {
+            let cell = self.cell(table, at, offset);
+            let mut entry = cell.load(Acquire);
+            if Entry::decode::<F>(entry, at) == Entry::Absent {
+                let is_last = at <= largest;
+                let value = if is_last { new(at) } else { F::table(spare.allocate()?) };
+                entry = match cell.compare_exchange(entry, value, AcqRel, Acquire) {
+                    Ok(_) if is_last => {
+                        self.memory.publish();
+                        return Ok(Found::Written(at));
+                    }
+                    Ok(_) => {
+                        spare.published();
+                        value
+                    }
+                    Err(other) => other,
+                };
+            }
+            match (Entry::decode::<F>(entry, at), at.below()) {
+                (Entry::Leaf(_), _) => return Ok(Found::Leaf(cell, at, entry)),
+                (Entry::Table(next), Some(below)) => (table, at) = (next, below),
+                _ => return Err(MapError::Raced),
+            }
+        }
+    }
+
+    /// There is a leaf: adds the rights that it lacks, if it is the one that would have been written.
+    fn meet(&self, cell: &AtomicU64, at: Level, entry: u64, request: Request) -> Result<Installed, MapError> {
+        let Request { offset, pa, largest, permissions } = request;
+        let there = mapping::<F>(entry, at, offset);
+        let missing = permissions - there.permissions - Permissions::TRACKED;
+        let wanted = there.permissions | permissions;
+        if missing.is_empty()
+            || !Permissions::GROWING.contains(missing)
+            || there.pa != pa
+            || at > largest
+            || !F::admits(wanted)
+        {
+            return Ok(Installed::Present(there));
+        }
+        // By exchange: the processor may make the leaf dirty, and an editor may take it away.
+        match cell.compare_exchange(entry, repermitted::<F>(entry, at, wanted), AcqRel, Acquire) {
+            Ok(_) => {
+                self.memory.publish();
+                Ok(Installed::Upgraded(at))
+            }
+            Err(other) if matches!(Entry::decode::<F>(other, at), Entry::Leaf(_)) => {
+                let there = mapping::<F>(other, at, offset);
+                let suffices = (permissions - there.permissions - Permissions::TRACKED).is_empty();
+                if suffices { Ok(Installed::Present(there)) } else { Err(MapError::Raced) }
+            }
+            Err(_) => Err(MapError::Raced),
+        }
+    }
+}
+
+/// How a walk to an entry ended.
+enum Found<'a> {
+    /// It was written, at this level.
+    Written(Level),
+    /// It is a leaf.
+    Leaf(&'a AtomicU64, Level, u64),
+}
+
+/// A table that may be needed. If another CPU's got into the tree first, it serves the next level, and
+/// what is left at the end goes back; no processor has seen it.
+struct Spare<'a, M: TableMemory> {
+    memory: &'a M,
+    table: Option<PhysAddr>,
+}
+
+impl<M: TableMemory> Spare<'_, M> {
+    fn allocate(&mut self) -> Result<PhysAddr, MapError> {
+        if self.table.is_none() {
+            self.table = self.memory.allocate();
+            self.memory.publish();
+        }
+        self.table.ok_or(MapError::OutOfTables)
+    }
+
+    /// The table is part of the tree now.
+    fn published(&mut self) {
+        self.table = None;
+    }
+}
+
+impl<M: TableMemory> Drop for Spare<'_, M> {
+    fn drop(&mut self) {
+        if let Some(table) = self.table {
+            // SAFETY: allocated from this memory, never entered in the tree, still all zero.
+            unsafe { self.memory.free(table) };
+        }
+    }
+}

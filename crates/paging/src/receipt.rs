@@ -1,0 +1,63 @@
+//! Proof that a flush has completed, as seen from page tables.
+
+use crate::PhysAddr;
+
+/// Names one change of one page table. Later changes of the same table have later stamps, and no stamp
+/// comes twice, not even if another table gets the same root one day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub(crate) root: PhysAddr,
+    pub(crate) sequence: u64,
+}
+
+impl Stamp {
+    /// Whether a flush that was issued when the table's stamp was `self` covers the change `earlier`.
+    pub fn covers(self, earlier: Self) -> bool {
+        self.root == earlier.root && self.sequence >= earlier.sequence
+    }
+}
+
+/// Proof that a flush has completed. Only in exchange for one are tables and frames freed.
+///
+/// The flush engine knows nothing of this crate, so whoever joins the two implements this for a type
+/// that holds the engine's receipt together with the table's [stamp](crate::PageTable::stamp),
+/// **sampled before the flush was issued**.
+///
+/// # Safety
+///
+/// When `covers(stamp)` is true, then for the change `stamp` and all before it
+///
+/// * no processor holds or will use a translation that it removed, or an upper-level entry of a table
+///   that it cut off, and all effects of accesses through them are visible;
+/// * no call of a method of the [`PageTable`](crate::PageTable) that takes it shared and began before
+///   the flush was issued is still under way, changes apart: such a walk is a walk cache, too. An
+///   engine that waits for translations by software, as it must for emulated accesses, gives that if
+///   nested faults are handled in such a section.
+pub unsafe trait FlushReceipt {
+    /// Whether the flush was issued after the change `stamp`, and has completed on every processor.
+    fn covers(&self, stamp: Stamp) -> bool;
+}
+
+/// The receipt for a table that no processor has walked yet.
+#[derive(Debug)]
+pub struct NeverWalked(());
+
+impl NeverWalked {
+    /// A receipt without a flush.
+    ///
+    /// # Safety
+    ///
+    /// No processor has been given the root of any table that this receipt is used for, and nobody
+    /// else walks them by software at the time of use.
+    pub unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+// SAFETY: a processor that never had the root holds none of the table's translations, and the creator
+// of the receipt vouches for software.
+unsafe impl FlushReceipt for NeverWalked {
+    fn covers(&self, _: Stamp) -> bool {
+        true
+    }
+}

@@ -1,0 +1,178 @@
+//! What a change does with an entry that it meets.
+
+use core::ops::Range;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use crate::change::{Action, Change, DirtySink, Visit};
+use crate::cursor::Cut;
+use crate::format::{ABSENT, Entry, needs_flush, repermitted};
+use crate::span::{self, Piece};
+use crate::sync::AtomicU64;
+use crate::{FlushRange, Format, Level, Permissions, PhysAddr, TableMemory, Tables};
+
+impl<F: Format, M: TableMemory, S: DirtySink> Change<'_, F, M, S> {
+    /// Visits an entry above the last level.
+    pub(crate) fn visit_entry(&mut self, cell: &AtomicU64, level: Level, piece: &Piece) -> Visit {
+        let entry = cell.load(Acquire);
+        match (Entry::decode::<F>(entry, level), level.below()) {
+            (Entry::Table(next), Some(below)) => self.visit_table(cell, level, below, next, piece),
+            (Entry::Leaf(_), Some(below)) => self.visit_large(cell, level, below, entry, piece),
+            _ => Visit::Passed(1),
+        }
+    }
+
+    fn visit_table(
+        &mut self,
+        cell: &AtomicU64,
+        level: Level,
+        below: Level,
+        next: PhysAddr,
+        piece: &Piece,
+    ) -> Visit {
+        let start = span::address_of::<F>(piece.entry_start);
+        match self.action {
+            Action::Zap(Tables::Free) if piece.whole => {
+                // A store, because nobody but the editor writes an entry that points to a table. Before
+                // its entries are cleared, so that no new walk enters a table on its way out.
+                cell.store(ABSENT, Release);
+            }
+            Action::Collapse { level: to, shift, permissions } if level == to && piece.whole => {
+                let pa = PhysAddr(piece.entry_start.wrapping_add(shift));
+                let range = FlushRange { start, len: level.size(), level: Level::Page4K, tables: true };
+                self.editor.join_leaf(cell, F::leaf(pa, level, permissions), range);
+            }
+            Action::Collapse { level: to, .. } if level <= to => return Visit::Passed(1),
+            Action::Split(to) if below <= to => return Visit::Passed(1),
+            _ => return Visit::Into(next),
+        }
+        self.gather.cut(start, level.size(), below);
+        self.cursor.begin_cut(Cut { level: below, start: piece.entry_start, len: level.size() });
+        Visit::Into(next)
+    }
+
+    fn visit_large(
+        &mut self,
+        cell: &AtomicU64,
+        level: Level,
+        below: Level,
+        leaf: u64,
+        piece: &Piece,
+    ) -> Visit {
+        match self.action {
+            Action::Split(to) if level > to => {
+                let Ok(table) = self.editor.split_leaf(cell, leaf, below, piece.entry_start) else {
+                    return Visit::OutOfTables;
+                };
+                if below > to { Visit::Into(table) } else { Visit::Passed(1) }
+            }
+            _ => self.visit_leaf(cell, level, leaf, piece.entry_start),
+        }
+    }
+
+    /// Visits entries of a table of the last level, the first of them at the offset `start`.
+    pub(crate) fn visit_leaves(&mut self, cells: &[AtomicU64], start: u64) -> Visit {
+        if matches!(self.action, Action::Zap(_)) && !self.is_framed {
+            self.zap_leaves(cells, start);
+            return Visit::Passed(cells.len());
+        }
+        let mut start = start;
+        for (count, cell) in cells.iter().enumerate() {
+            let entry = cell.load(Acquire);
+            let is_leaf = F::is_present(entry);
+            if is_leaf || entry != ABSENT && matches!(self.action, Action::Zap(_)) {
+                match self.visit_leaf(cell, Level::Page4K, entry, start) {
+                    Visit::Passed(_) => {}
+                    stopped if count == 0 => return stopped,
+                    _ => return Visit::Passed(count),
+                }
+            }
+            start += Level::Page4K.size();
+        }
+        Visit::Passed(cells.len())
+    }
+
+    fn visit_leaf(&mut self, cell: &AtomicU64, level: Level, leaf: u64, start: u64) -> Visit {
+        let change = match &self.action {
+            Action::Zap(_) => {
+                let Some(old) = self.exchange_framed(cell, level, ABSENT) else { return Visit::Full };
+                Some((old, ABSENT))
+            }
+            Action::WriteProtect => {
+                let kept = |leaf| F::permissions(leaf) - Permissions::WRITE;
+                rewrite(cell, leaf, |leaf| match F::permissions(leaf).contains(Permissions::WRITE) {
+                    true => repermitted::<F>(leaf, level, kept(leaf)),
+                    false => leaf,
+                })
+            }
+            Action::Protect(permissions) => {
+                rewrite(cell, leaf, |leaf| repermitted::<F>(leaf, level, *permissions))
+            }
+            Action::Clean(_) => {
+                rewrite(cell, leaf, |leaf| if F::is_dirty(leaf) { F::cleaned(leaf) } else { leaf })
+            }
+            Action::Split(_) | Action::Collapse { .. } => None,
+        };
+        let Some((old, new)) = change else { return Visit::Passed(1) };
+        let page = page::<F>(start, level);
+        if needs_flush::<F>(old, new, level) || matches!(self.action, Action::Protect(_)) {
+            self.gather.leaves(page.start, level.size(), level);
+        }
+        if let Action::Clean(sink) = &mut self.action {
+            sink.dirty(page);
+        }
+        Visit::Passed(1)
+    }
+
+    /// Removes leaves and marks, with a range for each run of leaves.
+    ///
+    /// A plain store removes a leaf: at the most a fault gives it more rights at this moment, or the
+    /// processor makes it dirty, and both go with it, into the same range. An absent entry is not
+    /// stored to, since a fault may just be filling it. A mark is swapped, since a fault may just be
+    /// overwriting it, and that leaf must get into a range.
+    fn zap_leaves(&mut self, cells: &[AtomicU64], start: u64) {
+        let mut run_start = 0;
+        for index in 0..cells.len() {
+            let entry = cells[index].load(Relaxed);
+            if F::is_present(entry) {
+                cells[index].store(ABSENT, Relaxed);
+            } else if entry == ABSENT || !F::is_present(cells[index].swap(ABSENT, AcqRel)) {
+                self.zapped(start, run_start, index);
+                run_start = index + 1;
+            }
+        }
+        self.zapped(start, run_start, cells.len());
+    }
+
+    /// Records leaves `from` to `to` of those from `start` on.
+    fn zapped(&mut self, start: u64, from: usize, to: usize) {
+        if from < to {
+            let first = start + ((from as u64) << Level::Page4K.shift());
+            let len = ((to - from) as u64) << Level::Page4K.shift();
+            self.gather.leaves(span::address_of::<F>(first), len, Level::Page4K);
+        }
+    }
+}
+
+/// The input addresses of a page.
+fn page<F: Format>(start: u64, level: Level) -> Range<u64> {
+    let address = span::address_of::<F>(start);
+    address..address.wrapping_add(level.size())
+}
+
+/// Replaces a leaf by what `new` makes of it, and returns both; `None` if that is the same.
+///
+/// By compare-exchange, because the processor may make the leaf dirty, and a fault may give it more
+/// rights. Nobody undoes either while there is an editor, so there are few turns.
+fn rewrite(cell: &AtomicU64, leaf: u64, new: impl Fn(u64) -> u64) -> Option<(u64, u64)> {
+    let mut old = leaf;
+    loop {
+        let value = new(old);
+        if value == old {
+            return None;
+        }
+        match cell.compare_exchange(old, value, AcqRel, Acquire) {
+            Ok(_) => return Some((old, value)),
+            Err(other) => old = other,
+        }
+    }
+}

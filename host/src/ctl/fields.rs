@@ -1,0 +1,76 @@
+//! Records of an answer: `key=value` words.
+
+use anyhow::{Context, Result};
+use hostlink::ctl::parse_number;
+use serde::{Serialize, Serializer};
+use std::ops::Index;
+
+/// A record's fields, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Fields(Vec<(String, String)>);
+
+impl Fields {
+    /// Reads a record.
+    pub(super) fn parse(record: &str) -> Result<Self> {
+        let pair = |word: &str| {
+            let (key, value) =
+                word.split_once('=').with_context(|| format!("unexpected answer '{record}'"))?;
+            Ok((key.to_owned(), value.to_owned()))
+        };
+        record.split_ascii_whitespace().map(pair).collect::<Result<_>>().map(Self)
+    }
+
+    /// With one field more, in front.
+    pub(super) fn with(mut self, key: &str, value: &str) -> Self {
+        self.0.insert(0, (key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Appends another record's.
+    pub(super) fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    /// A field that is a number.
+    pub(super) fn number(&self, key: &str) -> Option<u64> {
+        parse_number(&self[key]).ok()
+    }
+}
+
+/// A field's value; empty if there is none.
+impl Index<&str> for Fields {
+    type Output = str;
+
+    fn index(&self, key: &str) -> &str {
+        self.iter().find(|(name, _)| *name == key).map_or("", |(_, value)| value)
+    }
+}
+
+/// As an object, in which numbers are numbers.
+impl Serialize for Fields {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter().map(|(key, value)| {
+            let number = parse_number(value).map(serde_json::Value::from);
+            (key, number.unwrap_or_else(|_| value.into()))
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_become_numbers_and_order_stays() {
+        let fields = Fields::parse("slot=3 gpa=0x1000 access=ro").expect("parses").with("machine", "12-1");
+        let json = serde_json::to_string(&fields).expect("writes");
+        assert_eq!(json, r#"{"machine":"12-1","slot":3,"gpa":4096,"access":"ro"}"#);
+        assert_eq!((fields.number("gpa"), fields.number("access"), &fields["none"]), (Some(4096), None, ""));
+        assert!(Fields::parse("nothing here").is_err());
+    }
+}

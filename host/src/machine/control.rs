@@ -1,0 +1,191 @@
+//! The control channel of running machines: where it is found, and a conversation over it.
+//!
+//! Each machine with the hypervisor has a UNIX socket in a directory of the user's, named after the process that runs it.
+//! QEMU serves one conversation at a time.
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use hostlink::ctl::{Answer, Request};
+use rustix::process::{Pid, getuid, test_kill_process};
+use std::fs::{self, DirBuilder};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+const SUFFIX: &str = "ctl";
+/// Longest silence of the hypervisor in the middle of an answer.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// The directory of the sockets, for this user alone.
+fn directory() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir()) {
+        Some(runtime) => runtime.join("quell"),
+        None => std::env::temp_dir().join(format!("quell-{}", getuid().as_raw())),
+    }
+}
+
+/// A machine's place in the directory. Dropped, the machine is no longer found.
+#[derive(Debug)]
+pub(crate) struct Registration(PathBuf);
+
+impl Registration {
+    /// A place for one more machine of this process.
+    pub(crate) fn new() -> Result<Self> {
+        static MACHINES: AtomicU32 = AtomicU32::new(0);
+        let directory = directory();
+        let made = DirBuilder::new().mode(0o700).recursive(true).create(&directory);
+        made.with_context(|| format!("cannot make {}", directory.display()))?;
+        let owner = fs::symlink_metadata(&directory)?.uid();
+        ensure!(owner == getuid().as_raw(), "{} belongs to somebody else", directory.display());
+        let name = match MACHINES.fetch_add(1, Ordering::Relaxed) {
+            0 => process::id().to_string(),
+            more => format!("{}-{more}", process::id()),
+        };
+        let path = directory.join(name).with_extension(SUFFIX);
+        // A process of the same number may have left one.
+        let _ = fs::remove_file(&path);
+        Ok(Self(path))
+    }
+
+    /// Where QEMU is to make the socket.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // QEMU may have removed it already, or never have made it.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// A running machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Its name: the number of the process that runs it, with `-1` and so on for further ones of the same process.
+    pub(crate) name: String,
+    socket: PathBuf,
+}
+
+/// The machines that run, by name.
+pub(crate) fn running() -> Result<Vec<Found>> {
+    let entries = match fs::read_dir(directory()) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).context("cannot look for running machines"),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let socket = entry?.path();
+        let name = socket.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        if socket.extension().is_some_and(|suffix| suffix == SUFFIX) && is_alive(&name) {
+            found.push(Found { name, socket });
+        }
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// Whether the process in a machine's name exists.
+fn is_alive(name: &str) -> bool {
+    let pid = name.split('-').next().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid).is_ok())
+}
+
+/// A conversation with a machine's hypervisor.
+pub(crate) struct Control {
+    stream: BufReader<UnixStream>,
+    asked: u64,
+}
+
+impl Control {
+    /// Begins one.
+    pub(crate) fn open(machine: &Found) -> Result<Self> {
+        let stream = UnixStream::connect(&machine.socket)
+            .with_context(|| format!("machine {} does not listen", machine.name))?;
+        stream.set_read_timeout(Some(SILENCE_MAX))?;
+        // Somebody's unfinished line must not become the beginning of ours.
+        (&stream).write_all(b"\n").context("the machine has gone")?;
+        Ok(Self { stream: BufReader::new(stream), asked: u64::from(process::id()) << 20 })
+    }
+
+    /// Asks, and returns the records of the answer. A refusal is an error with the hypervisor's words.
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<Vec<String>> {
+        self.asked += 1;
+        let line = format!("{} {request}\n", self.asked);
+        self.stream.get_mut().write_all(line.as_bytes()).context("the machine has gone")?;
+        let mut records = Vec::new();
+        loop {
+            let mut line = Vec::new();
+            match self.stream.read_until(b'\n', &mut line) {
+                Ok(0) => bail!("the machine ended before it had answered"),
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    bail!("the hypervisor has not answered for {} s", SILENCE_MAX.as_secs())
+                }
+                Err(error) => return Err(error).context("the machine has gone"),
+            }
+            match Answer::parse(&String::from_utf8_lossy(&line), self.asked) {
+                Some(Answer::Record(fields)) => records.push(fields.to_owned()),
+                Some(Answer::Ok) => return Ok(records),
+                Some(Answer::Error(message)) => return Err(anyhow!("{message}")),
+                // The end of an answer that its asker did not wait for.
+                None => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    /// A hypervisor that answers the first real request with `answer`, in which `#` stands for its number.
+    fn answering(answer: &'static str) -> (tempfile::TempDir, Found, thread::JoinHandle<String>) {
+        let directory = tempfile::tempdir().expect("makes");
+        let socket = directory.path().join("m");
+        let listener = UnixListener::bind(&socket).expect("binds");
+        let server = thread::spawn(move || {
+            let (stream, _) = listener.accept().expect("is asked");
+            let mut lines = BufReader::new(stream.try_clone().expect("clones")).lines();
+            let request = lines.by_ref().map_while(Result::ok).find(|line| !line.is_empty()).expect("asks");
+            let (number, text) = request.split_once(' ').expect("has a number");
+            (&stream).write_all(answer.replace('#', number).as_bytes()).expect("takes it");
+            text.to_owned()
+        });
+        (directory, Found { name: "1".into(), socket }, server)
+    }
+
+    #[test]
+    fn records_are_collected_and_others_answers_are_skipped() {
+        let (_directory, machine, server) = answering("7 ok\n8 error old\n# : a=1\n# : b=2\r\n# ok\n");
+        let records = Control::open(&machine).expect("opens").ask(&Request::Slots).expect("is answered");
+        assert_eq!(records, ["a=1", "b=2"]);
+        assert_eq!(server.join().expect("ends"), "slots");
+    }
+
+    #[test]
+    fn a_refusal_and_an_end_are_errors_that_say_so() {
+        for (answer, expected) in
+            [("# error it overlaps slot 0\n", "it overlaps slot 0"), ("# : a=1\n", "before it had answered")]
+        {
+            let (_directory, machine, server) = answering(answer);
+            let request = Request::Delete { slot: 3 };
+            let error = Control::open(&machine).expect("opens").ask(&request).expect_err("fails");
+            assert!(error.to_string().contains(expected), "{error}");
+            assert_eq!(server.join().expect("ends"), "delete 3");
+        }
+    }
+
+    #[test]
+    fn names_of_dead_processes_are_not_alive() {
+        assert!(is_alive(&process::id().to_string()) && is_alive(&format!("{}-3", process::id())));
+        assert!(!is_alive("0") && !is_alive("x") && !is_alive("999999999"));
+    }
+}

@@ -1,0 +1,329 @@
+//! What requests do, in steps.
+
+use core::fmt;
+
+use alloc::boxed::Box;
+
+use hostlink::counters::Counter;
+use hostlink::ctl::{LogWay, Request, SlotRecord};
+use memslots::space::LogWay as Way;
+use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
+
+use super::{Answer, runs};
+use crate::arch::x86_64::flush::FlushScratch;
+use crate::arch::x86_64::machine::Machine;
+use crate::arch::x86_64::space::{SpaceFetch, SpaceJob};
+
+/// How far a step has got.
+pub(super) enum Progress {
+    /// There is more to do.
+    More,
+    /// The request is done.
+    Done,
+    /// It was refused, and nothing has changed.
+    Refused(Refusal),
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// What the slots say.
+    Slot(SlotError),
+    /// The slot of this number overlaps.
+    Overlap { slot: u16, gpa: u64, size: u64 },
+    /// There is not so much memory in one piece; but so much.
+    NoMemory { size: u64, largest: u64 },
+    /// No slot has this number.
+    NoSlot(u16),
+    /// The slot was not added by a request.
+    NotAdded(u16),
+    /// The guest can not store to it.
+    ReadOnly(u16),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Slot(SlotError::Empty) => f.write_str("the size is 0"),
+            Self::Slot(SlotError::Unaligned) => f.write_str("address and size must be multiples of 4096"),
+            Self::Slot(SlotError::TooHigh) => {
+                f.write_str("it ends beyond the guest's physical address width")
+            }
+            Self::Slot(SlotError::NoLog) => f.write_str("stores to the slot are not logged"),
+            Self::Slot(error) => write!(f, "{error}"),
+            Self::Overlap { slot, gpa, size } => {
+                write!(f, "it overlaps slot {slot}, which is at {gpa:#x} and has {size:#x} bytes")
+            }
+            Self::NoMemory { size, largest } => {
+                write!(
+                    f,
+                    "there are no {size:#x} bytes of free memory in one piece; the largest has {largest:#x}"
+                )
+            }
+            Self::NoSlot(slot) => write!(f, "there is no slot {slot}"),
+            Self::NotAdded(slot) => {
+                write!(
+                    f,
+                    "slot {slot} was not added by a request: it is the guest's own memory, or a device's"
+                )
+            }
+            Self::ReadOnly(slot) => write!(f, "the guest cannot store to slot {slot}"),
+        }
+    }
+}
+
+/// A request under way.
+pub(super) enum Work {
+    /// Records, of which so many have been sent.
+    List { request: Request, sent: usize },
+    /// A change of the slots.
+    Change { job: SpaceJob<'static>, scratch: Box<FlushScratch>, after: After },
+    /// A fetch of a log.
+    Fetch { id: SlotId, job: SpaceFetch<'static>, scratch: Box<FlushScratch> },
+    /// Its result goes out, from this page on.
+    Runs { id: SlotId, result: &'static mut [u64], page: u64 },
+    /// Another job has its turn.
+    Later(Request),
+    /// It was refused at once.
+    Refused(Refusal),
+    /// It is done.
+    Over,
+}
+
+/// What is said when a change is done.
+#[derive(Clone, Copy)]
+pub(super) enum After {
+    /// Nothing.
+    Nothing,
+    /// The slot's number.
+    Slot(u16),
+    /// What it took.
+    Report,
+}
+
+impl Work {
+    /// Begins to serve a request.
+    pub(super) fn new(vm: &'static Machine, request: Request) -> Self {
+        let begun = match request {
+            Request::Vms | Request::Slots | Request::Stats => Ok(Self::List { request, sent: 0 }),
+            Request::Add { gpa, size, read_only } => add(vm, Gpa(gpa), size, read_only),
+            Request::Delete { slot } => delete(vm, slot),
+            Request::LogStart { slot, way } => start_log(vm, slot, way),
+            Request::LogFetch { slot } => fetch_log(vm, SlotId(slot)),
+            Request::LogStop { slot } => {
+                let job = vm.space.stop_log(SlotId(slot));
+                job.map(|job| Self::change(job, After::Nothing)).map_err(|error| refusal(slot, error))
+            }
+        };
+        begun.unwrap_or_else(|why| match why {
+            // The turn of another job, a guest's, is over soon.
+            Refusal::Slot(SlotError::Busy) => Self::Later(request),
+            why => Self::Refused(why),
+        })
+    }
+
+    fn change(job: SpaceJob<'static>, after: After) -> Self {
+        Self::Change { job, scratch: Box::new(FlushScratch::new()), after }
+    }
+
+    /// Goes on for a short while.
+    pub(super) fn step(&mut self, vm: &'static Machine, answer: &mut Answer) -> Progress {
+        match self {
+            Self::Refused(why) => Progress::Refused(*why),
+            Self::Over => Progress::Done,
+            Self::List { request, sent } => {
+                let is_sent = send_record(vm, *request, *sent, answer);
+                *sent += 1;
+                if is_sent { Progress::More } else { Progress::Done }
+            }
+            Self::Later(request) => {
+                *self = Self::new(vm, *request);
+                Progress::More
+            }
+            Self::Change { job, scratch, after } => {
+                if vm.step_job(job, scratch).is_continue() {
+                    return Progress::More;
+                }
+                match *after {
+                    After::Nothing => {}
+                    After::Slot(slot) => answer.record(format_args!("slot={slot}")),
+                    After::Report => {
+                        let report = job.report();
+                        answer.record(format_args!(
+                            "visited={} tables={} flushes={}",
+                            report.visited, report.tables, report.flushes
+                        ));
+                    }
+                }
+                // The job is let go of before others look at what it has left.
+                *self = Self::Over;
+                vm.audit_if_paranoid();
+                Progress::Done
+            }
+            Self::Fetch { job, scratch, id } => {
+                if vm.step_job(job, scratch).is_break() {
+                    *self = Self::fetched(vm, *id);
+                }
+                Progress::More
+            }
+            Self::Runs { result, page, id } => {
+                let next = runs::send_runs(result, *page, answer);
+                *page = next.unwrap_or(*page);
+                if next.is_some() {
+                    return Progress::More;
+                }
+                let id = *id;
+                *self = Self::Over;
+                vm.memory_of_slots.lock().put_result(id);
+                Progress::Done
+            }
+        }
+    }
+
+    /// What follows when a fetch is over.
+    fn fetched(vm: &Machine, id: SlotId) -> Self {
+        let mut memory = vm.memory_of_slots.lock();
+        memory.put_result(id);
+        match memory.take_result(id) {
+            Some(result) => Self::Runs { id, result, page: 0 },
+            None => Self::Refused(Refusal::NoSlot(id.0)),
+        }
+    }
+}
+
+fn refusal(slot: u16, error: SlotError) -> Refusal {
+    match error {
+        SlotError::UnknownId => Refusal::NoSlot(slot),
+        error => Refusal::Slot(error),
+    }
+}
+
+fn find(vm: &Machine, slot: u16) -> Result<Slot, Refusal> {
+    vm.space.slots().memory().get(SlotId(slot)).ok_or(Refusal::NoSlot(slot))
+}
+
+fn add(vm: &'static Machine, gpa: Gpa, size: u64, read_only: bool) -> Result<Work, Refusal> {
+    let mut flags = SlotFlags::empty();
+    flags.set(SlotFlags::READ_ONLY, read_only);
+    let memory = vm.space.slots().memory();
+    let id = (0..u16::MAX).map(SlotId).find(|&id| memory.get(id).is_none());
+    let id = id.ok_or(Refusal::Slot(SlotError::Full))?;
+    drop(memory);
+    // What is wrong with the request itself is said before what is missing here.
+    let probe = Slot { id, gpa, size, host: memslots::PhysAddr(0), flags };
+    vm.space.slots().would_add(&probe).map_err(|error| named(vm, error))?;
+    let slot = {
+        let mut memory = vm.memory_of_slots.lock();
+        let largest = memory.largest_free();
+        memory.take(id, gpa, size, flags).ok_or(Refusal::NoMemory { size, largest })?
+    };
+    // SAFETY: the memory is free, mapped one to one, and nobody's until the slot is handed back.
+    match unsafe { vm.space.add(slot) } {
+        Ok(job) => Ok(Work::change(job, After::Slot(id.0))),
+        Err(error) => {
+            vm.memory_of_slots.lock().retire_memory(&slot);
+            Err(named(vm, error))
+        }
+    }
+}
+
+/// Says where the slot is that is in the way.
+fn named(vm: &Machine, error: SlotError) -> Refusal {
+    match error {
+        SlotError::Overlap(id) => match vm.space.slots().memory().get(id) {
+            Some(Slot { gpa, size, .. }) => Refusal::Overlap { slot: id.0, gpa: gpa.0, size },
+            None => Refusal::Slot(error),
+        },
+        error => Refusal::Slot(error),
+    }
+}
+
+fn delete(vm: &'static Machine, slot: u16) -> Result<Work, Refusal> {
+    find(vm, slot)?;
+    if !vm.memory_of_slots.lock().was_added(SlotId(slot)) {
+        return Err(Refusal::NotAdded(slot));
+    }
+    let job = vm.space.remove(SlotId(slot)).map_err(|error| refusal(slot, error))?;
+    Ok(Work::change(job, After::Report))
+}
+
+fn start_log(vm: &'static Machine, slot: u16, way: LogWay) -> Result<Work, Refusal> {
+    let former = find(vm, slot)?;
+    if former.is_read_only() {
+        return Err(Refusal::ReadOnly(slot));
+    }
+    if former.is_logged() {
+        return Err(Refusal::Slot(SlotError::HasLog));
+    }
+    let way = match way {
+        LogWay::DirtyBits => Way::DirtyBits,
+        LogWay::WriteProtection => Way::WriteFaults,
+    };
+    let log = vm.memory_of_slots.lock().make_log(&former);
+    // SAFETY: the log lives until the slot hands it back.
+    match unsafe { vm.space.start_log(SlotId(slot), log, way) } {
+        Ok(job) => Ok(Work::change(job, After::Nothing)),
+        Err(error) => {
+            vm.memory_of_slots.lock().retire_log(SlotId(slot));
+            Err(refusal(slot, error))
+        }
+    }
+}
+
+fn fetch_log(vm: &'static Machine, id: SlotId) -> Result<Work, Refusal> {
+    if !find(vm, id.0)?.is_logged() {
+        return Err(Refusal::Slot(SlotError::NoLog));
+    }
+    let result = vm.memory_of_slots.lock().take_result(id);
+    let result = result.ok_or(Refusal::Slot(SlotError::NoLog))?;
+    match vm.space.fetch_log(id, result) {
+        Ok(job) => Ok(Work::Fetch { id, job, scratch: Box::new(FlushScratch::new()) }),
+        Err(error) => {
+            vm.memory_of_slots.lock().put_result(id);
+            Err(refusal(id.0, error))
+        }
+    }
+}
+
+/// Sends record `index` of a list; false if there are not so many.
+fn send_record(vm: &Machine, request: Request, index: usize, answer: &mut Answer) -> bool {
+    match request {
+        Request::Vms if index == 0 => {
+            let mut memory = 0;
+            vm.space.slots().memory().for_each(|slot| memory += slot.size);
+            answer.record(format_args!(
+                "vm=0 vcpus={} memory={memory:#x} generation={}",
+                vm.vcpu_count(),
+                vm.space.slots().generation().number()
+            ));
+        }
+        Request::Slots => {
+            let (mut found, mut count) = (None, 0);
+            vm.space.slots().memory().for_each(|slot| {
+                if count == index {
+                    found = Some(*slot);
+                }
+                count += 1;
+            });
+            let Some(slot) = found else { return false };
+            let record = SlotRecord {
+                slot: slot.id.0,
+                gpa: slot.gpa.0,
+                size: slot.size,
+                read_only: slot.is_read_only(),
+                logged: slot.is_logged(),
+            };
+            answer.record(format_args!("{record}"));
+        }
+        Request::Stats => {
+            let Some(counter) = Counter::ALL.get(index) else { return false };
+            let value = vm.vcpus.iter().fold(0u64, |sum, vcpu| {
+                let row = vm.counters_of(vcpu);
+                sum.wrapping_add(row[*counter as usize].load(core::sync::atomic::Ordering::Relaxed))
+            });
+            answer.record(format_args!("{}={value}", counter.name()));
+        }
+        _ => return false,
+    }
+    true
+}

@@ -1,0 +1,53 @@
+//! Runs of dirty pages, as they are sent.
+
+use core::fmt;
+
+use arrayvec::ArrayVec;
+use hostlink::ctl::RUNS_MAX;
+
+use super::Answer;
+
+/// Pages that a word of a log stands for.
+const PAGES_PER_WORD: u64 = 64;
+
+/// Sends some runs of dirty pages from `page` on; where the next ones begin, if there are any.
+pub(super) fn send_runs(words: &[u64], page: u64, answer: &mut Answer) -> Option<u64> {
+    let page_count = words.len() as u64 * PAGES_PER_WORD;
+    let mut runs = ArrayVec::<(u64, u64), RUNS_MAX>::new();
+    let mut next = page;
+    while !runs.is_full() && next < page_count {
+        let Some(first) = find_page(words, next, true) else { break };
+        let end = find_page(words, first, false).unwrap_or(page_count);
+        runs.push((first, end - first));
+        next = end;
+    }
+    if runs.is_empty() {
+        return None;
+    }
+    answer.record(format_args!("dirty={}", Runs(&runs)));
+    Some(next)
+}
+
+/// The first page from `from` on that is dirty, or is not.
+fn find_page(words: &[u64], from: u64, is_dirty: bool) -> Option<u64> {
+    let mut from = from;
+    loop {
+        let word = words.get((from / PAGES_PER_WORD) as usize)?;
+        let word = if is_dirty { *word } else { !*word } >> (from % PAGES_PER_WORD);
+        if word != 0 {
+            return Some(from + u64::from(word.trailing_zeros()));
+        }
+        from = (from / PAGES_PER_WORD + 1) * PAGES_PER_WORD;
+    }
+}
+
+struct Runs<'a>(&'a [(u64, u64)]);
+
+impl fmt::Display for Runs<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (first, count)) in self.0.iter().enumerate() {
+            write!(f, "{}{first:#x}+{count:#x}", if index == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! The memory behind the guest's expansion ROM, and its place among the guest's memory slots.
+
+use core::slice;
+
+use hostlink::rom;
+use memslots::space::Report;
+use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
+
+use super::flush::FlushScratch;
+use super::machine::Machine;
+use super::memory;
+use crate::devices::pci::rom_device::RomLen;
+
+/// Name of the ROM's slot; RAM has the first ones.
+const SLOT: SlotId = SlotId(u16::MAX);
+const PAGE: usize = 4096;
+
+/// The ROM. Its lock is held from before the register's write to the end of what follows from it, so that the slots
+/// follow in the order of the writes.
+pub(super) struct Rom {
+    image: PhysAddr,
+    len: RomLen,
+    /// Where its slot is.
+    base: Option<Gpa>,
+}
+
+impl Rom {
+    /// A ROM with its contents, which the guest does not see yet.
+    pub(super) fn new(len: RomLen) -> Self {
+        let bytes = len.bytes() as usize;
+        let image = memory::allocate_pages(bytes / PAGE);
+        // SAFETY: the pages were just allocated for this, and no slot names them yet.
+        let image_bytes = unsafe { slice::from_raw_parts_mut(image as *mut u8, bytes) };
+        for (line, index) in image_bytes.chunks_exact_mut(rom::LINE as usize).zip(0..) {
+            line.copy_from_slice(&rom::line(len.bytes(), index));
+        }
+        Self { image: PhysAddr(image), len, base: None }
+    }
+
+    /// Makes the slot follow what the device decodes, and returns what that took; nothing if it is there already.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`] while another change of the slots is under way: the access that asks for this is to be tried again.
+    pub(super) fn follow(
+        &mut self,
+        vm: &Machine,
+        wanted: Option<Gpa>,
+        scratch: &mut FlushScratch,
+    ) -> Result<Option<Report>, Busy> {
+        if self.base == wanted {
+            return Ok(None);
+        }
+        let job = match (self.base, wanted) {
+            (None, Some(base)) => {
+                // SAFETY: the image comes from the heap, is mapped one to one, and is never given back; nobody has a
+                // reference to it.
+                unsafe { vm.space.add(self.slot(base)) }
+            }
+            (Some(_), Some(base)) => vm.space.move_to(SLOT, base),
+            (_, None) => vm.space.remove(SLOT),
+        };
+        match job {
+            Ok(job) => {
+                let report = vm.finish_job(job, scratch);
+                self.base = wanted;
+                Ok(Some(report))
+            }
+            Err(SlotError::Busy) => Err(Busy),
+            Err(error) => {
+                // Memory that was added lies there, which the device decodes as well: it is seen, not the ROM.
+                log::debug!("the ROM is not seen: {error}");
+                match self.base {
+                    None => Ok(None),
+                    Some(_) => self.follow(vm, None, scratch),
+                }
+            }
+        }
+    }
+
+    fn slot(&self, gpa: Gpa) -> Slot {
+        Slot { id: SLOT, gpa, size: self.len.bytes().into(), host: self.image, flags: SlotFlags::READ_ONLY }
+    }
+}
+
+/// Another change of the slots is under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Busy;

@@ -1,0 +1,108 @@
+//! The memory behind slots that come and go, and behind their dirty logs.
+
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+
+use memslots::{DirtyLog, Gpa, PhysAddr, Slot, SlotFlags, SlotId};
+
+use super::memory::FreeMemory;
+
+const PAGE: u64 = 4096;
+
+/// A dirty log, and where a fetch puts its result.
+struct Log {
+    id: SlotId,
+    words: &'static [AtomicU64],
+    /// From `Box::leak`.
+    result: NonNull<[u64]>,
+    /// Whether somebody has the result.
+    is_lent: bool,
+}
+
+// SAFETY: the result is memory of the log's own, which any CPU may use.
+unsafe impl Send for Log {}
+
+/// What is behind the slots that were added at run time, and behind the logs of all.
+pub(super) struct SlotMemory {
+    free: FreeMemory,
+    /// The slots that were added, whose memory goes back when they do.
+    added: Vec<SlotId>,
+    logs: Vec<Log>,
+}
+
+impl SlotMemory {
+    /// With the memory that nobody uses.
+    pub(super) const fn new(free: FreeMemory) -> Self {
+        Self { free, added: Vec::new(), logs: Vec::new() }
+    }
+
+    /// Largest piece of free memory.
+    pub(super) fn largest_free(&self) -> u64 {
+        self.free.largest()
+    }
+
+    /// Zeroed memory for a slot that is to be added under `id`; `None` if there is not so much in one piece.
+    pub(super) fn take(&mut self, id: SlotId, gpa: Gpa, size: u64, flags: SlotFlags) -> Option<Slot> {
+        // Aligned to the largest page that may be mapped, as far as the guest address allows.
+        let alignments = [1 << 30, 2 << 20, PAGE].into_iter().filter(|&align| size >= align);
+        let host = alignments.into_iter().find_map(|align| self.free.take(size, align, u64::MAX))?;
+        // SAFETY: the memory was free, and is mapped one to one.
+        unsafe { core::slice::from_raw_parts_mut(host as *mut [u64; 8], (size / 64) as usize) }.fill([0; 8]);
+        self.added.push(id);
+        Some(Slot { id, gpa, size, host: PhysAddr(host), flags })
+    }
+
+    /// Takes memory back that no slot has: it was refused, or its slot is gone and flushed.
+    pub(super) fn retire_memory(&mut self, slot: &Slot) {
+        let Some(index) = self.added.iter().position(|&id| id == slot.id) else { return };
+        self.added.swap_remove(index);
+        let Range { start, end } = slot.host.0..slot.host.0 + slot.size;
+        self.free.add(start..end);
+    }
+
+    /// Whether the slot was added at run time.
+    pub(super) fn was_added(&self, id: SlotId) -> bool {
+        self.added.contains(&id)
+    }
+
+    /// A log for a slot.
+    pub(super) fn make_log(&mut self, slot: &Slot) -> DirtyLog {
+        let count = DirtyLog::words_for(slot.size) as usize;
+        let words: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
+        let words: &'static [AtomicU64] = Box::leak(words);
+        let result = NonNull::from_mut(Box::leak(vec![0; count].into_boxed_slice()));
+        self.logs.push(Log { id: slot.id, words, result, is_lent: false });
+        DirtyLog::new(words)
+    }
+
+    /// Where a fetch of this slot's log puts its result, until it is put back; `None` if somebody has it.
+    pub(super) fn take_result(&mut self, id: SlotId) -> Option<&'static mut [u64]> {
+        let log = self.logs.iter_mut().find(|log| log.id == id && !log.is_lent)?;
+        log.is_lent = true;
+        // SAFETY: it is freed only while nobody has it, and nobody else has it now.
+        Some(unsafe { log.result.as_mut() })
+    }
+
+    /// Who has the result has let go of it.
+    pub(super) fn put_result(&mut self, id: SlotId) {
+        if let Some(log) = self.logs.iter_mut().find(|log| log.id == id) {
+            log.is_lent = false;
+        }
+    }
+
+    /// Frees a log that no slot has.
+    pub(super) fn retire_log(&mut self, id: SlotId) {
+        let Some(index) = self.logs.iter().position(|log| log.id == id) else { return };
+        let Log { words, result, is_lent, .. } = self.logs.swap_remove(index);
+        // SAFETY: made by `Box::leak` in `make_log`. The slot has handed it back, so nobody marks it any more.
+        drop(unsafe { Box::from_raw(core::ptr::from_ref(words).cast_mut()) });
+        if !is_lent {
+            // SAFETY: made by `Box::leak` in `make_log`, and nobody has it.
+            drop(unsafe { Box::from_raw(result.as_ptr()) });
+        }
+    }
+}
