@@ -12,6 +12,7 @@
 //! | `flush_pages` | most pages that a flush drops one by one, 16 to 1,000,000, or `measured` | `measured` |
 //! | `kick` | `off`: a flush neither kicks targets out of guest mode nor waits for them, for tests that must notice | `on` |
 //! | `zap` | `everything`: when a memory slot goes, all translations of the guest go, for comparison | `slot` |
+//! | `nested_page` | largest page of the nested page table: `4K`, `2M`, or `1G` where the processor has them | `1G` |
 //! | `paranoid` | `on`: after each change of the memory slots the nested page table is compared with the slots | `off` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 
@@ -74,6 +75,30 @@ pub enum Zap {
     Everything,
 }
 
+/// Largest page of the nested page table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NestedPage {
+    /// 4 KiB.
+    Small,
+    /// 2 MiB.
+    Large,
+    /// 1 GiB, where the processor has them.
+    #[default]
+    Huge,
+}
+
+impl NestedPage {
+    const ALL: [Self; 3] = [Self::Small, Self::Large, Self::Huge];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Small => "4K",
+            Self::Large => "2M",
+            Self::Huge => "1G",
+        }
+    }
+}
+
 /// What tests change. The defaults are what everybody else wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switches {
@@ -86,19 +111,28 @@ pub struct Switches {
     pub kick: bool,
     /// Which translations go when a memory slot goes.
     pub zap: Zap,
+    /// Largest page of the nested page table.
+    pub nested_page: NestedPage,
     /// Whether the nested page table is compared with the slots after each change of them.
     pub paranoid: bool,
 }
 
 impl Default for Switches {
     fn default() -> Self {
-        Self { apic_ids: ApicIds::Ascending, flush_pages: None, kick: true, zap: Zap::Slot, paranoid: false }
+        Self {
+            apic_ids: ApicIds::Ascending,
+            flush_pages: None,
+            kick: true,
+            zap: Zap::Slot,
+            nested_page: NestedPage::Huge,
+            paranoid: false,
+        }
     }
 }
 
 impl Switches {
     /// Their keys.
-    pub const KEYS: [&str; 5] = ["apic_ids", "flush_pages", "kick", "zap", "paranoid"];
+    pub const KEYS: [&str; 6] = ["apic_ids", "flush_pages", "kick", "zap", "nested_page", "paranoid"];
 
     /// Sets the switch `key` of the table above; false if there is no such switch.
     ///
@@ -128,6 +162,10 @@ impl Switches {
                     "everything" => Zap::Everything,
                     _ => return Err("slot or everything"),
                 };
+            }
+            "nested_page" => {
+                let named = NestedPage::ALL.into_iter().find(|page| page.name() == value);
+                self.nested_page = named.ok_or("4K, 2M or 1G")?;
             }
             "paranoid" => self.paranoid = on_or_off(value)?,
             _ => return Ok(false),
@@ -160,7 +198,8 @@ impl fmt::Display for Switches {
             Zap::Everything => "everything",
         };
         let word = |switch| if switch { "on" } else { "off" };
-        writeln!(f, "kick={}\nzap={zap}\nparanoid={}", word(self.kick), word(self.paranoid))
+        writeln!(f, "kick={}\nzap={zap}", word(self.kick))?;
+        writeln!(f, "nested_page={}\nparanoid={}", self.nested_page.name(), word(self.paranoid))
     }
 }
 
@@ -348,6 +387,7 @@ mod tests {
                 flush_pages: Some(64),
                 kick: false,
                 zap: Zap::Everything,
+                nested_page: NestedPage::Small,
                 paranoid: true,
             },
             cmdline: "console=ttyS0 quiet a=b # not a comment",
@@ -368,6 +408,7 @@ mod tests {
             ("boot_cpu=rest", 1),
             ("kick=softly", 1),
             ("zap=some", 1),
+            ("nested_page=3M", 1),
             ("paranoid=a bit", 1),
             ("apic_ids=shuffled", 1),
             ("flush_pages=15", 1),

@@ -1,9 +1,10 @@
-//! `bench=exits`, `bench=flush` and others: what operations of the hypervisor take.
+//! `bench=exits`, `bench=flush`, `bench=memslot` and others: what operations of the hypervisor take.
 //!
 //! The unit is the TSC's. On a machine whose clock is the number of instructions executed (QEMU's
 //! `-icount shift=0`) that is instructions, those of the guest's own loop not counted unless a case says otherwise.
 
 mod flush;
+mod memslot;
 mod running;
 
 use core::arch::asm;
@@ -16,6 +17,7 @@ use x86_64::registers::control::Cr4;
 use x86_64::registers::model_specific::Msr;
 
 pub(crate) use flush::flush;
+pub(crate) use memslot::{memslot, zap};
 pub(crate) use running::running;
 
 use crate::apic::{self, LVT_TSC_DEADLINE};
@@ -46,6 +48,15 @@ fn run() -> Verdict {
     single_exits();
     own_interrupts()?;
     round_trip()
+}
+
+/// Runs a benchmark of memory that comes and goes.
+pub(crate) fn memory(name: &'static str, run: impl FnOnce() -> Verdict) {
+    report::begin(name);
+    match run() {
+        Ok(()) => report::done(),
+        failed => report::end(name, &failed),
+    }
 }
 
 /// Ticks that [`REPETITIONS`] of `operation` take.

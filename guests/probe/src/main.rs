@@ -15,6 +15,7 @@ mod guarded;
 mod hypercall;
 mod interrupts;
 mod paging;
+mod pci;
 mod processors;
 mod random;
 mod report;
@@ -45,6 +46,10 @@ extern "C" fn first_main(start_info: u32) -> ! {
     match words.find(|(key, _)| matches!(*key, "bench" | "test")) {
         Some(("bench", "exits")) => bench::exits(),
         Some(("bench", "flush")) => bench::flush(),
+        Some(("bench", name)) if name.starts_with("memslot-") => {
+            bench::memory("memslot", || bench::memslot(name, count.unwrap_or(16)));
+        }
+        Some(("bench", "zap")) => bench::memory("zap", bench::zap),
         Some(("bench", name)) => bench::running(name, count.unwrap_or(1)),
         Some(("test", name)) => tests::run(name),
         _ => report::end("", &Err(report::failure(format_args!("nothing to do: '{cmdline}'")))),

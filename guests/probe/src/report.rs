@@ -58,6 +58,11 @@ pub(crate) fn measured(case: &str, instructions: u64) {
     json(format_args!(r#"{{"case":"{case}","metric":"instructions","value":{instructions:12}}}"#));
 }
 
+/// Tells the host that the program has come to a point.
+pub(crate) fn event(name: &str) {
+    json(format_args!(r#"{{"event":"{name}"}}"#));
+}
+
 /// Reports that all has been measured.
 pub(crate) fn done() {
     json(format_args!(r#"{{"event":"done"}}"#));

@@ -2,4 +2,5 @@
 
 pub(crate) mod boot;
 pub(crate) mod counts;
+pub(crate) mod memslot;
 mod running;

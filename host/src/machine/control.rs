@@ -50,6 +50,12 @@ impl Registration {
         Ok(Self(path))
     }
 
+    /// The machine, as others find it.
+    pub(crate) fn machine(&self) -> Found {
+        let name = self.0.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        Found { name, socket: self.0.clone() }
+    }
+
     /// Where QEMU is to make the socket.
     pub(crate) fn path(&self) -> &Path {
         &self.0
@@ -82,8 +88,14 @@ pub(crate) fn running() -> Result<Vec<Found>> {
     for entry in entries {
         let socket = entry?.path();
         let name = socket.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        if socket.extension().is_some_and(|suffix| suffix == SUFFIX) && is_alive(&name) {
+        if socket.extension().is_none_or(|suffix| suffix != SUFFIX) {
+            continue;
+        }
+        if is_alive(&name) {
             found.push(Found { name, socket });
+        } else {
+            // Left by a process that was killed. Somebody else may be removing it, too.
+            let _ = fs::remove_file(&socket);
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));

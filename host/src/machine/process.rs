@@ -1,6 +1,6 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and the end of it all.
 
-use super::control::Registration;
+use super::control::{Control, Registration};
 use super::counters::Snapshot;
 use super::ram::Ram;
 use super::signals::Signals;
@@ -98,7 +98,7 @@ pub(crate) struct Machine {
     terminal: Option<SavedTerminal>,
     watch: Option<Watch>,
     /// While the machine is there it can be found.
-    _control: Option<Registration>,
+    control: Option<Registration>,
     files: TempDir,
 }
 
@@ -165,7 +165,7 @@ impl Machine {
             log,
             terminal,
             watch: None,
-            _control: control,
+            control,
             files,
         })
     }
@@ -178,6 +178,12 @@ impl Machine {
     /// The hypervisor's counters at this moment.
     pub(crate) fn counters(&self) -> Result<Option<Snapshot>> {
         self.beacon.map_or(Ok(None), |beacon| Snapshot::read(&self.ram, beacon))
+    }
+
+    /// Begins a conversation with the hypervisor.
+    pub(crate) fn control(&self) -> Result<Control> {
+        let registration = self.control.as_ref().ok_or_else(|| anyhow!("there is no hypervisor"))?;
+        Control::open(&registration.machine())
     }
 
     /// Types on the guest's console; with [`Console::Capture`] only.

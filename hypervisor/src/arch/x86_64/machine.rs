@@ -8,7 +8,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use coherence::{Notify, Target};
-use hostlink::config::{BootCpu, Config, ConfigError, ResetPolicy};
+use hostlink::config::{BootCpu, Config, ConfigError, NestedPage, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 use hostlink::{bundle, config};
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
@@ -205,7 +205,11 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     let config = &files.config;
     let layout = MemoryLayout::new(config.memory).map_err(CreateError::Load)?;
     let memslots = back_memory(&layout, free)?;
-    let largest = if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M };
+    let largest = match config.switches.nested_page {
+        NestedPage::Small => Level::Page4K,
+        NestedPage::Huge if cpuid::host_has_1g_pages() => Level::Page1G,
+        NestedPage::Large | NestedPage::Huge => Level::Page2M,
+    };
     let space = Space::new(memslots, HeapTables, largest).expect("the heap has room for a table");
     let space = space.zapping_everything(config.switches.zap == config::Zap::Everything);
     let platform = hyperv::Platform {

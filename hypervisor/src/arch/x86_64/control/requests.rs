@@ -10,6 +10,7 @@ use memslots::space::LogWay as Way;
 use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 
 use super::{Answer, runs};
+use crate::arch::x86_64::clock;
 use crate::arch::x86_64::flush::FlushScratch;
 use crate::arch::x86_64::machine::Machine;
 use crate::arch::x86_64::space::{SpaceFetch, SpaceJob};
@@ -77,7 +78,7 @@ pub(super) enum Work {
     /// Records, of which so many have been sent.
     List { request: Request, sent: usize },
     /// A change of the slots.
-    Change { job: SpaceJob<'static>, scratch: Box<FlushScratch>, after: After },
+    Change { job: SpaceJob<'static>, scratch: Box<FlushScratch>, after: After, took: Took },
     /// A fetch of a log.
     Fetch { id: SlotId, job: SpaceFetch<'static>, scratch: Box<FlushScratch> },
     /// Its result goes out, from this page on.
@@ -88,6 +89,22 @@ pub(super) enum Work {
     Refused(Refusal),
     /// It is done.
     Over,
+}
+
+/// How long a change took, in TSC ticks. What lies between its steps is not in it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Took {
+    steps: u32,
+    ticks: u64,
+    longest: u64,
+}
+
+impl Took {
+    fn add(&mut self, ticks: u64) {
+        self.steps += 1;
+        self.ticks += ticks;
+        self.longest = self.longest.max(ticks);
+    }
 }
 
 /// What is said when a change is done.
@@ -123,7 +140,7 @@ impl Work {
     }
 
     fn change(job: SpaceJob<'static>, after: After) -> Self {
-        Self::Change { job, scratch: Box::new(FlushScratch::new()), after }
+        Self::Change { job, scratch: Box::new(FlushScratch::new()), after, took: Took::default() }
     }
 
     /// Goes on for a short while.
@@ -140,8 +157,11 @@ impl Work {
                 *self = Self::new(vm, *request);
                 Progress::More
             }
-            Self::Change { job, scratch, after } => {
-                if vm.step_job(job, scratch).is_continue() {
+            Self::Change { job, scratch, after, took } => {
+                let start = clock::now();
+                let step = vm.step_job(job, scratch);
+                took.add(clock::now() - start);
+                if step.is_continue() {
                     return Progress::More;
                 }
                 match *after {
@@ -150,8 +170,13 @@ impl Work {
                     After::Report => {
                         let report = job.report();
                         answer.record(format_args!(
-                            "visited={} tables={} flushes={}",
-                            report.visited, report.tables, report.flushes
+                            "visited={} tables={} flushes={} steps={} ticks={} longest={}",
+                            report.visited,
+                            report.tables,
+                            report.flushes,
+                            took.steps,
+                            took.ticks,
+                            took.longest
                         ));
                     }
                 }

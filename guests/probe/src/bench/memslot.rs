@@ -1,0 +1,76 @@
+//! `bench=memslot-N` and `bench=zap`: what it takes when guest memory goes.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::paging::PAGE;
+use crate::pci::{self, Rom};
+use crate::report::{Failure, ensure, measured};
+use crate::{clock, report};
+
+const MIB: u64 = 1 << 20;
+/// Memory below is the program's own.
+const FIRST: u64 = 32 * MIB;
+/// Where memory appears that the host adds, and how much.
+const ADDED: u64 = 1 << 30;
+const ADDED_SIZE: u64 = 1 << 30;
+/// How long it may take.
+const PATIENCE_MS: u64 = 60_000;
+/// How long the answer to a request takes.
+const TELLING_MS: u64 = 100;
+
+/// The word at a physical address, which need not be memory.
+fn word(address: u64) -> &'static AtomicU64 {
+    // SAFETY: below 4 GiB everything is mapped one to one, and nothing of the program lies there.
+    unsafe { &*(address as *const AtomicU64) }
+}
+
+/// Stores to each page from `start` on.
+fn touch(start: u64, bytes: u64) {
+    for page in (start..start + bytes).step_by(PAGE as usize) {
+        word(page).store(page, Ordering::Relaxed);
+    }
+}
+
+/// `memslot-N`: the ROM comes and goes N times while `count` MiB of other memory are in use.
+pub(crate) fn memslot(name: &str, count: u32) -> Result<(), Failure> {
+    let rounds = name.strip_prefix("memslot-").and_then(|rounds| rounds.parse().ok()).unwrap_or(0u64).max(1);
+    let bytes = u64::from(count) * MIB;
+    let rom = Rom::find()?;
+    touch(FIRST, bytes);
+    let (mut deletions, mut cycles) = (0, 0);
+    for _ in 0..rounds {
+        let start = clock::now();
+        rom.enable();
+        rom.read_each_page()?;
+        let before = clock::now();
+        rom.disable();
+        deletions += clock::now() - before;
+        // What a zap of everything has taken with it comes back.
+        touch(FIRST, bytes);
+        cycles += clock::now() - start;
+    }
+    ensure!(word(pci::WINDOW).load(Ordering::Relaxed) == u64::MAX, "the ROM is still seen");
+    measured("deletion", deletions / rounds);
+    measured("cycle", cycles / rounds);
+    Ok(())
+}
+
+/// The host adds a GiB, each page of which is stored to, and takes it away again.
+pub(crate) fn zap() -> Result<(), Failure> {
+    report::event("waiting");
+    wait(|value| value != u64::MAX)?;
+    touch(ADDED, ADDED_SIZE);
+    report::event("touched");
+    wait(|value| value == u64::MAX)?;
+    // The host has not been told yet.
+    clock::wait_until(TELLING_MS, || false);
+    Ok(())
+}
+
+/// Waits for a change of the last page.
+fn wait(until: impl Fn(u64) -> bool) -> Result<(), Failure> {
+    let last = ADDED + ADDED_SIZE - PAGE;
+    let changed = clock::wait_until(PATIENCE_MS, || until(word(last).load(Ordering::Relaxed)));
+    ensure!(changed, "the memory at {last:#x} did not change");
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! The PCI device with the expansion ROM, by configuration mechanism #1.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use hostlink::rom;
+use x86_64::instructions::port::Port;
+
+use crate::paging::PAGE;
+use crate::report::{Failure, ensure};
+
+/// Where the bus decodes memory; the ROM is put at its beginning.
+pub(crate) const WINDOW: u64 = 0xe000_0000;
+
+const CONFIG_ADDRESS: u16 = 0xcf8;
+const CONFIG_DATA: u16 = 0xcfc;
+const ENABLE: u32 = 1 << 31;
+/// Device 1 of bus 0.
+const DEVICE: u32 = 1 << 11;
+const ID: u32 = 0x00;
+const COMMAND: u32 = 0x04;
+const ROM: u32 = 0x30;
+const COMMAND_MEMORY: u32 = 1 << 1;
+const ROM_ENABLE: u32 = 1;
+const SIZE_MASK: u32 = !0x7ff;
+
+/// Reads a register of the device.
+pub(crate) fn read(register: u32) -> u32 {
+    // SAFETY: the registers of the bus; nobody else uses them.
+    unsafe {
+        Port::new(CONFIG_ADDRESS).write(ENABLE | DEVICE | register);
+        Port::new(CONFIG_DATA).read()
+    }
+}
+
+/// Writes a register of the device.
+pub(crate) fn write(register: u32, value: u32) {
+    // SAFETY: as in `read`; the ROM lies where no memory is.
+    unsafe {
+        Port::new(CONFIG_ADDRESS).write(ENABLE | DEVICE | register);
+        Port::new(CONFIG_DATA).write(value);
+    }
+}
+
+/// The ROM.
+pub(crate) struct Rom {
+    /// Its size in bytes.
+    pub(crate) size: u64,
+}
+
+impl Rom {
+    /// Finds the device and the size of its ROM, which is then off.
+    pub(crate) fn find() -> Result<Self, Failure> {
+        let id = read(ID);
+        ensure!(id as u16 == rom::VENDOR_ID, "the device at 00:01.0 is {id:#010x}");
+        write(COMMAND, COMMAND_MEMORY);
+        write(ROM, SIZE_MASK);
+        let size = u64::from((!(read(ROM) & SIZE_MASK)).wrapping_add(1));
+        write(ROM, WINDOW as u32);
+        ensure!(size.is_power_of_two() && size >= PAGE, "a ROM of {size:#x} bytes");
+        Ok(Self { size })
+    }
+
+    /// Puts it at an address and lets it be seen there.
+    pub(crate) fn place(&self, base: u64) {
+        write(ROM, base as u32 | ROM_ENABLE);
+    }
+
+    /// Lets it be seen at the beginning of the window.
+    pub(crate) fn enable(&self) {
+        self.place(WINDOW);
+    }
+
+    /// Lets it be seen no longer.
+    pub(crate) fn disable(&self) {
+        write(ROM, WINDOW as u32);
+    }
+
+    /// Reads a word of each of its pages, and compares it with what is there.
+    pub(crate) fn read_each_page(&self) -> Result<(), Failure> {
+        for offset in (0..self.size).step_by(PAGE as usize) {
+            let (found, expected) = (word(WINDOW + offset), self.expected(offset));
+            ensure!(found == expected, "{found:#x} in the ROM at {offset:#x} instead of {expected:#x}");
+        }
+        Ok(())
+    }
+
+    /// The word that is at an offset, a multiple of 8.
+    pub(crate) fn expected(&self, offset: u64) -> u64 {
+        let line = rom::line(self.size as u32, (offset / u64::from(rom::LINE)) as u32);
+        let at = (offset % u64::from(rom::LINE)) as usize;
+        let bytes = line.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        bytes.map_or(0, u64::from_le_bytes)
+    }
+}
+
+/// The word at a physical address in the window.
+pub(crate) fn word(address: u64) -> u64 {
+    // SAFETY: everything below 4 GiB is mapped one to one, and the program has nothing there.
+    unsafe { &*(address as *const AtomicU64) }.load(Ordering::Relaxed)
+}

@@ -1,0 +1,253 @@
+//! `quell bench memslot`: what it costs when guest memory goes.
+
+use crate::cli::ExitsArgs;
+use crate::machine::process::{End, Flow, Machine, Outcome};
+use crate::machine::signals::Signals;
+use crate::machine::spec::Clock;
+use crate::results::{self, Samples, Subject};
+use crate::size::MIB;
+use crate::table::table;
+use crate::vm::{Guest, Hypervisor};
+use crate::workspace;
+use anyhow::{Context, Result, bail, ensure};
+use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches, Zap};
+use hostlink::counters::Counter;
+use hostlink::ctl::{Request, parse_number};
+use hostlink::exit::ExitCode;
+use serde_json::Value;
+use std::time::Duration;
+
+const INSTRUCTIONS: &str = "instructions";
+/// Pages of the ROM, and the entries on the way to them.
+const ROM_PAGES: f64 = 64.0;
+const WAY_MAX: f64 = 3.0;
+/// MiB in use elsewhere.
+const SIZES: [(u64, &str); 3] = [(256, "rom-delete-256M"), (1024, "rom-delete-1G"), (2048, "rom-delete-2G")];
+const ROUNDS: u32 = 50;
+/// Everything comes back fault by fault, so a round takes long there.
+const ROUNDS_EVERYTHING: u32 = 3;
+/// Most that a deletion may cost more with more memory elsewhere.
+const SPREAD_MAX: f64 = 1.05;
+/// Most that a round may take of what it takes if everything is zapped: what S3's authors gained.
+const RATIO_MAX: f64 = 0.951;
+/// The GiB that is added, in pages, and where.
+const ZAP_CASE: &str = "zap-1G-4K";
+const ZAP_AT: u64 = 1 << 30;
+const ZAP_SIZE: u64 = 1 << 30;
+const ZAP_PAGES: f64 = (ZAP_SIZE >> 12) as f64;
+const VISITED_PER_PAGE_MAX: f64 = 1.01;
+/// Longest step: 50 µs at an instruction per nanosecond.
+const STEP_MAX: f64 = 50_000.0;
+
+/// Measures, prints, and judges.
+pub(crate) fn memslot(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
+    let bench = Bench { hypervisor: Hypervisor::build()?, args, signals };
+    let mut samples = Samples::default();
+    let mut good = true;
+    for (mib, case) in SIZES {
+        bench.rom(mib, case, Zap::Slot, ROUNDS, &mut samples)?;
+    }
+    let (mib, case) = SIZES[0];
+    let everything = format!("{case}-everything");
+    bench.rom(mib, &everything, Zap::Everything, ROUNDS_EVERYTHING, &mut samples)?;
+    good &= print_deletions(&samples, &everything);
+    bench.zap(&mut samples)?;
+    good &= print_zap(&samples);
+    if let Some(path) = &args.json {
+        results::write(path, "memslot", None, &samples)?;
+    }
+    Ok(u8::from(!good))
+}
+
+struct Bench<'a> {
+    hypervisor: Hypervisor,
+    args: &'a ExitsArgs,
+    signals: &'a Signals,
+}
+
+impl Bench<'_> {
+    /// A machine with the bare guest, of one CPU that counts instructions. Small pages only: then memory elsewhere has
+    /// the most entries.
+    fn start(&self, cmdline: String, memory: u64, spare: u64, zap: Zap) -> Result<(Machine, tempfile::TempDir)> {
+        let guest = Guest {
+            kernel: workspace::build(workspace::PROBE)?,
+            initrd: None,
+            cmdline,
+            vcpus: 1,
+            memory,
+            flush: FlushMode::Hypercall,
+            reset: ResetPolicy::Exit,
+            switches: Switches { zap, nested_page: NestedPage::Small, ..Switches::default() },
+        };
+        guest.check()?;
+        let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+        let mut spec = guest.on_quell(&self.hypervisor, 1, Clock::Instructions, directory.path())?;
+        spec.memory += spare;
+        spec.timeout = Some(Duration::from_secs(self.args.timeout));
+        Ok((Machine::start(&spec, self.signals)?, directory))
+    }
+
+    /// The ROM comes and goes with `mib` MiB in use elsewhere.
+    fn rom(&self, mib: u64, case: &str, zap: Zap, rounds: u32, samples: &mut Samples) -> Result<()> {
+        eprintln!("{case}: {rounds} deletions with {mib} MiB elsewhere …");
+        let cmdline = format!("bench=memslot-{rounds} count={mib}");
+        let (machine, _directory) = self.start(cmdline, (mib + 64) * MIB, 0, zap)?;
+        let outcome = finished(machine.run(|_, _| Ok(Flow::Continue))?)?;
+        for (reported, metric) in [("deletion", "deletion"), ("cycle", "cycle with refaults")] {
+            samples.add(case, Subject::Quell, metric, INSTRUCTIONS, reported_value(&outcome, reported)?);
+        }
+        let counters = outcome.counters.context("the hypervisor left no counters")?;
+        #[expect(clippy::cast_precision_loss, reason = "small counts")]
+        let per_round = |count: u64| count as f64 / f64::from(rounds);
+        let visited = per_round(counters.get(Counter::ZapVisited));
+        samples.add(case, Subject::Quell, "entries visited", "per deletion", visited);
+        // What was touched first is not a refault.
+        let first = (mib * MIB) >> 12;
+        let faults = per_round(counters.get(Counter::NestedInstalled).saturating_sub(first));
+        samples.add(case, Subject::Quell, "pages installed", "per deletion", faults);
+        samples.add(
+            case,
+            Subject::Quell,
+            "flushes",
+            "per deletion",
+            per_round(counters.get(Counter::ZapFlushes)),
+        );
+        Ok(())
+    }
+
+    /// A GiB is added, used in pages of 4 KiB, and taken away.
+    fn zap(&self, samples: &mut Samples) -> Result<()> {
+        eprintln!("{ZAP_CASE}: a GiB in pages of 4 KiB …");
+        let (machine, _directory) = self.start("bench=zap".into(), 64 * MIB, ZAP_SIZE, Zap::Slot)?;
+        let mut answer = Vec::new();
+        let outcome = machine.run(|report, machine| {
+            let ask = |request| machine.control()?.ask(&request);
+            match report["event"].as_str() {
+                Some("waiting") => {
+                    answer = ask(Request::Add { gpa: ZAP_AT, size: ZAP_SIZE, read_only: false })?;
+                }
+                Some("touched") => {
+                    let added = field(&answer, "slot")?;
+                    answer = ask(Request::Delete { slot: added as u16 })?;
+                }
+                _ => {}
+            }
+            Ok(Flow::Continue)
+        })?;
+        finished(outcome)?;
+        for (key, metric, unit) in [
+            ("visited", "entries visited", "count"),
+            ("flushes", "flushes", "count"),
+            ("tables", "tables freed", "count"),
+            ("steps", "steps", "count"),
+            ("ticks", "deletion", INSTRUCTIONS),
+            ("longest", "longest step", INSTRUCTIONS),
+        ] {
+            samples.add(ZAP_CASE, Subject::Quell, metric, unit, field(&answer, key)?);
+        }
+        Ok(())
+    }
+}
+
+/// A number in the only record of an answer.
+#[expect(clippy::cast_precision_loss, reason = "counts of a benchmark")]
+fn field(answer: &[String], key: &str) -> Result<f64> {
+    let words = answer.iter().flat_map(|record| record.split_ascii_whitespace());
+    let value = words.filter_map(|word| word.split_once('=')).find(|(name, _)| *name == key);
+    let (_, value) = value.with_context(|| format!("the hypervisor's answer has no {key}: {answer:?}"))?;
+    Ok(parse_number(value)? as f64)
+}
+
+/// The outcome, if the guest came to its end.
+fn finished(outcome: Outcome) -> Result<Outcome> {
+    let failure = outcome.reports.iter().find(|report| report["result"] == "fail");
+    if let Some(why) = failure.and_then(|report| report["why"].as_str()) {
+        bail!("the guest says: {why}");
+    }
+    ensure!(
+        outcome.end == End::Hypervisor(ExitCode::GuestPowerOff),
+        "the machine ended with {:?}; the hypervisor's log:\n{}",
+        outcome.end,
+        outcome.log
+    );
+    Ok(outcome)
+}
+
+fn reported_value(outcome: &Outcome, case: &str) -> Result<f64> {
+    let report = outcome.reports.iter().find(|report| report["case"] == case);
+    report
+        .and_then(|report| Value::as_f64(&report["value"]))
+        .with_context(|| format!("the guest did not report '{case}'"))
+}
+
+fn value(samples: &Samples, case: &str, metric: &str) -> f64 {
+    samples.row(case, Subject::Quell, metric).map_or(f64::NAN, |row| row.median)
+}
+
+/// Prints what deletions of the ROM took; says whether they met their targets.
+fn print_deletions(samples: &Samples, everything: &str) -> bool {
+    let metrics = ["deletion", "cycle with refaults", "entries visited", "pages installed", "flushes"];
+    let mut rows = Vec::new();
+    for case in SIZES.iter().map(|(_, case)| *case).chain([everything]) {
+        let cells = metrics.map(|metric| format!("{:.0}", value(samples, case, metric)));
+        rows.push([vec![case.to_owned()], cells.to_vec()].concat());
+    }
+    let header = ["per deletion", "instructions", "with refaults", "visited", "installed", "flushes"];
+    println!("{}", table(header, rows));
+    let costs = SIZES.map(|(_, case)| value(samples, case, "deletion"));
+    let spread = costs.iter().copied().fold(f64::MIN, f64::max) / costs.iter().copied().fold(f64::MAX, f64::min);
+    let visited = SIZES.map(|(_, case)| value(samples, case, "entries visited"));
+    let most = visited.iter().copied().fold(f64::MIN, f64::max);
+    let ratio =
+        value(samples, SIZES[0].1, "cycle with refaults") / value(samples, everything, "cycle with refaults");
+    let refaults = SIZES.map(|(_, case)| value(samples, case, "pages installed"));
+    let refaulted = refaults.iter().copied().fold(f64::MIN, f64::max);
+    judge([
+        ("deletion with most memory elsewhere, relative to least", spread, SPREAD_MAX),
+        ("entries visited, beyond the ROM's", most - ROM_PAGES, WAY_MAX),
+        ("pages that come back after a deletion, beyond the ROM's", refaulted - ROM_PAGES, 4.0),
+        ("round with refaults, relative to zapping everything", ratio, RATIO_MAX),
+    ])
+}
+
+/// Prints what the GiB took; says whether it met its targets.
+fn print_zap(samples: &Samples) -> bool {
+    let of = |metric| value(samples, ZAP_CASE, metric);
+    judge([
+        ("zap of 1 GiB: entries visited per page", of("entries visited") / ZAP_PAGES, VISITED_PER_PAGE_MAX),
+        ("flushes", of("flushes"), 1.0),
+        ("instructions per page", of("deletion") / ZAP_PAGES, f64::INFINITY),
+        ("instructions of the longest step", of("longest step"), STEP_MAX),
+    ])
+}
+
+/// Prints values with their limits; says whether all are within.
+fn judge<const N: usize>(rows: [(&str, f64, f64); N]) -> bool {
+    let good = |value: f64, limit: f64| value <= limit;
+    let cells = rows.map(|(label, value, limit)| {
+        let text = |number: f64| if number >= 100.0 { format!("{number:.0}") } else { format!("{number:.3}") };
+        let limit_text = if limit.is_finite() { text(limit) } else { String::new() };
+        let verdict = if good(value, limit) { "" } else { "over" };
+        [label.to_owned(), text(value), limit_text, verdict.to_owned()]
+    });
+    println!("{}", table(["", "measured", "at most", ""], cells));
+    rows.iter().all(|&(_, value, limit)| good(value, limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_measured_is_not_within_its_limit() {
+        assert!(!print_zap(&Samples::default()) && !print_deletions(&Samples::default(), "x"));
+        assert!(judge([("a", 1.0, 1.0)]) && !judge([("a", 1.0, 1.0), ("b", 1.1, 1.0)]));
+    }
+
+    #[test]
+    fn fields_are_found_in_answers() {
+        let answer = ["visited=262145 tables=0x201".to_owned()];
+        assert!((field(&answer, "tables").expect("is there") - 513.0).abs() < f64::EPSILON);
+        assert!(field(&answer, "ticks").is_err());
+    }
+}
