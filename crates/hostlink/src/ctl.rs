@@ -216,6 +216,8 @@ pub struct SlotRecord {
     pub gpa: u64,
     /// Bytes.
     pub size: u64,
+    /// Physical address of the memory behind it.
+    pub host: u64,
     /// Whether the guest may only read.
     pub read_only: bool,
     /// Whether stores to it are logged.
@@ -224,10 +226,10 @@ pub struct SlotRecord {
 
 impl fmt::Display for SlotRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { slot, gpa, size, read_only, logged } = self;
+        let Self { slot, gpa, size, host, read_only, logged } = self;
         let access = if *read_only { "ro" } else { "rw" };
         let log = if *logged { "on" } else { "off" };
-        write!(f, "slot={slot} gpa={gpa:#x} size={size:#x} access={access} log={log}")
+        write!(f, "slot={slot} gpa={gpa:#x} size={size:#x} host={host:#x} access={access} log={log}")
     }
 }
 
@@ -351,11 +353,11 @@ mod tests {
 
     #[test]
     fn answers_are_those_of_their_request() {
-        let record = SlotRecord { slot: 1, gpa: 0, size: 0x1000, read_only: true, logged: false };
+        let record = SlotRecord { slot: 1, gpa: 0, size: 0x1000, host: 0x3000, read_only: true, logged: false };
         let line = format!("5 : {record}");
         assert_eq!(
             Answer::parse(&line, 5),
-            Some(Answer::Record("slot=1 gpa=0x0 size=0x1000 access=ro log=off"))
+            Some(Answer::Record("slot=1 gpa=0x0 size=0x1000 host=0x3000 access=ro log=off"))
         );
         assert_eq!(Answer::parse("5 ok\r", 5), Some(Answer::Ok));
         assert_eq!(Answer::parse("5 error it is gone", 5), Some(Answer::Error("it is gone")));

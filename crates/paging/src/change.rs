@@ -99,6 +99,11 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink> Change<'t, F, M, S> {
         Self { editor, action, cursor, gather, is_framed: false }
     }
 
+    /// Adds what this change comes to owe to what an earlier one of the same page table owes, so that one flush does for both.
+    pub fn continuing(self, gather: Gather<M>) -> Self {
+        Self { gather, ..self }
+    }
+
     /// Visits at most `entries_max` entries, or one if that is 0.
     ///
     /// The time it takes is bounded by that: for an entry that is split or replaced it is that of

@@ -125,27 +125,21 @@ impl<M: TableMemory> Gather<M> {
     /// Gives the gather back, with all it holds, if the receipt is not for a flush after its change.
     #[expect(clippy::result_large_err, reason = "there is no heap to put it on")]
     pub fn release(self, receipt: &impl FlushReceipt) -> Result<Released, Self> {
+        self.release_in_steps(receipt).map(Freeing::finish)
+    }
+
+    /// The same for users who must not be away for long: freeing a table takes as long as visiting its entries.
+    ///
+    /// # Errors
+    ///
+    /// As for [`release`](Self::release).
+    #[expect(clippy::result_large_err, reason = "there is no heap to put it on")]
+    pub fn release_in_steps(self, receipt: &impl FlushReceipt) -> Result<Freeing<M>, Self> {
         if self.invalidation() != Invalidation::Nothing && !receipt.covers(self.stamp) {
             return Err(self);
         }
-        let mut held = self.held;
-        for _ in 0..self.table_count {
-            let Some(table) = held else { break };
-            // SAFETY: a held table came from this memory and is not freed yet.
-            let entries = unsafe { self.memory.entries(table) };
-            held = match entries[0].load(Relaxed) & !FROZEN {
-                0 => None,
-                next => Some(PhysAddr(next)),
-            };
-            for entry in entries {
-                entry.store(ABSENT, Relaxed);
-            }
-            // SAFETY: no entry points to the table since the change of `stamp`; the receipt shows that
-            // neither a processor nor software walks it; and the list does not name it twice. The
-            // entries are zero since the loop above.
-            unsafe { self.memory.free(table) };
-        }
-        Ok(Released { table_count: self.table_count, frames: self.frames })
+        let Self { memory, held, table_count, frames, .. } = self;
+        Ok(Freeing { memory, held, left: table_count, table_count, frames })
     }
 
     pub(crate) fn set_stamp(&mut self, stamp: Stamp) {
@@ -206,6 +200,58 @@ impl<M: TableMemory> Gather<M> {
         link.store(self.held.map_or(0, PhysAddr::as_u64) | FROZEN, Relaxed);
         self.held = Some(table);
         self.table_count += 1;
+    }
+}
+
+/// Tables of a gather whose flush is over, on their way back to their memory. Dropping it leaks the rest.
+#[must_use = "tables leak until they are freed"]
+pub struct Freeing<M: TableMemory> {
+    memory: M,
+    held: Option<PhysAddr>,
+    /// Tables in the list.
+    left: usize,
+    table_count: usize,
+    frames: FrameRuns,
+}
+
+impl<M: TableMemory> Freeing<M> {
+    /// Frees at most so many tables; whether there are more.
+    pub fn step(&mut self, tables_max: usize) -> bool {
+        for _ in 0..tables_max {
+            let Some(table) = self.held.filter(|_| self.left != 0) else { return false };
+            self.left -= 1;
+            // SAFETY: a held table came from this memory and is not freed yet.
+            let entries = unsafe { self.memory.entries(table) };
+            self.held = match entries[0].load(Relaxed) & !FROZEN {
+                0 => None,
+                next => Some(PhysAddr(next)),
+            };
+            for entry in entries {
+                entry.store(ABSENT, Relaxed);
+            }
+            // SAFETY: no entry points to the table since the change of the gather's stamp; the receipt shows that
+            // neither a processor nor software walks it; and the list does not name it twice. The
+            // entries are zero since the loop above.
+            unsafe { self.memory.free(table) };
+        }
+        self.held.is_some() && self.left != 0
+    }
+
+    /// Frees the rest.
+    pub fn finish(mut self) -> Released {
+        while self.step(usize::MAX) {}
+        Released { table_count: self.table_count, frames: self.frames }
+    }
+
+    /// Number of tables in all.
+    pub fn table_count(&self) -> usize {
+        self.table_count
+    }
+}
+
+impl<M: TableMemory> fmt::Debug for Freeing<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Freeing").field("left", &self.left).finish_non_exhaustive()
     }
 }
 

@@ -80,7 +80,7 @@ pub use change::{Change, DirtySink, FramedChange, NoSink, Progress};
 pub use edit::{Editor, Tables};
 pub use format::{Format, Permissions};
 pub use frames::{FRAME_RUNS_MAX, FrameRun};
-pub use gather::{FlushRange, GATHER_RANGES_MAX, Gather, Invalidation, Released};
+pub use gather::{FlushRange, Freeing, GATHER_RANGES_MAX, Gather, Invalidation, Released};
 pub use install::Installed;
 pub use memory::{Entries, TableMemory};
 pub use receipt::{FlushReceipt, NeverWalked, Stamp};

@@ -68,7 +68,13 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// A machine with the bare guest, of one CPU that counts instructions. Small pages only: then memory elsewhere has
     /// the most entries.
-    fn start(&self, cmdline: String, memory: u64, spare: u64, zap: Zap) -> Result<(Machine, tempfile::TempDir)> {
+    fn start(
+        &self,
+        cmdline: String,
+        memory: u64,
+        spare: u64,
+        zap: Zap,
+    ) -> Result<(Machine, tempfile::TempDir)> {
         let guest = Guest {
             kernel: workspace::build(workspace::PROBE)?,
             initrd: None,
@@ -195,7 +201,8 @@ fn print_deletions(samples: &Samples, everything: &str) -> bool {
     let header = ["per deletion", "instructions", "with refaults", "visited", "installed", "flushes"];
     println!("{}", table(header, rows));
     let costs = SIZES.map(|(_, case)| value(samples, case, "deletion"));
-    let spread = costs.iter().copied().fold(f64::MIN, f64::max) / costs.iter().copied().fold(f64::MAX, f64::min);
+    let spread =
+        costs.iter().copied().fold(f64::MIN, f64::max) / costs.iter().copied().fold(f64::MAX, f64::min);
     let visited = SIZES.map(|(_, case)| value(samples, case, "entries visited"));
     let most = visited.iter().copied().fold(f64::MIN, f64::max);
     let ratio =
@@ -225,7 +232,8 @@ fn print_zap(samples: &Samples) -> bool {
 fn judge<const N: usize>(rows: [(&str, f64, f64); N]) -> bool {
     let good = |value: f64, limit: f64| value <= limit;
     let cells = rows.map(|(label, value, limit)| {
-        let text = |number: f64| if number >= 100.0 { format!("{number:.0}") } else { format!("{number:.3}") };
+        let text =
+            |number: f64| if number >= 100.0 { format!("{number:.0}") } else { format!("{number:.3}") };
         let limit_text = if limit.is_finite() { text(limit) } else { String::new() };
         let verdict = if good(value, limit) { "" } else { "over" };
         [label.to_owned(), text(value), limit_text, verdict.to_owned()]

@@ -7,11 +7,11 @@ use std::ops::Index;
 
 /// A record's fields, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Fields(Vec<(String, String)>);
+pub(crate) struct Fields(Vec<(String, String)>);
 
 impl Fields {
     /// Reads a record.
-    pub(super) fn parse(record: &str) -> Result<Self> {
+    pub(crate) fn parse(record: &str) -> Result<Self> {
         let pair = |word: &str| {
             let (key, value) =
                 word.split_once('=').with_context(|| format!("unexpected answer '{record}'"))?;
@@ -21,23 +21,23 @@ impl Fields {
     }
 
     /// With one field more, in front.
-    pub(super) fn with(mut self, key: &str, value: &str) -> Self {
+    pub(crate) fn with(mut self, key: &str, value: &str) -> Self {
         self.0.insert(0, (key.to_owned(), value.to_owned()));
         self
     }
 
     /// Appends another record's.
-    pub(super) fn extend(&mut self, other: Self) {
+    pub(crate) fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
     /// All of them.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
     /// A field that is a number.
-    pub(super) fn number(&self, key: &str) -> Option<u64> {
+    pub(crate) fn number(&self, key: &str) -> Option<u64> {
         parse_number(&self[key]).ok()
     }
 }

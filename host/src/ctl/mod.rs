@@ -1,6 +1,6 @@
 //! `quell ctl`: talks to the hypervisor of a machine that runs.
 
-mod fields;
+pub(crate) mod fields;
 
 use crate::cli::{CtlArgs, CtlCommand, LogCommand};
 use crate::machine::control::{self, Control, Found};
@@ -145,7 +145,7 @@ fn stats_table(stats: &Fields) -> String {
     table(["counter", "value"], rows).to_string()
 }
 
-fn dirty_runs(records: &[String]) -> Result<Vec<Range<u64>>> {
+pub(crate) fn dirty_runs(records: &[String]) -> Result<Vec<Range<u64>>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for record in records {
         let list = record.strip_prefix("dirty=").with_context(|| format!("unexpected answer '{record}'"))?;

@@ -180,6 +180,11 @@ impl Machine {
         self.beacon.map_or(Ok(None), |beacon| Snapshot::read(&self.ram, beacon))
     }
 
+    /// The machine's memory.
+    pub(crate) fn ram(&self) -> &Ram {
+        &self.ram
+    }
+
     /// Begins a conversation with the hypervisor.
     pub(crate) fn control(&self) -> Result<Control> {
         let registration = self.control.as_ref().ok_or_else(|| anyhow!("there is no hypervisor"))?;

@@ -3,12 +3,14 @@
 //! It has no name in any file system, so nothing is left behind however a run ends, and it is not
 //! limited by the size of `/dev/shm`.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use memmap2::MmapRaw;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+const PAGE_SIZE: u64 = 4096;
 
 /// Memory of a machine.
 pub(crate) struct Ram {
@@ -39,6 +41,26 @@ impl Ram {
         format!("/proc/self/fd/{}", self.file.as_raw_fd())
     }
 
+    /// A number for the contents of each page of 4 KiB in a range, which others may be writing: of pages with the same
+    /// number the contents are the same, for all practical purposes.
+    pub(crate) fn page_digests(&self, start: u64, bytes: u64) -> Result<Vec<u64>> {
+        let words = usize::try_from(PAGE_SIZE).unwrap_or(0) / size_of::<u64>();
+        let last = start.checked_add(bytes).and_then(|end| end.checked_sub(8));
+        // What is checked here need not be checked word by word.
+        self.load(last.ok_or_else(|| anyhow!("an empty range"))?)?;
+        ensure!(start.is_multiple_of(PAGE_SIZE) && bytes.is_multiple_of(PAGE_SIZE), "whole pages only");
+        let base = self.map.as_mut_ptr().cast::<u64>();
+        let digest = |page: u64| {
+            let first = usize::try_from((start + page * PAGE_SIZE) / 8).unwrap_or(usize::MAX);
+            (first..first + words).fold(0u64, |digest, index| {
+                // SAFETY: inside the mapping, by the load above; as in `load`.
+                let word = unsafe { AtomicU64::from_ptr(base.add(index)) }.load(Ordering::Relaxed);
+                (digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            })
+        };
+        Ok((0..bytes / PAGE_SIZE).map(digest).collect())
+    }
+
     /// The 64-bit word at `offset`, which other processes may be writing; acquires what the writer
     /// released with it. Fails where the memory has no whole word.
     pub(crate) fn load(&self, offset: u64) -> Result<u64> {
@@ -65,6 +87,16 @@ mod tests {
             assert!(ram.load(offset).is_err(), "{offset:#x}");
         }
         assert_eq!(ram.load(4088).expect("is inside"), 0);
+    }
+
+    #[test]
+    fn a_page_that_changes_has_another_digest() {
+        let ram = Ram::new(16384).expect("makes");
+        let before = ram.page_digests(4096, 8192).expect("reads");
+        ram.file.write_all_at(&[1], 12287).expect("writes");
+        let after = ram.page_digests(4096, 8192).expect("reads");
+        assert!(before[0] == after[0] && before[1] != after[1]);
+        assert!(ram.page_digests(4096, 16384).is_err() && ram.page_digests(1, 4096).is_err());
     }
 
     #[test]

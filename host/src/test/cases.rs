@@ -1,6 +1,7 @@
 //! The tests that boot guests under QEMU: what each does and what is expected of it, as rows of a table.
 
 use hostlink::config::FlushMode;
+use hostlink::ctl::LogWay;
 
 /// One test.
 pub(super) struct Case {
@@ -24,6 +25,8 @@ pub(super) enum Body {
     Typed(&'static [&'static str]),
     /// The bare guest does one of the wrong things it knows.
     Probe(&'static str, ProbeEnd),
+    /// A stock guest works, and its hypervisor is talked to.
+    Talk { command: &'static str, about: Talk },
     /// The tool itself is called with arguments; `{}` stands for a file made by `file`.
     Tool { args: &'static [&'static str], file: TestFile, status: i32, message: &'static str },
 }
@@ -49,6 +52,17 @@ pub(super) enum Expect {
     NothingStale,
     /// Flushes are broken, for they kick nobody, and the hunter notices.
     Stale,
+}
+
+/// What the hypervisor is talked to about.
+#[derive(Clone, Copy)]
+pub(super) enum Talk {
+    /// Requests that have to be refused, and change nothing.
+    Refusals,
+    /// Memory that comes and goes.
+    Memory,
+    /// Dirty logs, against what has changed in memory.
+    DirtyLog(LogWay),
 }
 
 /// How a run of the bare guest has to end.
@@ -111,6 +125,11 @@ const fn tool(
     }
 }
 
+const fn talk(name: &'static str, about: &'static str, command: &'static str, what: Talk) -> Case {
+    let body = Body::Talk { command, about: what };
+    Case { name, about, body, long: None, only_long: false, settings: &["paranoid=on"] }
+}
+
 impl Case {
     /// The same, with something else to do under `--long`.
     const fn or_long(self, told: &'static str) -> Self {
@@ -128,6 +147,8 @@ impl Case {
     }
 }
 
+/// Says that it has begun, and then works until it is ended.
+const WORK: &str = "echo '{\"event\":\"ready\"}' > /dev/ttyS1; thrash --threads 4 --rounds 100000";
 const STALE: &str = "stale --threads 8 --seconds 5 --report /dev/ttyS1";
 /// On a busy machine the emulated CPUs seldom run at the same time.
 const STALE_TRIES: &str =
@@ -137,7 +158,7 @@ const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/ttyS1";
 const THRASH_65: &str = "thrash --threads 65 --rounds 3 --settle 100 --report /dev/ttyS1";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
 
-pub(super) const CASES: [Case; 30] = [
+pub(super) const CASES: [Case; 34] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -338,6 +359,25 @@ pub(super) const CASES: [Case; 30] = [
         Expect::NothingStale,
     )
     .with(&["apic_ids=reversed"]),
+    talk(
+        "ctl_refusals_change_nothing",
+        "a slot that overlaps, is unaligned, does not exist or exceeds memory is refused with a reason",
+        WORK,
+        Talk::Refusals,
+    ),
+    talk("ctl_memory_comes_and_goes", "while the guest works", WORK, Talk::Memory),
+    talk(
+        "p14_dirty_bits_miss_no_change",
+        "every page of the guest's memory that has changed is in its dirty log, by dirty bits",
+        WORK,
+        Talk::DirtyLog(LogWay::DirtyBits),
+    ),
+    talk(
+        "p14_write_faults_miss_no_change",
+        "and by write faults",
+        WORK,
+        Talk::DirtyLog(LogWay::WriteProtection),
+    ),
     stock(
         "poweroff_ends_the_run",
         "with the guest's consent and status 0",

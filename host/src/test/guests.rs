@@ -1,8 +1,9 @@
 //! Runs the tests that boot guests under QEMU; the table of them is in [`super::cases`].
 
 use super::Tally;
-use super::cases::{Body, Case, Expect, ProbeEnd, Stock, TestFile};
+use super::cases::{Body, Case, Expect, ProbeEnd, Stock, Talk, TestFile};
 use super::progress::Progress;
+use super::talk;
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
@@ -94,10 +95,29 @@ impl Lab<'_> {
         let told = |usual| case.long.filter(|_| self.long).unwrap_or(usual);
         match &case.body {
             Body::Stock(stock) => self.stock(case, stock, told(stock.command)),
+            Body::Talk { command, about } => self.talk(case, command, *about),
             Body::Typed(texts) => self.typed(texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
             Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
         }
+    }
+
+    fn talk(&self, case: &Case, command: &str, about: Talk) -> Result<()> {
+        let mut guest = self.stock_guest(Some(command))?;
+        (guest.vcpus, guest.memory) = (4, talk::GUEST_MEMORY);
+        guest.switches = switches(case.settings)?;
+        let mut said = Err(anyhow!("the guest did not begin to work"));
+        let outcome = self.boot(&guest, 2, |report, machine| {
+            if report["event"] != "ready" {
+                return Ok(Flow::Continue);
+            }
+            said = talk::talk(machine, about);
+            Ok(Flow::Stop)
+        })?;
+        with_console(&outcome, || {
+            ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
+            said
+        })
     }
 
     fn stock(&self, case: &Case, test: &Stock, command: &str) -> Result<()> {

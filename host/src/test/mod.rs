@@ -8,6 +8,7 @@ mod mutants;
 #[cfg(test)]
 mod names;
 mod progress;
+mod talk;
 
 use crate::cli::TestArgs;
 use crate::machine::signals::Signals;

@@ -63,7 +63,7 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
             Self { space, slot, stage, walk: None, owed: Owed::new(), last, flushes: false, _turn: turn };
         if let Some(task) = task {
             let editor = space.tables.edit().ok_or(SlotError::Busy)?;
-            job.walk = Walk::begin(editor, &space.slots, task, paging::Permissions::R);
+            job.walk = Walk::begin(editor, &space.slots, task, paging::Permissions::R, job.owed.gather());
         }
         Ok(job)
     }
@@ -73,12 +73,15 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
         if self.flushes {
             return Progress::Flush;
         }
+        if self.owed.free(entries_max) {
+            return Progress::More;
+        }
         if let Some(walk) = &mut self.walk {
             return match walk.step(entries_max) {
                 Walked::More => Progress::More,
                 Walked::Through(gather) | Walked::OutOfTables(gather) => {
                     self.last = gather.stamp();
-                    self.owed.push(gather);
+                    self.owed.put(gather);
                     self.walk = None;
                     Progress::More
                 }

@@ -3,15 +3,14 @@
 use core::fmt;
 
 use arrayvec::ArrayVec;
-use paging::{FlushReceipt, Format, Gather, Invalidation, Permissions, Stamp, TableMemory};
+use paging::{
+    ENTRY_COUNT, FlushReceipt, Format, Freeing, Gather, Invalidation, Permissions, Stamp, TableMemory,
+};
 
 use super::task::{self, Task};
 use super::walk::{Walk, Walked};
 use super::{GuestSpace, Turn};
 use crate::{Generation, Published, Quiesced, Retired, SpaceId};
-
-/// Most passes between two flushes.
-const GATHERS_MAX: usize = 4;
 
 /// How far a step has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,47 +37,63 @@ pub struct Report {
     pub flushes: u64,
 }
 
-/// What was taken out of use and waits for a flush.
+/// What was taken out of use and waits for a flush, or has had it and goes back.
 pub(super) struct Owed<M: TableMemory> {
-    gathers: ArrayVec<Gather<M>, GATHERS_MAX>,
+    gather: Option<Gather<M>>,
+    freeing: Option<Freeing<M>>,
+    /// Entries that `gather`'s changes visited, as far as they are counted.
+    counted: u64,
     pub(super) report: Report,
 }
 
 impl<M: TableMemory> Owed<M> {
     pub(super) const fn new() -> Self {
-        Self { gathers: ArrayVec::new_const(), report: Report { visited: 0, tables: 0, flushes: 0 } }
+        let report = Report { visited: 0, tables: 0, flushes: 0 };
+        Self { gather: None, freeing: None, counted: 0, report }
     }
 
-    pub(super) fn push(&mut self, gather: Gather<M>) {
-        self.report.visited += gather.visited_count();
-        self.gathers.push(gather);
+    /// What the next pass is to add to.
+    pub(super) const fn gather(&mut self) -> &mut Option<Gather<M>> {
+        &mut self.gather
     }
 
-    /// Whether a flush has to come before anything else is done.
-    pub(super) fn is_full(&self) -> bool {
-        self.gathers.is_full()
+    pub(super) fn put(&mut self, gather: Gather<M>) {
+        self.report.visited += gather.visited_count() - self.counted;
+        self.counted = gather.visited_count();
+        self.gather = Some(gather);
     }
 
     pub(super) fn needs_flush(&self) -> bool {
-        self.gathers.iter().any(|gather| gather.invalidation() != Invalidation::Nothing)
+        self.gather.as_ref().is_some_and(|gather| gather.invalidation() != Invalidation::Nothing)
     }
 
-    /// Frees what the receipt is for; false if it is not for all.
+    /// Lets [`free`](Self::free) free what the receipt is for; false if it is for an earlier flush.
     pub(super) fn release(&mut self, receipt: &impl FlushReceipt) -> bool {
-        self.report.flushes += 1;
-        for gather in core::mem::take(&mut self.gathers) {
-            match gather.release(receipt) {
-                Ok(released) => self.report.tables += released.table_count as u64,
-                Err(gather) => self.gathers.push(gather),
+        match self.gather.take().map(|gather| gather.release_in_steps(receipt)) {
+            None => {}
+            Some(Ok(freeing)) => {
+                self.report.tables += freeing.table_count() as u64;
+                self.counted = 0;
+                // What was freed before is free: nothing is gathered until it is.
+                self.freeing = Some(freeing);
+            }
+            Some(Err(gather)) => {
+                self.gather = Some(gather);
+                return false;
             }
         }
-        self.gathers.is_empty()
+        self.report.flushes += 1;
+        true
     }
 
-    /// Nothing of it can be in any TLB.
-    pub(super) fn drop_harmless(&mut self) {
-        debug_assert!(!self.needs_flush(), "what is owed is flushed first");
-        self.gathers.clear();
+    /// Frees tables, for about as long as it takes to visit so many entries; false if there are none.
+    pub(super) fn free(&mut self, entries_max: u32) -> bool {
+        let Some(freeing) = &mut self.freeing else { return false };
+        let tables_max = (entries_max as usize / ENTRY_COUNT).max(1);
+        if !freeing.step(tables_max) {
+            self.freeing = None;
+        }
+        true
     }
 }
 
@@ -133,6 +148,9 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
     pub fn step(&mut self, entries_max: u32, retire: impl FnMut(Retired)) -> Progress {
         if self.flushes {
             return Progress::Flush;
+        }
+        if self.owed.free(entries_max) {
+            return Progress::More;
         }
         if let Some(walk) = &mut self.walk {
             let walked = walk.step(entries_max);
@@ -212,13 +230,10 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
 
     fn owe(&mut self, gather: Gather<M>) {
         self.last = gather.stamp();
-        self.owed.push(gather);
+        self.owed.put(gather);
     }
 
     fn next_task(&mut self, retire: impl FnMut(Retired)) -> Progress {
-        if self.owed.is_full() {
-            return self.flush();
-        }
         let Stage::Treating { update, next } = &mut self.stage else { return Progress::Waiting };
         if self.tasks.is_empty() {
             match update.change(*next) {
@@ -245,7 +260,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         let rights = self.rights();
         match self.space.tables.edit() {
             Some(editor) => {
-                self.walk = Walk::begin(editor, &self.space.slots, task, rights);
+                self.walk = Walk::begin(editor, &self.space.slots, task, rights, self.owed.gather());
                 Progress::More
             }
             // Somebody who is no job.
@@ -277,7 +292,6 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         if self.owed.needs_flush() || update.needs_receipt(SpaceId::FIRST) {
             return self.flush();
         }
-        self.owed.drop_harmless();
         let Stage::Treating { update, .. } = core::mem::replace(&mut self.stage, Stage::Stuck) else {
             return Progress::Waiting;
         };

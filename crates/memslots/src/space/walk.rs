@@ -44,27 +44,30 @@ pub(super) enum Walked<M: TableMemory> {
 }
 
 impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
-    /// Begins `task`; `None` if there is nothing to walk for it. The rights that a large page gets are those of
-    /// memory without a log.
+    /// Begins `task`, and adds what it comes to owe to `owed`; `None` if there is nothing to walk for it. The rights that
+    /// a large page gets are `rights`.
     pub(super) fn begin(
         editor: Editor<'a, F, M>,
         slots: &'a Memslots,
         task: Task,
         rights: Permissions,
+        owed: &mut Option<Gather<M>>,
     ) -> Option<Self> {
         use paging::Tables::Free;
-        Some(match task {
-            Task::Zap(range) => Self::Plain(editor.zap(range, Free)),
-            Task::Protect(range) => Self::Plain(editor.write_protect(range)),
-            Task::Split(range) => Self::Plain(editor.split(range, Level::Page4K)),
-            Task::Clean(range) => Self::Plain(editor.clean(range, paging::NoSink)),
-            Task::Transfer(range, shift) => Self::Marking(editor.clean(range, Marker::new(slots, shift))),
-            // Memory that lies differently within large pages is never mapped by them.
-            Task::Collapse(range, host, level) => {
-                Self::Plain(editor.collapse(range, level, host, rights).ok()?)
+        let change = match task {
+            Task::Zap(range) => editor.zap(range, Free),
+            Task::Protect(range) => editor.write_protect(range),
+            Task::Split(range) => editor.split(range, Level::Page4K),
+            Task::Clean(range) => editor.clean(range, paging::NoSink),
+            Task::Transfer(range, shift) => {
+                let change = editor.clean(range, Marker::new(slots, shift));
+                return Some(Self::Marking(continuing(change, owed)));
             }
+            // Memory that lies differently within large pages is never mapped by them.
+            Task::Collapse(range, host, level) => editor.collapse(range, level, host, rights).ok()?,
             Task::Flush => return None,
-        })
+        };
+        Some(Self::Plain(continuing(change, owed)))
     }
 
     /// Visits at most so many entries.
@@ -85,5 +88,15 @@ impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
             Self::Plain(change) => change.take_gather(),
             Self::Marking(change) => change.take_gather(),
         }
+    }
+}
+
+fn continuing<'a, F: Format, M: TableMemory, S: DirtySink>(
+    change: Change<'a, F, M, S>,
+    owed: &mut Option<Gather<M>>,
+) -> Change<'a, F, M, S> {
+    match owed.take() {
+        Some(gather) => change.continuing(gather),
+        None => change,
     }
 }

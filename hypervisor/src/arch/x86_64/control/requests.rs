@@ -335,6 +335,7 @@ fn send_record(vm: &Machine, request: Request, index: usize, answer: &mut Answer
                 slot: slot.id.0,
                 gpa: slot.gpa.0,
                 size: slot.size,
+                host: slot.host.0,
                 read_only: slot.is_read_only(),
                 logged: slot.is_logged(),
             };

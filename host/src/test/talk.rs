@@ -1,0 +1,136 @@
+//! Talks with the hypervisor of a guest that works: memory that comes and goes, dirty logs.
+
+use super::cases::Talk;
+use crate::ctl::dirty_runs;
+use crate::ctl::fields::Fields;
+use crate::machine::control::Control;
+use crate::machine::process::Machine;
+use crate::size::MIB;
+use anyhow::{Context, Result, anyhow, ensure};
+use hostlink::ctl::{LogWay, Request};
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::Duration;
+
+/// Memory of the guests that are talked about. It is slot 0.
+pub(super) const GUEST_MEMORY: u64 = 256 * MIB;
+const PAGE: u64 = 4096;
+/// Where nothing is.
+const HIGH: u64 = 1 << 32;
+const SIZE: u64 = 32 * MIB;
+/// Fetches of a dirty log.
+const FETCHES: u32 = 6;
+/// Between two of them.
+const PERIOD: Duration = Duration::from_millis(300);
+/// Least number of pages that a guest at work changes between two fetches.
+const CHANGES_MIN: usize = 4;
+
+/// Has the conversation.
+pub(super) fn talk(machine: &Machine, about: Talk) -> Result<()> {
+    let mut control = machine.control()?;
+    match about {
+        Talk::Refusals => refusals(&mut control),
+        Talk::Memory => memory(&mut control),
+        Talk::DirtyLog(way) => dirty_log(machine, &mut control, way),
+    }
+}
+
+fn slots(control: &mut Control) -> Result<Vec<String>> {
+    control.ask(&Request::Slots)
+}
+
+const fn add(gpa: u64, size: u64) -> Request {
+    Request::Add { gpa, size, read_only: false }
+}
+
+fn refusals(control: &mut Control) -> Result<()> {
+    let before = (slots(control)?, control.ask(&Request::Vms)?);
+    for (request, reason) in [
+        (add(GUEST_MEMORY - PAGE, 2 * PAGE), "it overlaps slot 0, which is at 0x0"),
+        (add(HIGH + 1, PAGE), "multiples of 4096"),
+        (add(HIGH, PAGE - 1), "multiples of 4096"),
+        (add(HIGH, 0), "the size is 0"),
+        (add(1 << 52, PAGE), "beyond the guest's physical address width"),
+        (add(!(PAGE - 1), 2 * PAGE), "beyond the guest's physical address width"),
+        (add(HIGH, 1 << 38), "free memory in one piece"),
+        (Request::Delete { slot: 9 }, "there is no slot 9"),
+        (Request::Delete { slot: 0 }, "was not added by a request"),
+        (Request::LogStart { slot: 9, way: LogWay::DirtyBits }, "there is no slot 9"),
+        (Request::LogFetch { slot: 0 }, "are not logged"),
+        (Request::LogStop { slot: 0 }, "are not logged"),
+    ] {
+        match control.ask(&request) {
+            Ok(answer) => return Err(anyhow!("'{request}' was not refused: {answer:?}")),
+            Err(error) => {
+                let message = format!("{error:#}");
+                ensure!(message.contains(reason), "'{request}' was refused for another reason: {message}");
+            }
+        }
+    }
+    ensure!((slots(control)?, control.ask(&Request::Vms)?) == before, "a refused request changed something");
+    Ok(())
+}
+
+fn memory(control: &mut Control) -> Result<()> {
+    let before = slots(control)?;
+    for round in 0..20 {
+        let added = control.ask(&add(HIGH + round * SIZE, SIZE))?;
+        let slot = number(&added, "slot")?;
+        ensure!(slots(control)?.len() == before.len() + 1, "the slot is not listed");
+        let gone = control.ask(&Request::Delete { slot: u16::try_from(slot)? })?;
+        ensure!(number(&gone, "flushes")? >= 1, "memory was taken back without a flush: {gone:?}");
+    }
+    ensure!(slots(control)? == before, "not all is as before");
+    // What was given back is there to be given again: all of it at once, three times.
+    for _ in 0..3 {
+        let added = control.ask(&add(HIGH, 4 * SIZE))?;
+        let slot = u16::try_from(number(&added, "slot")?)?;
+        control.ask(&Request::Delete { slot })?;
+    }
+    Ok(())
+}
+
+fn number(records: &[String], key: &str) -> Result<u64> {
+    let record = Fields::parse(records.first().context("an empty answer")?)?;
+    record.number(key).with_context(|| format!("the answer has no {key}: {records:?}"))
+}
+
+/// Each page whose contents differ between two looks must be in the log that was fetched between them and the next, or in the
+/// one after that: a store may come between a fetch's end and the look.
+fn dirty_log(machine: &Machine, control: &mut Control, way: LogWay) -> Result<()> {
+    let host = number(&slots(control)?, "host")?;
+    let look = || machine.ram().page_digests(host, GUEST_MEMORY);
+    control.ask(&Request::LogStart { slot: 0, way })?;
+    fetch(control)?;
+    let mut before = look()?;
+    let mut changed = BTreeSet::new();
+    for round in 0..FETCHES {
+        thread::sleep(PERIOD);
+        let dirty = fetch(control)?;
+        let now = look()?;
+        let missed: Vec<_> = changed.difference(&dirty).collect();
+        ensure!(
+            missed.is_empty(),
+            "round {round}: {} pages have changed and are in no log; the first is {:#x}",
+            missed.len(),
+            missed[0] * PAGE
+        );
+        let differs = (0..).zip(before.iter().zip(&now)).filter(|(_, (then, now))| then != now);
+        let pages: BTreeSet<u64> = differs.map(|(page, _)| page).collect();
+        ensure!(
+            pages.len() >= CHANGES_MIN,
+            "round {round}: the guest has changed {} pages only",
+            pages.len()
+        );
+        // The others have to be in the next one.
+        changed = pages.difference(&dirty).copied().collect();
+        before = now;
+    }
+    control.ask(&Request::LogStop { slot: 0 })?;
+    ensure!(control.ask(&Request::LogFetch { slot: 0 }).is_err(), "the log has not ended");
+    Ok(())
+}
+
+fn fetch(control: &mut Control) -> Result<BTreeSet<u64>> {
+    Ok(dirty_runs(&control.ask(&Request::LogFetch { slot: 0 })?)?.into_iter().flatten().collect())
+}
