@@ -147,8 +147,12 @@ impl Case {
     }
 }
 
-/// Says that it has begun, and then works until it is ended.
-const WORK: &str = "echo '{\"event\":\"ready\"}' > /dev/ttyS1; thrash --threads 4 --rounds 100000";
+/// Says that it has begun, and then works until it is ended; the ROM comes and goes meanwhile and must read the same each time.
+const WORK: &str = "cd /sys/bus/pci/devices/0000:00:01.0 && echo 1 > rom && sum=$(md5sum < rom) || exit; \
+    while echo 0 > rom; echo 1 > rom; do \
+        test \"$(md5sum < rom)\" = \"$sum\" || echo '{\"event\":\"wrong\"}' > /dev/ttyS1; \
+    done & \
+    echo '{\"event\":\"ready\"}' > /dev/ttyS1; thrash --threads 4 --rounds 100000";
 const STALE: &str = "stale --threads 8 --seconds 5 --report /dev/ttyS1";
 /// On a busy machine the emulated CPUs seldom run at the same time.
 const STALE_TRIES: &str =

@@ -13,6 +13,7 @@ use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::cell::{Cell, LazyCell};
@@ -116,6 +117,10 @@ impl Lab<'_> {
         })?;
         with_console(&outcome, || {
             ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
+            ensure!(outcome.report("wrong").is_none(), "the guest's ROM has changed");
+            let counters = outcome.counters.as_ref();
+            let changes = counters.map_or(0, |counters| counters.get(Counter::SlotChanges));
+            ensure!(changes > 4, "the guest's ROM came and went {changes} times");
             said
         })
     }

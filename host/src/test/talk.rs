@@ -35,8 +35,11 @@ pub(super) fn talk(machine: &Machine, about: Talk) -> Result<()> {
     }
 }
 
+/// The slots but for the ROM's, which comes and goes meanwhile.
 fn slots(control: &mut Control) -> Result<Vec<String>> {
-    control.ask(&Request::Slots)
+    let mut slots = control.ask(&Request::Slots)?;
+    slots.retain(|slot| !slot.contains("access=ro"));
+    Ok(slots)
 }
 
 const fn add(gpa: u64, size: u64) -> Request {
@@ -44,7 +47,7 @@ const fn add(gpa: u64, size: u64) -> Request {
 }
 
 fn refusals(control: &mut Control) -> Result<()> {
-    let before = (slots(control)?, control.ask(&Request::Vms)?);
+    let before = slots(control)?;
     for (request, reason) in [
         (add(GUEST_MEMORY - PAGE, 2 * PAGE), "it overlaps slot 0, which is at 0x0"),
         (add(HIGH + 1, PAGE), "multiples of 4096"),
@@ -67,7 +70,7 @@ fn refusals(control: &mut Control) -> Result<()> {
             }
         }
     }
-    ensure!((slots(control)?, control.ask(&Request::Vms)?) == before, "a refused request changed something");
+    ensure!(slots(control)? == before, "a refused request changed something");
     Ok(())
 }
 
