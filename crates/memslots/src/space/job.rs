@@ -69,17 +69,18 @@ impl<M: TableMemory> Owed<M> {
 
     /// Lets [`free`](Self::free) free what the receipt is for; false if it is for an earlier flush.
     pub(super) fn release(&mut self, receipt: &impl FlushReceipt) -> bool {
-        match self.gather.take().map(|gather| gather.release_in_steps(receipt)) {
-            None => {}
-            Some(Ok(freeing)) => {
-                self.report.tables += freeing.table_count() as u64;
-                self.counted = 0;
-                // What was freed before is free: nothing is gathered until it is.
-                self.freeing = Some(freeing);
-            }
-            Some(Err(gather)) => {
-                self.gather = Some(gather);
-                return false;
+        if let Some(gather) = self.gather.take() {
+            match gather.release_in_steps(receipt) {
+                Ok(freeing) => {
+                    self.report.tables += freeing.table_count() as u64;
+                    self.counted = 0;
+                    // What was freed before is free: nothing is gathered until it is.
+                    self.freeing = Some(freeing);
+                }
+                Err(gather) => {
+                    self.gather = Some(gather);
+                    return false;
+                }
             }
         }
         self.report.flushes += 1;

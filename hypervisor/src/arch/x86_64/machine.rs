@@ -5,7 +5,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::fmt;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use coherence::{Notify, Target};
 use hostlink::config::{BootCpu, Config, ConfigError, NestedPage, ResetPolicy};
@@ -119,6 +119,8 @@ pub(super) struct Machine {
     files: Files,
     /// What every CPU has to look at: bits of [`attention`].
     attention: AtomicU32,
+    /// Whether a request from outside waits for its turn to change guest memory: vCPUs let it go first.
+    pub(super) turn_wanted: AtomicBool,
     /// How many vCPUs have stopped for a reset.
     parked: AtomicU32,
 }
@@ -273,6 +275,7 @@ pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         layout,
         files,
         attention: AtomicU32::new(0),
+        turn_wanted: AtomicBool::new(false),
         parked: AtomicU32::new(0),
     };
     machine.load_guest().map_err(CreateError::Load)?;

@@ -96,8 +96,7 @@ pub(super) fn cpu_loop() -> ! {
     while !vm.sched.has_cpu(cpu.index) {
         // This CPU only takes interrupts and serves requests.
         if control::serve(cpu) {
-            interrupts::enable();
-            interrupts::disable();
+            take_interrupts();
             continue;
         }
         interrupts::enable_and_hlt();
@@ -132,6 +131,12 @@ fn wait_for_turn(vm: &Machine, cpu: &PerCpu) -> Turn {
             idle(vm, cpu);
         }
     }
+}
+
+/// Takes the interrupts that pend. STI lets them come in only behind the instruction that follows it.
+fn take_interrupts() {
+    // SAFETY: interrupts may be taken here, as while idling.
+    unsafe { core::arch::asm!("sti", "nop", "cli", options(nostack)) };
 }
 
 /// Waits for an interrupt.

@@ -1,6 +1,7 @@
 //! What requests do, in steps.
 
 use core::fmt;
+use core::sync::atomic::Ordering;
 
 use alloc::boxed::Box;
 
@@ -75,8 +76,8 @@ impl fmt::Display for Refusal {
 
 /// A request under way.
 pub(super) enum Work {
-    /// Records, of which so many have been sent.
-    List { request: Request, sent: usize },
+    /// Records, from this one on.
+    List { request: Request, next: usize },
     /// A change of the slots.
     Change { job: SpaceJob<'static>, scratch: Box<FlushScratch>, after: After, took: Took },
     /// A fetch of a log.
@@ -122,7 +123,7 @@ impl Work {
     /// Begins to serve a request.
     pub(super) fn new(vm: &'static Machine, request: Request) -> Self {
         let begun = match request {
-            Request::Vms | Request::Slots | Request::Stats => Ok(Self::List { request, sent: 0 }),
+            Request::Vms | Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
             Request::Add { gpa, size, read_only } => add(vm, Gpa(gpa), size, read_only),
             Request::Delete { slot } => delete(vm, slot),
             Request::LogStart { slot, way } => start_log(vm, slot, way),
@@ -132,11 +133,14 @@ impl Work {
                 job.map(|job| Self::change(job, After::Nothing)).map_err(|error| refusal(slot, error))
             }
         };
-        begun.unwrap_or_else(|why| match why {
+        let work = begun.unwrap_or_else(|why| match why {
             // The turn of another job, a guest's, is over soon.
             Refusal::Slot(SlotError::Busy) => Self::Later(request),
             why => Self::Refused(why),
-        })
+        });
+        // A guest that changes its memory all the time would never leave a turn to others.
+        vm.turn_wanted.store(matches!(work, Self::Later(_)), Ordering::Relaxed);
+        work
     }
 
     fn change(job: SpaceJob<'static>, after: After) -> Self {
@@ -148,10 +152,10 @@ impl Work {
         match self {
             Self::Refused(why) => Progress::Refused(*why),
             Self::Over => Progress::Done,
-            Self::List { request, sent } => {
-                let is_sent = send_record(vm, *request, *sent, answer);
-                *sent += 1;
-                if is_sent { Progress::More } else { Progress::Done }
+            Self::List { request, next } => {
+                let Some(next) = send_record(vm, *request, *next, answer) else { return Progress::Done };
+                *self = Self::List { request: *request, next };
+                Progress::More
             }
             Self::Later(request) => {
                 *self = Self::new(vm, *request);
@@ -310,8 +314,8 @@ fn fetch_log(vm: &'static Machine, id: SlotId) -> Result<Work, Refusal> {
     }
 }
 
-/// Sends record `index` of a list; false if there are not so many.
-fn send_record(vm: &Machine, request: Request, index: usize, answer: &mut Answer) -> bool {
+/// Sends record `index` of a list, or the next that there is; returns which comes then, or `None` at the end.
+fn send_record(vm: &Machine, request: Request, index: usize, answer: &mut Answer) -> Option<usize> {
     match request {
         Request::Vms if index == 0 => {
             let mut memory = 0;
@@ -323,14 +327,14 @@ fn send_record(vm: &Machine, request: Request, index: usize, answer: &mut Answer
             ));
         }
         Request::Slots => {
-            let (mut found, mut count) = (None, 0);
+            // By their numbers, since slots may come and go between two records.
+            let mut found: Option<Slot> = None;
             vm.space.slots().memory().for_each(|slot| {
-                if count == index {
+                if usize::from(slot.id.0) >= index && found.is_none_or(|best| slot.id < best.id) {
                     found = Some(*slot);
                 }
-                count += 1;
             });
-            let Some(slot) = found else { return false };
+            let slot = found?;
             let record = SlotRecord {
                 slot: slot.id.0,
                 gpa: slot.gpa.0,
@@ -340,16 +344,17 @@ fn send_record(vm: &Machine, request: Request, index: usize, answer: &mut Answer
                 logged: slot.is_logged(),
             };
             answer.record(format_args!("{record}"));
+            return Some(usize::from(slot.id.0) + 1);
         }
         Request::Stats => {
-            let Some(counter) = Counter::ALL.get(index) else { return false };
+            let counter = Counter::ALL.get(index)?;
             let value = vm.vcpus.iter().fold(0u64, |sum, vcpu| {
                 let row = vm.counters_of(vcpu);
-                sum.wrapping_add(row[*counter as usize].load(core::sync::atomic::Ordering::Relaxed))
+                sum.wrapping_add(row[*counter as usize].load(Ordering::Relaxed))
             });
             answer.record(format_args!("{}={value}", counter.name()));
         }
-        _ => return false,
+        _ => return None,
     }
-    true
+    Some(index + 1)
 }

@@ -2,6 +2,7 @@
 //! the bounded wait of a flush.
 
 use core::mem::ManuallyDrop;
+use core::sync::atomic::Ordering;
 
 use coherence::Owner;
 use hostlink::counters::Counter;
@@ -478,6 +479,9 @@ impl Context<'_> {
 
     /// Writes to the PCI configuration space. The ROM's slot follows what its device decodes before the guest goes on.
     fn write_pci(&mut self, port: u16, width: PortSize, value: u32) -> Next {
+        if self.vm.turn_wanted.load(Ordering::Relaxed) {
+            return Next::Again;
+        }
         // Held until the slot has moved, so that it moves in the order of the writes. Whoever has it waits for nobody but
         // vCPUs in guest mode.
         let mut rom = self.vm.rom.lock();
