@@ -235,8 +235,8 @@ impl<'a> GuestMemory<'a> {
         before.ok_or(AccessError::Unaligned { gpa })
     }
 
-    /// Records that the guest has stored to these addresses, or may do so: in the logs of the slots that have one. What is
-    /// no memory is passed over.
+    /// Records that the guest has stored to these addresses, or may do so: in the logs of the slots that have
+    /// one. What is no memory is passed over.
     ///
     /// A fault handler calls it **after** it has made the leaf writable, with the slots by which it did, and in the same
     /// section for the flush engine; the table in `dirty.rs` says why. Stores by a [`GuestMemory`] are recorded already.

@@ -13,13 +13,14 @@
 //! | fetch | A: take the marks, by exchange; B: protect the pages that were marked, or clear the dirty bits of all leaves and add their pages; C: flush, receipt; D: look at the marks again and leave them | A before B, as the counterpart of a before b. C before the copy: until then processors store by what they hold. D after C, see below |
 //!
 //! No store is lost, for each way that it can fall:
-//! * c or s **with dirty bits**: B finds the bit, or the next fetch does. A processor that holds the leaf as dirty stores without
-//!   setting the bit until C; those stores are in the pages when they are copied.
+//! * c or s **with dirty bits**: B finds the bit, or the next fetch does. A processor that holds the leaf as
+//!   dirty stores without setting the bit until C; those stores are in the pages when they are copied.
 //! * c **with write protection**: if b is before A, A has it. If not, the mark stays for the next fetch, and the leaf
 //!   stays writable until then.
-//! * s **with write protection**, by a leaf that another vCPU's a has made writable and whose b is still to come: the fetch may
-//!   begin after s and before b. The receipt of C says that sections which began before it have ended, so b is before D, and
-//!   D adds the page. The mark stays, so that the next fetch protects the leaf.
+//! * s **with write protection**, by a leaf that another vCPU's a has made writable and whose b is still to
+//!   come: the fetch may begin after s and before b. The receipt of C says that sections which began before
+//!   it have ended, so b is before D, and D adds the page. The mark stays, so that the next fetch protects
+//!   the leaf.
 //! * t: u either comes before A, or leaves its mark for D or the next fetch. What is in the result of a fetch is each
 //!   store of the hypervisor that had *returned* when it began.
 //!
@@ -29,7 +30,7 @@
 //! The mark is always a read-modify-write: looking first whether it is there already would let the look overtake t.
 
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering::{Acquire, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use paging::Level;
 
@@ -100,7 +101,7 @@ impl Marks<'_> {
             let start = index * PAGES_PER_WORD;
             let low = first.saturating_sub(start);
             let high = (last - start).min(PAGES_PER_WORD - 1);
-            // u, b: pairs with `take` and `look`.
+            // u, b: pairs with `take`.
             word.fetch_or(u64::MAX >> (PAGES_PER_WORD - 1 - (high - low)) << low, Release);
         }
     }
@@ -113,8 +114,8 @@ impl Marks<'_> {
 
     /// D: looks at a word's marks.
     pub(crate) fn look(self, index: usize) -> u64 {
-        // Pairs with `mark`.
-        self.0.get(index).map_or(0, |word| word.load(Acquire))
+        // What was marked before the receipt is seen by that, and all marks stay: the next fetch acquires what they say.
+        self.0.get(index).map_or(0, |word| word.load(Relaxed))
     }
 
     /// Whether a page is marked.
@@ -126,8 +127,8 @@ impl Marks<'_> {
     /// Gives back marks that were taken.
     pub(crate) fn put_back(self, index: usize, marks: u64) {
         if let Some(word) = self.0.get(index).filter(|_| marks != 0) {
-            // Passes on what `take` has acquired.
-            word.fetch_or(marks, Release);
+            // Who takes them again reads from the release sequence that the first mark has begun.
+            word.fetch_or(marks, Relaxed);
         }
     }
 }

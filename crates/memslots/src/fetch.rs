@@ -58,10 +58,12 @@ const fn in_slot(slot: &Slot, index: usize) -> u64 {
 /// A fetch of a dirty log under way. The table in `dirty.rs` says why in this order:
 ///
 /// 1. [`GuestMemory::fetch_dirty`] takes the marks.
-/// 2. The caller write-protects the pages that are marked ([`next_run`](Self::next_run)), or clears the dirty bits of the
-///    leaves in [`range`](Self::range) and [adds](Self::add) the pages that had them; and flushes. The flush is needed even if nothing was
-///    changed: it waits for faults that are just being handled.
-/// 3. [`finish`](Self::finish), for the flush's receipt, adds what has been marked meanwhile. Then the pages can be copied.
+/// 2. The caller write-protects the pages that are marked ([`next_run`](Self::next_run)), or clears the dirty
+///    bits of the leaves in [`range`](Self::range) and [adds](Self::add) the pages that had them; and
+///    flushes. The flush is needed even if nothing was changed: it waits for faults that are just being
+///    handled.
+/// 3. [`finish`](Self::finish), for the flush's receipt, adds what has been marked meanwhile. Then the pages
+///    can be copied.
 ///
 /// Dropped before, it puts the marks back, so that the next fetch finds them.
 #[must_use = "a fetch that is dropped puts the marks back"]
@@ -89,27 +91,20 @@ impl DirtyFetch<'_, '_> {
 
     /// The first run of dirty pages at `from` or above, as guest physical addresses.
     pub fn next_run(&self, from: Gpa) -> Option<Range<u64>> {
-        let Range { start, end } = self.range();
-        let page_size = Level::Page4K.size();
-        let page_count = (end - start) / page_size;
+        let Range { start, .. } = self.range();
+        // No bit behind the slot's last page is set.
+        let page_count = self.words.len() as u64 * PAGES_PER_WORD;
         let is_dirty = |page: &u64| {
             let word = self.words.get((page / PAGES_PER_WORD) as usize);
             word.is_some_and(|word| word >> (page % PAGES_PER_WORD) & 1 != 0)
         };
-        let from = from.0.saturating_sub(start).div_ceil(page_size);
-        let first = self.skip_clean(from, page_count).find(is_dirty)?;
-        let last = (first..page_count).find(|page| !is_dirty(page)).unwrap_or(page_count);
-        Some(start + first * page_size..start + last * page_size)
-    }
-
-    /// The pages from `from` on, but for whole words without a mark before the first that has one.
-    fn skip_clean(&self, from: u64, page_count: u64) -> Range<u64> {
-        let words = self.words.iter().enumerate().skip((from / PAGES_PER_WORD) as usize);
-        let first = words.into_iter().find(|(_, word)| **word != 0);
-        match first {
-            Some((index, _)) => from.max(index as u64 * PAGES_PER_WORD)..page_count,
-            None => page_count..page_count,
-        }
+        let from = from.0.saturating_sub(start).div_ceil(Level::Page4K.size());
+        // Words without a mark are passed over as a whole.
+        let word = (from / PAGES_PER_WORD..self.words.len() as u64)
+            .find(|&word| self.words.get(word as usize).is_some_and(|word| *word != 0))?;
+        let first = (from.max(word * PAGES_PER_WORD)..page_count).find(is_dirty)?;
+        let end = (first..page_count).find(|page| !is_dirty(page)).unwrap_or(page_count);
+        Some(start + first * Level::Page4K.size()..start + end * Level::Page4K.size())
     }
 
     /// Adds pages that the processor has marked in their leaves. What lies outside of [`range`](Self::range) is not

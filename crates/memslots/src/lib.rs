@@ -15,14 +15,16 @@ mod fetch;
 mod generation;
 mod list;
 mod located;
-#[cfg(all(test, loom))]
-mod loom_tests;
 mod memslots;
 mod mmio;
+#[cfg(all(test, loom))]
+mod model;
 mod raw;
 mod slot;
 mod snapshots;
 pub mod space;
+#[cfg(test)]
+mod support;
 mod sync;
 #[cfg(all(test, not(loom)))]
 mod tests;

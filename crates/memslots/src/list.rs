@@ -22,7 +22,7 @@ impl ListStamp {
 }
 
 /// Slots in ascending order, without overlap.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct SlotList {
     slots: ArrayVec<Slot, SLOTS_MAX>,
     /// The log of the slot with the same index: present if and only if that has [`SlotFlags::LOG_DIRTY`]. Apart, so
@@ -30,6 +30,22 @@ pub(crate) struct SlotList {
     logs: ArrayVec<Option<DirtyLog>, SLOTS_MAX>,
     /// Changes with the slots; that of the empty list is 0.
     stamp: ListStamp,
+}
+
+impl Clone for SlotList {
+    fn clone(&self) -> Self {
+        let mut list = Self::default();
+        list.clone_from(self);
+        list
+    }
+
+    /// In place: a list is large for a hypervisor's stack.
+    fn clone_from(&mut self, source: &Self) {
+        let Self { slots, logs, stamp } = source;
+        self.slots.clone_from(slots);
+        self.logs.clone_from(logs);
+        self.stamp = *stamp;
+    }
 }
 
 impl SlotList {

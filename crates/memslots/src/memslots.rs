@@ -19,11 +19,13 @@ pub const PHYSICAL_BITS_MAX: u32 = 52;
 ///
 /// 1. [`begin_update`](Self::begin_update) marks the generation as in progress. From here on nothing
 ///    derived from the slots is kept.
-/// 2. [`Update::publish`] shows the new slots of all spaces that it changes, and [`Published::wait`](crate::Published::wait) waits until
-///    nobody uses the old ones, so that no fault handler still installs a translation that it looked up in them.
-/// 3. The caller [treats](crate::Quiesced::for_each_change) the translations of what has changed, and flushes.
-/// 4. [`Quiesced::finish`](crate::Quiesced::finish), once it has the flush's receipt, gives the memory behind removed slots
-///    back and ends the update with a new generation.
+/// 2. [`Update::publish`] shows the new slots of all spaces that it changes, and
+///    [`Published::wait`](crate::Published::wait) waits until nobody uses the old ones, so that no fault
+///    handler still installs a translation that it looked up in them.
+/// 3. The caller [treats](crate::Quiesced::for_each_change) the translations of what has changed, and
+///    flushes.
+/// 4. [`Quiesced::finish`](crate::Quiesced::finish), once it has the flush's receipt, gives the memory behind
+///    removed slots back and ends the update with a new generation.
 ///
 /// There is one generation for all spaces. It orders with the slots as follows; how the slots themselves are published,
 /// the table in `snapshots.rs` says.
@@ -39,6 +41,7 @@ pub const PHYSICAL_BITS_MAX: u32 = 52;
 /// the result carries a number that no load at or after A returns: d discards it. In between, a's mark
 /// forbids c.
 #[derive(Debug)]
+#[repr(C)] // For the first field, see `Snapshots`.
 pub struct Memslots<const SPACES: usize = 1> {
     pub(crate) spaces: [Snapshots<SlotList>; SPACES],
     pub(crate) current: Current,

@@ -13,10 +13,10 @@ const NONE: u64 = u64::MAX;
 /// All that it holds is of one generation of the slots, and is forgotten when it meets another.
 #[derive(Clone, Debug)]
 pub struct MmioCache<const N: usize> {
-    generation: Generation,
-    pages: [u64; N],
+    pub(crate) generation: Generation,
+    pub(crate) pages: [u64; N],
     /// Which page is replaced next.
-    next: usize,
+    pub(crate) next: usize,
 }
 
 impl<const N: usize> MmioCache<N> {
@@ -32,8 +32,9 @@ impl<const N: usize> MmioCache<N> {
         self.generation == generation && self.pages.contains(&page(gpa))
     }
 
-    /// Remembers that the page of `gpa` has no memory. `generation` is the one from **before** the look-up that found
-    /// so: the [memory's](crate::GuestMemory::generation) that was looked into. Returns false, and remembers nothing, if it is in progress.
+    /// Remembers that the page of `gpa` has no memory. `generation` is the one from **before** the look-up
+    /// that found so: the [memory's](crate::GuestMemory::generation) that was looked into. Returns false, and
+    /// remembers nothing, if it is in progress.
     pub fn insert(&mut self, gpa: Gpa, generation: Generation) -> bool {
         if generation.is_in_progress() {
             return false;

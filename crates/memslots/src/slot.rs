@@ -5,8 +5,8 @@ use core::ops::Range;
 
 use paging::{Gpa, Level, PhysAddr};
 
-/// Most slots of one address space.
-pub const SLOTS_MAX: usize = 64;
+/// Most slots of one address space. The model checker's threads have small stacks.
+pub const SLOTS_MAX: usize = if cfg!(loom) { 4 } else { 64 };
 
 /// Names a guest physical address space: its index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

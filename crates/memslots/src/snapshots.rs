@@ -23,18 +23,19 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::sync::{AtomicU64, UnsafeCell};
 
 /// In `state`: the second copy is current. The bits below count the pins of the current copy.
-const SECOND: u64 = 1 << 63;
+pub(crate) const SECOND: u64 = 1 << 63;
 
-const fn index_of(state: u64) -> usize {
+pub(crate) const fn index_of(state: u64) -> usize {
     (state >> 63) as usize
 }
 
-/// The two copies.
+/// The two copies. They come first, and so does this in what holds it: that saves each look-up an addition.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Snapshots<T> {
-    state: AtomicU64,
-    left: [AtomicU64; 2],
     copies: [UnsafeCell<T>; 2],
+    pub(crate) state: AtomicU64,
+    pub(crate) left: [AtomicU64; 2],
 }
 
 // SAFETY: readers share a copy (`Sync`), and the one writer has the other to itself (`Send`), by the
@@ -69,11 +70,10 @@ impl<T: Clone> Snapshots<T> {
         // Only a writer changes the index.
         let current = index_of(self.state.load(Relaxed));
         let mut draft = Draft { snapshots: self, index: 1 - current };
-        let value = self.copies[current].with(|copy| {
+        self.copies[current].with(|value| {
             // SAFETY: nobody writes the current copy.
-            unsafe { (*copy).clone() }
+            draft.edit(|copy| copy.clone_from(unsafe { &*value }));
         });
-        draft.edit(|copy| *copy = value);
         draft
     }
 }
@@ -81,8 +81,8 @@ impl<T: Clone> Snapshots<T> {
 /// A reader's hold on one copy.
 #[derive(Debug)]
 pub(crate) struct Pin<'a, T> {
-    snapshots: &'a Snapshots<T>,
-    index: usize,
+    pub(crate) snapshots: &'a Snapshots<T>,
+    pub(crate) index: usize,
 }
 
 impl<T> Pin<'_, T> {
@@ -106,8 +106,8 @@ impl<T> Drop for Pin<'_, T> {
 /// A copy that only its writer sees.
 #[derive(Debug)]
 pub(crate) struct Draft<'a, T> {
-    snapshots: &'a Snapshots<T>,
-    index: usize,
+    pub(crate) snapshots: &'a Snapshots<T>,
+    pub(crate) index: usize,
 }
 
 impl<'a, T> Draft<'a, T> {
@@ -132,9 +132,9 @@ impl<'a, T> Draft<'a, T> {
 /// The former copy, whose readers are leaving.
 #[derive(Debug)]
 pub(crate) struct Drain<'a, T> {
-    snapshots: &'a Snapshots<T>,
-    index: usize,
-    pinned: u64,
+    pub(crate) snapshots: &'a Snapshots<T>,
+    pub(crate) index: usize,
+    pub(crate) pinned: u64,
 }
 
 impl<T> Drain<'_, T> {

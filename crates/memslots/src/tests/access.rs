@@ -1,5 +1,4 @@
-use super::PAGE;
-use super::backing::Backing;
+use super::{Backing, PAGE};
 use crate::{AccessError, Gpa, Memslots, Pattern, Slot, SlotFlags};
 
 fn memslots(slots: &[Slot]) -> Memslots {

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::backing::Backing;
-use super::{PAGE, finish, receipt, slot, stamp, untouched};
+use super::{Backing, PAGE, finish, receipt, slot, stamp, untouched};
 use crate::sync::AtomicU64;
 use crate::{DirtyLog, Gpa, Memslots, Resolution, Slot, SlotError, SlotFlags, SlotId};
 
@@ -255,4 +254,30 @@ fn logged_memory_is_mapped_by_small_pages() {
     assert_eq!(level(), paging::Level::Page2M);
     start(&memslots, &[(1, log(16))]);
     assert_eq!(level(), paging::Level::Page4K);
+}
+
+/// The log lies in the memory itself, so that a store wipes out a mark that came before it.
+#[test]
+fn p14_the_mark_comes_after_the_store() {
+    let backing = Backing::new(1);
+    let slot = backing.slot(1, 0);
+    let mut memslots = Memslots::new(48);
+    // SAFETY: the backing lives as long as the slots and is accessed through them only, or by atomics.
+    unsafe { memslots.add(slot) }.unwrap();
+    // SAFETY: aligned, in the backing, and accessed by atomics only.
+    let word = unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(slot.host.0 as usize)) };
+    start(&memslots, &[(1, DirtyLog::new(std::slice::from_ref(word)))]);
+    let memory = memslots.memory();
+    let stores: [&dyn Fn(); 5] = [
+        &|| memory.write(Gpa(0), &[0; 16]).unwrap(),
+        &|| memory.write_u64(Gpa(0), 0).unwrap(),
+        &|| memory.write_u32(Gpa(0), 0).unwrap(),
+        &|| assert_eq!(memory.fetch_and(Gpa(0), 0u64), Ok(0xff)),
+        &|| assert_eq!(memory.compare_exchange(Gpa(0), 0xffu64, 0), Ok(0xff)),
+    ];
+    for (index, store) in stores.iter().enumerate() {
+        word.store(0xff, Relaxed);
+        store();
+        assert_eq!(word.load(Relaxed), 1, "store {index}");
+    }
 }

@@ -55,7 +55,15 @@ fn p9_generations_of_three_bits_come_to_an_end_and_do_not_wrap() {
     assert!(good.generation().is_in_progress(), "rather than to wrap, it stays in progress");
     assert_eq!(good.generation().number(), 7);
     assert!(!MmioCache::<4>::new().insert(Gpa(0), good.generation()));
-    assert!(is_stale(&with_another(of_three_bits(Numbers::of_bits_that_wrap(3)))), "the bug would be seen");
+    let wrapping = with_another(of_three_bits(Numbers::of_bits_that_wrap(3)));
+    assert!(is_stale(&wrapping), "the bug would be seen");
+    let mut numbers: Vec<_> = Vec::new();
+    for _ in 0..8 {
+        numbers.push(finish(wrapping.begin_update().unwrap()).number());
+    }
+    let first = numbers.iter().position(|number| *number == 0).unwrap();
+    numbers.rotate_left(first);
+    assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of the slots, by what they catch.
 
 mod access;
+mod audit;
 mod backing;
 mod log;
 mod mmio;
@@ -10,58 +11,22 @@ mod space;
 mod spaces;
 mod treatment;
 mod update;
+mod updates;
 
-use paging::{Amd64Nested, Entries, NeverWalked, PageTable, PhysAddr, Stamp, TableMemory};
-
-use crate::{Generation, Gpa, Memslots, Quiesced, Retired, Slot, SlotFlags, SlotId, SpaceId, Update};
-
-const PAGE: u64 = 4096;
-
-/// A slot of pages, named by a number.
-fn slot(id: u16, gpa_page: u64, page_count: u64, host: u64) -> Slot {
-    Slot {
-        id: SlotId(id),
-        gpa: Gpa(gpa_page * PAGE),
-        size: page_count * PAGE,
-        host: PhysAddr(host),
-        flags: SlotFlags::empty(),
-    }
-}
+use self::backing::Backing;
+use crate::support::{PAGE, receipt, slot, stamp};
+use crate::{Generation, Memslots, Quiesced, Retired, Slot, SpaceId, Update};
 
 /// Slots whose memory is never touched.
 fn untouched(slots: &[Slot]) -> Memslots {
-    let mut memslots = Memslots::new(48);
+    let memslots = Memslots::new(48);
+    let mut update = memslots.begin_update().unwrap();
     for slot in slots {
         // SAFETY: the test only looks slots up.
-        unsafe { memslots.add(*slot) }.unwrap();
+        unsafe { update.add(*slot) }.unwrap();
     }
+    finish(update);
     memslots
-}
-
-/// Memory for one table, the root.
-#[derive(Clone)]
-struct OneTable;
-
-// SAFETY: each page table that a test makes has a root only, which is never read.
-unsafe impl TableMemory for OneTable {
-    fn allocate(&self) -> Option<PhysAddr> {
-        Some(PhysAddr(PAGE))
-    }
-    unsafe fn free(&self, _: PhysAddr) {}
-    unsafe fn entries(&self, _: PhysAddr) -> &Entries {
-        unreachable!("the table is never walked")
-    }
-}
-
-/// Some stamp.
-fn stamp() -> Stamp {
-    PageTable::<Amd64Nested, _>::new(OneTable).unwrap().stamp()
-}
-
-/// A receipt for slots without translations.
-fn receipt() -> NeverWalked {
-    // SAFETY: there is no table, so no processor walks it.
-    unsafe { NeverWalked::new() }
 }
 
 /// Publishes an update whose old slots nobody uses, and says that all its translations are gone.

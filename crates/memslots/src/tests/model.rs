@@ -2,8 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::backing::Backing;
-use super::{PAGE, freed, slot, untouched};
+use super::{Backing, PAGE, freed, slot, untouched};
 use crate::{AccessError, Gpa, Memslots, Slot, SlotError, SlotId};
 
 /// Pages and bytes that copies go to.

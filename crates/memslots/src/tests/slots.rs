@@ -32,6 +32,9 @@ fn refuses_slots_that_are_empty_or_not_whole_pages() {
         Slot { gpa: Gpa(0x800), ..good },
         Slot { size: 0x1001, ..good },
         Slot { host: PhysAddr(0x10), ..good },
+        Slot { gpa: Gpa(0x800), size: 0x1800, host: PhysAddr(0x800), ..good },
+        Slot { gpa: Gpa(0x800), size: 0x1800, ..good },
+        Slot { size: 0x1800, host: PhysAddr(0x800), ..good },
     ] {
         assert_eq!(add(bad), Err(SlotError::Unaligned), "{bad:?}");
     }
@@ -46,6 +49,7 @@ fn h5_refuses_slots_beyond_the_physical_width_or_around_the_end() {
     assert_eq!(add(Slot { gpa: Gpa(!0xfff), size: 2 * PAGE, ..slot(3, 0, 1, 0) }), Err(SlotError::TooHigh));
     assert_eq!(add(Slot { size: !0xfff, ..slot(3, 1, 1, 0) }), Err(SlotError::TooHigh));
     assert_eq!(add(slot(3, 0, 2, !0xfff)), Err(SlotError::TooHigh), "the backing wraps");
+    assert_eq!(add(slot(3, 0, 1, !0xfff)), Ok(()), "it ends with the address space");
     let widest = Memslots::new(u32::MAX);
     assert_eq!(widest.physical_bits(), crate::PHYSICAL_BITS_MAX);
 }

@@ -2,10 +2,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use paging::{FlushReceipt, Stamp};
 
-use super::backing::Backing;
-use super::{PAGE, finish, receipt, slot, stamp, untouched};
+use super::{Backing, PAGE, finish, receipt, slot, stamp, untouched};
 use crate::generation::Numbers;
-use crate::{Generation, Gpa, Memslots, Retired, SlotError, SlotFlags, SlotId, SpaceId, Treatment};
+use crate::{
+    AccessError, Generation, Gpa, Memslots, MmioCache, Pattern, Retired, SlotError, SlotFlags, SlotId,
+    SpaceId, Treatment,
+};
 
 /// A flush that was issued too early.
 struct Stale;
@@ -139,6 +141,75 @@ fn p2_removed_memory_is_given_back_only_for_a_receipt() {
     quiesced.finish(|retired| freed.push(retired)).unwrap();
     let memory = |slot| Retired::Memory { space: SpaceId::FIRST, slot };
     assert_eq!(freed, [memory(slot(1, 0, 1, 0)), memory(slot(2, 4, 4, 0))]);
+}
+
+/// P13: whoever has kept the old address of a slot, or the knowledge that there was nothing at the new one.
+#[test]
+fn p13_what_was_kept_of_a_slot_is_void_once_it_has_moved() {
+    let backing = Backing::new(1);
+    let mut memslots = Memslots::new(48);
+    // SAFETY: the backing outlives the slots.
+    unsafe { memslots.add(backing.slot(1, 4)) }.unwrap();
+    let (old, new) = (Gpa(4 * PAGE), Gpa(7 * PAGE));
+    let memory = memslots.memory();
+    memory.write_u64(old, 42).unwrap();
+    let located = memory.locate(old, 16).unwrap();
+    let mut record = memory.record::<1>();
+    assert_eq!(memory.read_recorded(old, &mut record), Ok(42));
+    let mut cache = MmioCache::<2>::new();
+    assert!(memory.find(new).is_none() && cache.insert(new, memory.generation()));
+    drop(memory);
+
+    let mut update = memslots.begin_update().unwrap();
+    update.move_to(SlotId(1), new).unwrap();
+    let published = update.publish();
+    assert!(!cache.has(new, memslots.generation()), "not even before the end");
+    let mut quiesced = published.wait(|| false).unwrap();
+    let change = quiesced.change(0).unwrap();
+    assert_eq!((change.treatment, change.range()), (Treatment::Zap, old.0..old.0 + PAGE));
+    assert!(quiesced.settle(SpaceId::FIRST, &receipt(), stamp()));
+    quiesced.finish(|_| panic!("the memory has moved along")).unwrap();
+
+    let memory = memslots.memory();
+    assert!(!cache.has(new, memslots.generation()) && !cache.has(old, memslots.generation()));
+    assert!(!memory.is_unchanged(&record) && !memory.has_at(&located, 0, &Pattern::new(&[42])));
+    assert_eq!(memory.write_u64(old, 1), Err(AccessError::Unmapped { gpa: old }));
+    assert_eq!(memory.read_u64(new), Ok(42));
+}
+
+/// The second update takes the copy up again in which the slot was, and changes nothing there.
+#[test]
+fn p13_what_was_located_in_a_copy_of_long_ago_stays_void() {
+    let backing = Backing::new(1);
+    let mut memslots = Memslots::new(48);
+    // SAFETY: the backing outlives the slots.
+    unsafe { memslots.add(backing.slot(1, 0)) }.unwrap();
+    let located = memslots.memory().locate(Gpa(0), 16).unwrap();
+    let is_there = |memslots: &Memslots| memslots.memory().has_at(&located, 0, &Pattern::new(&[0]));
+    assert!(is_there(&memslots));
+    let mut update = memslots.begin_update().unwrap();
+    update.remove(SlotId(1)).unwrap();
+    finish(update);
+    assert!(!is_there(&memslots));
+    let mut update = memslots.begin_update().unwrap();
+    assert_eq!(update.remove(SlotId(1)), Err(SlotError::UnknownId));
+    finish(update);
+    assert!(!is_there(&memslots));
+}
+
+/// A move may overlap the former place; a refused one changes nothing.
+#[test]
+fn a_slot_moves_to_where_it_has_room() {
+    let memslots = untouched(&[slot(1, 0, 4, 0), slot(2, 8, 4, 0)]);
+    let mut update = memslots.begin_update().unwrap();
+    update.move_to(SlotId(1), Gpa(2 * PAGE)).unwrap();
+    assert_eq!(update.move_to(SlotId(1), Gpa(5 * PAGE)), Err(SlotError::Overlap(SlotId(2))));
+    assert_eq!(update.move_to(SlotId(1), Gpa(5)), Err(SlotError::Unaligned));
+    assert_eq!(update.move_to(SlotId(1), Gpa(1 << 48)), Err(SlotError::TooHigh));
+    assert_eq!(update.move_to(SlotId(3), Gpa(0)), Err(SlotError::UnknownId));
+    finish(update);
+    assert_eq!(memslots.memory().find(Gpa(2 * PAGE)), Some(slot(1, 2, 4, 0)));
+    assert!(memslots.memory().find(Gpa(PAGE)).is_none());
 }
 
 #[test]

@@ -386,7 +386,8 @@ impl Machine {
     }
 
     fn zero_memory(&self) {
-        self.space.slots().memory().for_each(|slot| {
+        let memory = self.space.slots().memory();
+        memory.for_each(|slot| {
             if slot.is_read_only() {
                 return;
             }
@@ -396,6 +397,8 @@ impl Machine {
                 core::slice::from_raw_parts_mut(slot.host.0 as *mut [u64; 8], (slot.size / 64) as usize)
             };
             words.fill([0; 8]);
+            // Not by way of `memory`, so its log has to be told.
+            memory.mark_dirty(slot.range());
         });
     }
 

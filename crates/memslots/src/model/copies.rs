@@ -1,0 +1,212 @@
+//! Two copies of a value, readers and a writer.
+//!
+//! Every access to a copy is checked against every other: a writer that comes too early, or a reader without the
+//! writer's stores, is a race.
+
+use core::mem;
+
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicBool;
+use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use loom::thread;
+
+use super::{explore, mutant, relax};
+use crate::snapshots::{Draft, Drain, Pin, SECOND, Snapshots, index_of};
+
+/// What the scenarios are made of. Everything that is provided is the real thing.
+trait Protocol: 'static {
+    fn pin(snapshots: &Snapshots<u32>) -> Pin<'_, u32> {
+        snapshots.pin()
+    }
+
+    fn leave(pin: Pin<'_, u32>) {
+        drop(pin);
+    }
+
+    fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
+        draft.publish()
+    }
+
+    fn is_drained(drain: &Drain<'_, u32>) -> bool {
+        drain.is_drained()
+    }
+}
+
+struct Real;
+
+impl Protocol for Real {}
+
+/// Replaces the value, and lets go of the old one when its readers have left.
+fn replace<P: Protocol>(snapshots: &Snapshots<u32>, value: u32) {
+    // SAFETY: each scenario has one writer, which waits for the end of each update.
+    let mut draft = unsafe { snapshots.begin() };
+    draft.edit(|copy| *copy = value);
+    let drain = P::publish(draft);
+    while !P::is_drained(&drain) {
+        relax();
+    }
+}
+
+fn read<P: Protocol>(snapshots: &Snapshots<u32>) -> u32 {
+    let pin = P::pin(snapshots);
+    let value = pin.read(|value| *value);
+    P::leave(pin);
+    value
+}
+
+/// A reader that comes twice, and two updates.
+fn reading<P: Protocol>() {
+    let snapshots = Arc::new(Snapshots::new(0));
+    let reader = {
+        let snapshots = snapshots.clone();
+        thread::spawn(move || {
+            let (first, second) = (read::<P>(&snapshots), read::<P>(&snapshots));
+            assert!(first <= second && second <= 2);
+        })
+    };
+    replace::<P>(&snapshots, 1);
+    replace::<P>(&snapshots, 2);
+    reader.join().unwrap();
+    assert_eq!(read::<P>(&snapshots), 2);
+}
+
+/// Two readers, and two updates.
+fn crowded<P: Protocol>() {
+    let snapshots = Arc::new(Snapshots::new(0));
+    let readers = [(); 2].map(|()| {
+        let snapshots = snapshots.clone();
+        thread::spawn(move || assert!(read::<P>(&snapshots) <= 2))
+    });
+    replace::<P>(&snapshots, 1);
+    replace::<P>(&snapshots, 2);
+    for reader in readers {
+        reader.join().unwrap();
+    }
+}
+
+/// What a reader does with what it has read happens before the writer goes on (P5). Both copies have been current, and
+/// one was read, before.
+fn acting<P: Protocol>() {
+    let snapshots = Arc::new(Snapshots::new(0));
+    read::<P>(&snapshots);
+    replace::<P>(&snapshots, 1);
+    replace::<P>(&snapshots, 2);
+    let installed = Arc::new(AtomicBool::new(false));
+    let fault = {
+        let (snapshots, installed) = (snapshots.clone(), installed.clone());
+        thread::spawn(move || {
+            let pin = P::pin(&snapshots);
+            if pin.read(|value| *value) == 2 {
+                installed.store(true, Relaxed);
+            }
+            P::leave(pin);
+        })
+    };
+    replace::<P>(&snapshots, 3);
+    // The zap: it passes over what it finds absent.
+    if installed.load(Relaxed) {
+        installed.store(false, Relaxed);
+    }
+    fault.join().unwrap();
+    assert!(!installed.load(Relaxed), "installed after the zap");
+}
+
+#[test]
+fn a_copy_is_written_only_while_nobody_reads_it() {
+    explore(3, reading::<Real>);
+}
+
+#[test]
+fn two_readers_are_both_waited_for() {
+    explore(3, crowded::<Real>);
+}
+
+#[test]
+fn p5_effects_of_a_reader_of_old_slots_are_there_when_the_wait_ends() {
+    explore(3, acting::<Real>);
+}
+
+mutant! {
+    /// Which copy is current is looked at before it is counted.
+    PinInTwoSteps fails pin_in_two_steps: reading::<PinInTwoSteps>, "maximum number of branches", {
+        fn pin(snapshots: &Snapshots<u32>) -> Pin<'_, u32> {
+            let index = index_of(snapshots.state.load(Acquire));
+            snapshots.state.fetch_add(1, Acquire);
+            Pin { snapshots, index }
+        }
+    }
+}
+
+mutant! {
+    /// The reader does not acquire the copy.
+    PinRelaxed fails pin_without_acquire: reading::<PinRelaxed>, "Causality violation", {
+        fn pin(snapshots: &Snapshots<u32>) -> Pin<'_, u32> {
+            let state = snapshots.state.fetch_add(1, Relaxed);
+            Pin { snapshots, index: index_of(state) }
+        }
+    }
+}
+
+mutant! {
+    /// The copy is not released to its readers.
+    PublishRelaxed fails publish_without_release: reading::<PublishRelaxed>, "Causality violation", {
+        fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
+            let Draft { snapshots, index } = draft;
+            let resumed = snapshots.left[index].load(Relaxed);
+            let old = snapshots.state.swap(if index == 1 { SECOND | resumed } else { resumed }, Relaxed);
+            Drain { snapshots, index: index_of(old), pinned: old & !SECOND }
+        }
+    }
+}
+
+mutant! {
+    /// The readers are counted before the copy is replaced: one that comes in between is not waited for.
+    PublishInTwoSteps fails p5_readers_counted_before_the_switch: acting::<PublishInTwoSteps>, "installed after the zap", {
+        fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
+            let Draft { snapshots, index } = draft;
+            let resumed = snapshots.left[index].load(Relaxed);
+            let old = snapshots.state.load(Relaxed);
+            snapshots.state.store(if index == 1 { SECOND | resumed } else { resumed }, Release);
+            Drain { snapshots, index: index_of(old), pinned: old & !SECOND }
+        }
+    }
+}
+
+mutant! {
+    /// The copy counts from 0 again: readers of long ago are not those of now.
+    CountAnew fails p5_readers_counted_anew: acting::<CountAnew>, "maximum number of branches", {
+        fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
+            let Draft { snapshots, index } = draft;
+            let old = snapshots.state.swap(if index == 1 { SECOND } else { 0 }, Release);
+            Drain { snapshots, index: index_of(old), pinned: old & !SECOND }
+        }
+    }
+}
+
+mutant! {
+    /// P5: the reader does not release what it did.
+    LeaveRelaxed fails p5_leave_without_release: acting::<LeaveRelaxed>, "installed after the zap", {
+        fn leave(pin: Pin<'_, u32>) {
+            pin.snapshots.left[pin.index].fetch_add(1, Relaxed);
+            mem::forget(pin);
+        }
+    }
+}
+
+mutant! {
+    /// P5: the writer does not acquire what the readers did.
+    DrainRelaxed fails p5_drain_without_acquire: acting::<DrainRelaxed>, "installed after the zap", {
+        fn is_drained(drain: &Drain<'_, u32>) -> bool {
+            drain.snapshots.left[drain.index].load(Relaxed) == drain.pinned
+        }
+    }
+}
+
+mutant! {
+    /// P5: nobody is waited for.
+    WaitNever fails p5_nobody_waited_for: acting::<WaitNever>, "installed after the zap", {
+        fn is_drained(_drain: &Drain<'_, u32>) -> bool {
+            true
+        }
+    }
+}

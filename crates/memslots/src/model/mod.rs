@@ -1,0 +1,43 @@
+//! The protocols under the model checker, and proof that each of their orderings is needed.
+//!
+//! Each file has small programs, generic over the operations that they are made of: the real ones, or with a
+//! single one spoilt. [`copies`] is about the two copies of a list, [`slots`] about what faults and vCPUs derive from
+//! slots while they change, and [`log`] about dirty logs.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-memslots --lib --release`.
+
+mod copies;
+mod log;
+mod slots;
+
+/// Runs `scenario` in every interleaving with at most `preemptions` involuntary switches.
+fn explore(preemptions: usize, scenario: fn()) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.check(scenario);
+}
+
+/// Goes on waiting, and lets others run.
+fn relax() -> bool {
+    loom::thread::yield_now();
+    true
+}
+
+/// Defines a mutant of the file's `Protocol`, and the test that it fails: a scenario, and what is seen to go wrong there.
+macro_rules! mutant {
+    ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:expr, $seen:literal, { $($body:tt)+ }) => {
+        $(#[$doc])+
+        struct $name;
+
+        impl Protocol for $name {
+            $($body)+
+        }
+
+        #[test]
+        #[should_panic(expected = $seen)]
+        fn $test() {
+            $crate::model::explore(3, $scenario);
+        }
+    };
+}
+use mutant;
