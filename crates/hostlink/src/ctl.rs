@@ -2,7 +2,8 @@
 //!
 //! A request is `NUMBER COMMAND ARGUMENTS`. The answer is any number of records `NUMBER : FIELDS`, and then either
 //! `NUMBER ok` or `NUMBER error MESSAGE`. The number is the asker's, so that what is left of somebody else's answer is told
-//! apart. Numbers in arguments and fields are decimal, or hexadecimal behind `0x`.
+//! apart. For each record the asker sends [`NEXT`], upon which the next line comes: a serial line that leads into a socket has room for few bytes,
+//! and what does not fit is lost. An asker that sends anything else instead is taken for another one. Numbers in arguments and fields are decimal, or hexadecimal behind `0x`.
 //!
 //! | request | what it does | records |
 //! |---|---|---|
@@ -20,7 +21,9 @@ use core::num::ParseIntError;
 use core::str::SplitAsciiWhitespace;
 
 /// Longest line of either side in bytes, without its end.
-pub const LINE_MAX: usize = 256;
+pub const LINE_MAX: usize = 200;
+/// Asks for what comes after a record.
+pub const NEXT: u8 = b'+';
 /// Runs of dirty pages in one record.
 pub const RUNS_MAX: usize = 8;
 
@@ -353,7 +356,8 @@ mod tests {
 
     #[test]
     fn answers_are_those_of_their_request() {
-        let record = SlotRecord { slot: 1, gpa: 0, size: 0x1000, host: 0x3000, read_only: true, logged: false };
+        let record =
+            SlotRecord { slot: 1, gpa: 0, size: 0x1000, host: 0x3000, read_only: true, logged: false };
         let line = format!("5 : {record}");
         assert_eq!(
             Answer::parse(&line, 5),

@@ -4,7 +4,7 @@
 //! QEMU serves one conversation at a time.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use hostlink::ctl::{Answer, Request};
+use hostlink::ctl::{Answer, NEXT, Request};
 use rustix::process::{Pid, getuid, test_kill_process};
 use std::fs::{self, DirBuilder};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -142,7 +142,10 @@ impl Control {
                 Err(error) => return Err(error).context("the machine has gone"),
             }
             match Answer::parse(&String::from_utf8_lossy(&line), self.asked) {
-                Some(Answer::Record(fields)) => records.push(fields.to_owned()),
+                Some(Answer::Record(fields)) => {
+                    records.push(fields.to_owned());
+                    self.stream.get_mut().write_all(&[NEXT]).context("the machine has gone")?;
+                }
                 Some(Answer::Ok) => return Ok(records),
                 Some(Answer::Error(message)) => return Err(anyhow!("{message}")),
                 // The end of an answer that its asker did not wait for.

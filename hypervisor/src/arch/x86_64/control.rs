@@ -8,7 +8,7 @@ mod runs;
 
 use core::fmt::{self, Write};
 
-use hostlink::ctl::{LINE_MAX, LineBuffer, Request};
+use hostlink::ctl::{LINE_MAX, LineBuffer, NEXT, Request};
 use spin::Mutex;
 
 use super::machine::{Machine, machine};
@@ -19,17 +19,23 @@ use requests::{Progress, Work};
 /// While a request is being served its CPU comes back to it after so long.
 const PERIOD_US: u64 = 100;
 
-static CHANNEL: Mutex<Channel> = Mutex::new(Channel { line: LineBuffer::new(), active: None });
+static CHANNEL: Mutex<Channel> =
+    Mutex::new(Channel { line: LineBuffer::new(), active: None, answer: Answer::new() });
 
 struct Channel {
     line: LineBuffer,
-    active: Option<Active>,
+    /// The request that is being served.
+    active: Option<Work>,
+    answer: Answer,
 }
 
-/// The request that is being served.
-struct Active {
+/// Where records of an answer go.
+pub(super) struct Answer {
     number: u64,
-    work: Work,
+    /// A record has been sent, and the asker has not asked for more yet.
+    awaits: bool,
+    /// The asker has gone.
+    is_abandoned: bool,
 }
 
 /// Serves requests for a short while if the calling CPU is the one that does; whether there is more to do at once.
@@ -39,11 +45,10 @@ pub(super) fn serve(cpu: &PerCpu) -> bool {
         return false;
     }
     let mut channel = CHANNEL.lock();
-    let has_more = channel.step(vm);
-    if !has_more {
+    if !channel.step(vm) {
         // What comes in from here on interrupts again; what came in before is looked for once more.
         vm.set_requests_wait(false);
-        if channel.receive(vm) {
+        if channel.is_ready(vm) {
             vm.set_requests_wait(true);
         }
     }
@@ -53,57 +58,72 @@ pub(super) fn serve(cpu: &PerCpu) -> bool {
 }
 
 impl Channel {
-    /// Goes on with the request, or begins the next one; false if there is none.
+    /// Goes on with the request, or begins the next one; false if nothing can be done before more comes in.
     fn step(&mut self, vm: &'static Machine) -> bool {
-        if self.active.is_none() && !self.receive(vm) {
+        if !self.is_ready(vm) {
             return false;
         }
-        let Some(Active { number, work }) = &mut self.active else { return true };
-        let answer = match work.step(vm, &mut Answer { number: *number }) {
+        let Some(work) = &mut self.active else { return true };
+        let number = self.answer.number;
+        match work.step(vm, &mut self.answer) {
             Progress::More => return true,
-            Progress::Done => Ok(()),
-            Progress::Refused(why) => Err(why),
-        };
-        let number = *number;
-        match answer {
-            Ok(()) => say(format_args!("{number} ok")),
-            Err(why) => say(format_args!("{number} error {why}")),
+            Progress::Done => self.answer.end(format_args!("{number} ok")),
+            Progress::Refused(why) => self.answer.end(format_args!("{number} error {why}")),
         }
         self.active = None;
         true
     }
 
-    /// Reads what has come in until it makes a request; whether it does.
-    fn receive(&mut self, vm: &'static Machine) -> bool {
-        while let Some(byte) = console::receive_control() {
-            let Some(parsed) = self.line.push(byte, |line| match line.trim() {
-                "" => None,
-                line => Some(Request::parse(line)),
-            }) else {
-                continue;
-            };
-            match parsed {
-                None => {}
-                Some(Ok((number, request))) => {
-                    self.active = Some(Active { number, work: Work::new(vm, request) });
-                    return true;
+    /// Reads what has come in until there is something to do; whether there is.
+    fn is_ready(&mut self, vm: &'static Machine) -> bool {
+        while self.active.is_none() || self.answer.awaits {
+            let Some(byte) = console::receive_control() else { return false };
+            if self.answer.awaits {
+                self.answer.awaits = false;
+                if byte == NEXT {
+                    continue;
                 }
-                Some(Err((number, error))) => say(format_args!("{} error {error}", number.unwrap_or(0))),
+                // The beginning of somebody else's request. What was asked for goes on, and is not answered.
+                self.answer.is_abandoned = true;
             }
+            self.take(vm, byte);
         }
-        false
+        true
+    }
+
+    fn take(&mut self, vm: &'static Machine, byte: u8) {
+        let parsed = self.line.push(byte, |line| match line.trim() {
+            "" => None,
+            line => Some(Request::parse(line)),
+        });
+        match parsed.flatten() {
+            None => {}
+            Some(Ok((number, request))) => {
+                self.answer = Answer { number, ..Answer::new() };
+                self.active = Some(Work::new(vm, request));
+            }
+            Some(Err((number, error))) => say(format_args!("{} error {error}", number.unwrap_or(0))),
+        }
     }
 }
 
-/// Where records of an answer go.
-pub(super) struct Answer {
-    number: u64,
-}
-
 impl Answer {
-    /// Sends a record.
+    const fn new() -> Self {
+        Self { number: 0, awaits: false, is_abandoned: false }
+    }
+
+    /// Sends a record: one in a step.
     pub(super) fn record(&mut self, fields: fmt::Arguments<'_>) {
-        say(format_args!("{} : {fields}", self.number));
+        if !self.is_abandoned {
+            say(format_args!("{} : {fields}", self.number));
+            self.awaits = true;
+        }
+    }
+
+    fn end(&self, line: fmt::Arguments<'_>) {
+        if !self.is_abandoned {
+            say(line);
+        }
     }
 }
 
