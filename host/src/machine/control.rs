@@ -144,7 +144,8 @@ impl Control {
             match Answer::parse(&String::from_utf8_lossy(&line), self.asked) {
                 Some(Answer::Record(fields)) => {
                     records.push(fields.to_owned());
-                    self.stream.get_mut().write_all(&[NEXT]).context("the machine has gone")?;
+                    // If the machine has gone, the next read says so.
+                    let _ = self.stream.get_mut().write_all(&[NEXT]);
                 }
                 Some(Answer::Ok) => return Ok(records),
                 Some(Answer::Error(message)) => return Err(anyhow!("{message}")),
