@@ -163,7 +163,9 @@ impl StockGuest {
         let files = cache::guest_files(false)?;
         let thrash = workspace::build(workspace::THRASH)?;
         let stale = workspace::build(workspace::STALE)?;
-        let programs = [("thrash", thrash.as_path()), ("stale", stale.as_path())];
+        let mmtest = workspace::build(workspace::MMTEST)?;
+        let programs =
+            [("thrash", thrash.as_path()), ("stale", stale.as_path()), ("mmtest", mmtest.as_path())];
         let initramfs = initramfs::base(&files, &programs)?;
         Ok(Self { files, initramfs })
     }

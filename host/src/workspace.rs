@@ -45,6 +45,10 @@ pub(crate) const THRASH: Image =
 pub(crate) const STALE: Image =
     Image { package: "quell-workloads", binary: "stale", target: LINUX_TARGET, features: &[], strip: true };
 
+/// The workload that turns a PCI device's ROM on and off under memory load.
+pub(crate) const MMTEST: Image =
+    Image { package: "quell-workloads", binary: "mmtest", target: LINUX_TARGET, features: &[], strip: true };
+
 /// The root of the source tree that this tool was built from.
 pub(crate) fn root() -> &'static Path {
     let host = Path::new(env!("CARGO_MANIFEST_DIR"));

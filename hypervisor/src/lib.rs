@@ -9,6 +9,7 @@ extern crate alloc;
 #[cfg(target_os = "none")]
 pub mod arch;
 pub mod devices;
+pub mod emulator;
 pub mod hyperv;
 pub mod loader;
 pub mod sched;

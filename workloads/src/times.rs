@@ -1,4 +1,4 @@
-//! What `time` prints: wall clock, and CPU time in user mode and in the kernel.
+//! What `time` prints: wall clock, CPU time in user mode and in the kernel, and page faults.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Starts the clock.
 pub struct Stopwatch {
     wall: Instant,
-    cpu: CpuTimes,
+    used: Usage,
 }
 
 /// A measured stretch of the process's life.
@@ -19,33 +19,37 @@ pub struct Times {
     pub user: Duration,
     /// CPU time of all threads in the kernel.
     pub sys: Duration,
+    /// Page faults of all threads that took no input or output.
+    pub faults: u64,
 }
 
 #[derive(Clone, Copy)]
-struct CpuTimes {
+struct Usage {
     user: Duration,
     sys: Duration,
+    faults: u64,
 }
 
 impl Stopwatch {
     /// Measures from now on.
     pub fn start() -> io::Result<Self> {
-        Ok(Self { cpu: CpuTimes::now()?, wall: Instant::now() })
+        Ok(Self { used: Usage::now()?, wall: Instant::now() })
     }
 
     /// What has passed since the start.
     pub fn elapsed(&self) -> io::Result<Times> {
         let real = self.wall.elapsed();
-        let now = CpuTimes::now()?;
+        let now = Usage::now()?;
         Ok(Times {
             real,
-            user: now.user.saturating_sub(self.cpu.user),
-            sys: now.sys.saturating_sub(self.cpu.sys),
+            user: now.user.saturating_sub(self.used.user),
+            sys: now.sys.saturating_sub(self.used.sys),
+            faults: now.faults.saturating_sub(self.used.faults),
         })
     }
 }
 
-impl CpuTimes {
+impl Usage {
     fn now() -> io::Result<Self> {
         let mut usage = MaybeUninit::<libc::rusage>::uninit();
         // SAFETY: the pointer is valid for a write of one `rusage`.
@@ -54,7 +58,12 @@ impl CpuTimes {
         }
         // SAFETY: the call succeeded, so it has filled in the whole structure.
         let usage = unsafe { usage.assume_init() };
-        Ok(Self { user: duration(usage.ru_utime), sys: duration(usage.ru_stime) })
+        Ok(Self {
+            user: duration(usage.ru_utime),
+            sys: duration(usage.ru_stime),
+            // Never negative either.
+            faults: u64::try_from(usage.ru_minflt).unwrap_or(0),
+        })
     }
 }
 

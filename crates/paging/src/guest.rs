@@ -6,8 +6,8 @@
 //!
 //! Every value is the guest's. The walk reads each level's entry once, takes at most four steps, and ends
 //! in an address or in the fault that the processor would raise. It does not set accessed and dirty bits:
-//! the processor has done so in the walk that led to the emulation. SMAP and protection keys are not
-//! checked, nor is bit 8 of upper entries, which AMD reserves and others ignore.
+//! the processor has done so if its own walk led to the emulation; otherwise [`GuestPaging::used_bits`] says which.
+//! SMAP and protection keys are not checked, nor is bit 8 of upper entries, which AMD reserves and others ignore.
 //!
 //! ```
 //! use paging::Gpa;
@@ -29,7 +29,7 @@
 use core::fmt;
 
 use crate::Gpa;
-use crate::amd64::bits::{ADDRESS, LARGE, NO_EXECUTE, PRESENT, USER, WRITE};
+use crate::amd64::bits::{ACCESSED, ADDRESS, DIRTY, LARGE, NO_EXECUTE, PRESENT, USER, WRITE};
 
 bitflags::bitflags! {
     /// What the guest is doing.
@@ -259,6 +259,22 @@ impl GuestPaging {
         }
         // Every entry of the last level is a leaf, so only a walk without levels gets here.
         Ok(Translation { gpa: Gpa(linear), page_size: 4096 })
+    }
+
+    /// The accessed and dirty bits that the processor sets on a walk that ends in a translation: of the 8 bytes that
+    /// the walk to `linear` has read as number `index`, counted from 0, of `count`. They are to be set atomically, and
+    /// only if the bytes are still the same (APM volume 2, 5.4.2).
+    pub fn used_bits(&self, linear: u64, access: Access, index: u32, count: u32) -> u64 {
+        let level = self.mode.level_count().saturating_sub(index + 1);
+        if self.mode == Mode::Pae && level == 2 {
+            // Its four entries have no such bits.
+            return 0;
+        }
+        let is_dirty = index + 1 == count && access.contains(Access::WRITE);
+        let bits = if is_dirty { ACCESSED | DIRTY } else { ACCESSED };
+        // Of two entries of 4 bytes the odd one lies in the upper half.
+        let is_upper = self.mode == Mode::Legacy && linear >> (12 + level * self.mode.index_bits()) & 1 != 0;
+        if is_upper { bits << 32 } else { bits }
     }
 
     /// The address as the walk uses it, if it is canonical.

@@ -1,9 +1,9 @@
 //! A tiny bare guest: instruction counts of exits, and the wrong things a guest can do.
 //!
 //! The kernel command line says which: `bench=NAME` with a name from [`bench`], or `test=NAME` with a name from the
-//! table in [`tests`] or `all`. `count=N` with it says how many calls a benchmark is to make, if that is open, or how
-//! much garbage there is to be of each kind. What came of it goes to COM2 in lines of JSON, and in words to COM1; then
-//! the machine is switched off.
+//! table in [`tests`] or `all`. `count=N` with it says how many calls a benchmark is to make, if that is open, how much
+//! garbage there is to be of each kind, or how often a test is to change what it changes. What came of it goes to COM2
+//! in lines of JSON, and in words to COM1; then the machine is switched off.
 #![no_std]
 #![no_main]
 
@@ -40,9 +40,6 @@ extern "C" fn first_main(start_info: u32) -> ! {
     let mut words = cmdline.split_whitespace().filter_map(|word| word.split_once('='));
     let count = words.clone().find_map(|(key, value)| (key == "count").then(|| value.parse()));
     let Ok(count) = count.transpose() else { report::abort(format_args!("count= takes a number")) };
-    if let Some(count) = count {
-        tests::set_count(count);
-    }
     match words.find(|(key, _)| matches!(*key, "bench" | "test")) {
         Some(("bench", "exits")) => bench::exits(),
         Some(("bench", "flush")) => bench::flush(),
@@ -51,7 +48,7 @@ extern "C" fn first_main(start_info: u32) -> ! {
         }
         Some(("bench", "zap")) => bench::memory("zap", bench::zap),
         Some(("bench", name)) => bench::running(name, count.unwrap_or(1)),
-        Some(("test", name)) => tests::run(name),
+        Some(("test", name)) => tests::run(name, count),
         _ => report::end("", &Err(report::failure(format_args!("nothing to do: '{cmdline}'")))),
     }
     report::power_off()

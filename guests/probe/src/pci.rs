@@ -16,11 +16,14 @@ const CONFIG_DATA: u16 = 0xcfc;
 const ENABLE: u32 = 1 << 31;
 /// Device 1 of bus 0.
 const DEVICE: u32 = 1 << 11;
-const ID: u32 = 0x00;
-const COMMAND: u32 = 0x04;
-const ROM: u32 = 0x30;
-const COMMAND_MEMORY: u32 = 1 << 1;
-const ROM_ENABLE: u32 = 1;
+/// Its registers: ids, command, and the ROM's base address.
+pub(crate) const ID: u32 = 0x00;
+pub(crate) const COMMAND: u32 = 0x04;
+pub(crate) const ROM: u32 = 0x30;
+/// Of the command: memory is decoded.
+pub(crate) const COMMAND_MEMORY: u32 = 1 << 1;
+/// Of the base address: the ROM is decoded.
+pub(crate) const ROM_ENABLE: u32 = 1;
 const SIZE_MASK: u32 = !0x7ff;
 
 /// Reads a register of the device.
@@ -39,6 +42,20 @@ pub(crate) fn write(register: u32, value: u32) {
         Port::new(CONFIG_ADDRESS).write(ENABLE | DEVICE | register);
         Port::new(CONFIG_DATA).write(value);
     }
+}
+
+/// Writes one byte of a register of the device.
+pub(crate) fn write_byte(register: u32, byte: u16, value: u8) {
+    // SAFETY: as in `write`.
+    unsafe {
+        Port::new(CONFIG_ADDRESS).write(ENABLE | DEVICE | register);
+        Port::new(CONFIG_DATA + byte).write(value);
+    }
+}
+
+/// Has the ROM seen at an address, or not at all.
+pub(crate) fn place_rom(base: Option<u32>) {
+    write(ROM, base.map_or(0, |base| base | ROM_ENABLE));
 }
 
 /// The ROM.
@@ -62,7 +79,7 @@ impl Rom {
 
     /// Puts it at an address and lets it be seen there.
     pub(crate) fn place(&self, base: u64) {
-        write(ROM, base as u32 | ROM_ENABLE);
+        place_rom(Some(base as u32));
     }
 
     /// Lets it be seen at the beginning of the window.

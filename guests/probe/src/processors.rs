@@ -1,5 +1,6 @@
 //! The other processors: start them, give them jobs.
 
+use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use x86_64::instructions::interrupts;
@@ -39,6 +40,12 @@ pub(crate) fn start(id: u32) -> Verdict {
     let started = clock::wait_until(PATIENCE_MS, || runs(id));
     ensure!(started, "processor {id} does not start; is there one?");
     Ok(())
+}
+
+/// How many processors there are, of which [`PROCESSORS`] at most are used.
+pub(crate) fn count() -> u32 {
+    // Logical processors, by CPUID.
+    (__cpuid(1).ebx >> 16 & 0xff).clamp(1, PROCESSORS as u32)
 }
 
 /// Whether processor `id` has been started, and not been reset since.

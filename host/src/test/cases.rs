@@ -52,6 +52,8 @@ pub(super) enum Expect {
     NothingStale,
     /// Flushes are broken, for they kick nobody, and the hunter notices.
     Stale,
+    /// Mmtest has toggled the ROM so often, and found all as it should be.
+    Intact,
 }
 
 /// What the hypervisor is talked to about.
@@ -160,9 +162,12 @@ const STALE_TRIES: &str =
 const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/ttyS1";
 /// More threads than a 64-bit mask of processors can name.
 const THRASH_65: &str = "thrash --threads 65 --rounds 3 --settle 100 --report /dev/ttyS1";
+/// Threads that touch their memory while a ROM comes and goes.
+const MMTEST: &str = "mmtest --threads 4 --memory 16 --toggles 300 --passes 2 --report /dev/ttyS1";
+const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --passes 2 --report /dev/ttyS1";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
 
-pub(super) const CASES: [Case; 34] = [
+pub(super) const CASES: [Case; 37] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -238,6 +243,20 @@ pub(super) const CASES: [Case; 34] = [
         ProbeEnd::SecondPassed,
     )
     .with(&["flush_pages=1000"]),
+    probe(
+        "p9_rom_toggles_at_length",
+        "after each of 10000 toggles all processors see the ROM, or nothing",
+        "rom_toggles count=20000",
+        ProbeEnd::SecondPassed,
+    )
+    .only_long(),
+    probe(
+        "p13_rom_moves_at_length",
+        "and after each of as many moves the one place, and nothing at the other",
+        "rom_moves count=20000",
+        ProbeEnd::SecondPassed,
+    )
+    .only_long(),
     stock(
         "flush_hypercall_line_in_the_log",
         "Linux finds and uses the flush hypercalls",
@@ -382,6 +401,15 @@ pub(super) const CASES: [Case; 34] = [
         WORK,
         Talk::DirtyLog(LogWay::WriteProtection),
     ),
+    stock(
+        "rom_toggles_under_memory_load",
+        "memory stays what it is while a ROM comes and goes, whose every page is read",
+        (4, 2),
+        FlushMode::Hypercall,
+        MMTEST,
+        Expect::Intact,
+    )
+    .or_long(MMTEST_LONG),
     stock(
         "poweroff_ends_the_run",
         "with the guest's consent and status 0",

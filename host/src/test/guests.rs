@@ -143,6 +143,10 @@ impl Lab<'_> {
                     expect_status(&outcome, 0)?;
                     expect_a_search(&outcome)?;
                 }
+                Expect::Intact => {
+                    expect_status(&outcome, 0)?;
+                    expect_toggles(&outcome)?;
+                }
                 Expect::Stale => {
                     ensure!(outcome.report("stale").is_some(), "nothing stale was found");
                     expect_status(&outcome, 1)?;
@@ -197,7 +201,8 @@ impl Lab<'_> {
             }
             ProbeEnd::Passed | ProbeEnd::SecondPassed => {
                 expect_end(&outcome, ExitCode::GuestPowerOff)?;
-                let is_report = |report: &&Value| report["test"] == name && report["result"].is_string();
+                let test = name.split(' ').next().unwrap_or(name);
+                let is_report = |report: &&Value| report["test"] == test && report["result"].is_string();
                 let report = outcome.reports.iter().find(is_report);
                 let report = report.with_context(|| format!("no report of {name}"))?;
                 ensure!(report["result"] == "pass", "the guest says: {}", report["why"]);
@@ -286,6 +291,24 @@ fn expect_a_search(outcome: &Outcome) -> Result<()> {
     let remaps = end["remaps"].as_object().context("the hunter did not count its remappings")?;
     ensure!(!remaps.is_empty() && remaps.values().all(|count| *count != 0), "not all ways were tried: {end}");
     ensure!(end["changes"].as_u64().is_some_and(|changes| changes > 0), "the readers saw no change: {end}");
+    Ok(())
+}
+
+/// Mmtest has made all its toggles, each of which has added memory to the guest and taken it away.
+fn expect_toggles(outcome: &Outcome) -> Result<()> {
+    let begin = outcome.report("begin").context("mmtest did not begin")?;
+    let end = outcome.report("end").context("mmtest did not come to its end")?;
+    ensure!(end["toggles"] == begin["toggles"], "{} toggles instead of {}", end["toggles"], begin["toggles"]);
+    let passes =
+        begin["threads"].as_u64().zip(begin["passes"].as_u64()).map(|(threads, each)| threads * each);
+    ensure!(end["passes"].as_u64() >= passes, "{} passes instead of {passes:?}", end["passes"]);
+    for errors in ["rom_errors", "canary_errors"] {
+        ensure!(end[errors] == 0, "{} {errors}", end[errors]);
+    }
+    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let changes = counters.get(Counter::SlotChanges);
+    let expected = end["toggles"].as_u64().map(|toggles| 2 * toggles);
+    ensure!(Some(changes) >= expected, "{changes} changes of the guest's memory instead of {expected:?}");
     Ok(())
 }
 

@@ -173,7 +173,7 @@ fn run(options: &Options) -> Result<(), Box<dyn error::Error>> {
     let ipis_before = IpiCounts::now()?;
     let watch = Stopwatch::start()?;
     thrash(options, &shared.file, &mut report)?;
-    let Times { real, user, sys } = watch.elapsed()?;
+    let Times { real, user, sys, .. } = watch.elapsed()?;
     let ipis = IpiCounts::now()?.since(ipis_before);
 
     report.line(&json!({

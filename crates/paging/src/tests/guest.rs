@@ -93,6 +93,25 @@ fn each_level_of_long_mode_can_refuse() {
 }
 
 #[test]
+fn bits_that_a_walk_sets() {
+    const A: u64 = 1 << 5;
+    const D: u64 = 1 << 6;
+    let used = |registers: &ControlRegisters, linear, access, count| {
+        let paging = GuestPaging::new(registers, 40, true);
+        (0..count).map(|index| paging.used_bits(linear, access, index, count)).collect::<Vec<_>>()
+    };
+    assert_eq!(used(&LONG, 0x1234, READ, 4), [A; 4]);
+    assert_eq!(used(&LONG, 0x1234, Access::USER, 4), [A; 4]);
+    assert_eq!(used(&LONG, 0x1234, Access::WRITE, 4), [A, A, A, A | D]);
+    assert_eq!(used(&LONG, 0x1234, Access::WRITE, 3), [A, A, A | D], "a large page");
+    assert_eq!(used(&PAE, 0x1234, Access::WRITE, 3), [0, A, A | D], "the upper four have none");
+    assert_eq!(used(&PAE, 0x1234, READ, 2), [0, A]);
+    assert_eq!(used(&LEGACY, 0x1234, Access::WRITE, 2), [A, (A | D) << 32], "the second of two entries");
+    assert_eq!(used(&LEGACY, 0x0040_0234, Access::WRITE, 2), [A << 32, A | D]);
+    assert_eq!(used(&LEGACY, 0x0040_0234, Access::WRITE, 1), [(A | D) << 32]);
+}
+
+#[test]
 fn a_supervisor_may_store_anywhere_without_wp() {
     let registers = ControlRegisters { cr0: LONG.cr0 & !(1 << 16), ..LONG };
     assert_eq!(walk(&registers, &long([5; 4]), 0x1234, Access::WRITE), at(0x5234, 0x1000));

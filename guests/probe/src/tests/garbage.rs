@@ -24,7 +24,7 @@ const PROFILE: Profile = Profile::FULL;
 static COUNT: AtomicU32 = AtomicU32::new(20_000);
 
 /// Has so many calls of each kind made.
-pub(crate) fn set_count(count: u32) {
+pub(super) fn set_count(count: u32) {
     COUNT.store(count, Ordering::Relaxed);
 }
 

@@ -172,10 +172,10 @@ fn string_faults() -> Verdict {
 }
 
 /// No memory and no device: above the RAM of every machine that the probe runs on, and below the devices.
-const HOLE: u64 = 0xd000_0000;
-const IOAPIC: u64 = 0xfec0_0000;
+pub(super) const HOLE: u64 = 0xd000_0000;
+pub(super) const IOAPIC: u64 = 0xfec0_0000;
 /// The version register of an I/O APIC with 24 pins.
-const IOAPIC_VERSION: u32 = 0x0017_0020;
+pub(super) const IOAPIC_VERSION: u32 = 0x0017_0020;
 
 /// One load into a RAX that was 0x0123456789abcdef.
 macro_rules! load {

@@ -11,15 +11,16 @@ mod hypercalls;
 mod instructions;
 mod interrupts_by_call;
 mod io;
+mod mmio;
 mod own;
 mod parts;
 mod races;
+mod rom;
+mod rom_races;
 mod stale;
 mod toggles;
 mod waiting;
 mod watch;
-
-pub(crate) use garbage::set_count;
 
 use crate::report::{self, Verdict, failure};
 use crate::tables;
@@ -39,7 +40,7 @@ const TRIPLE_FAULT: &str = "triple-fault";
 const NO_WRITE_THROUGH: &str = "no-write-through";
 
 /// The others, of which the first must come before any that starts another processor.
-const TESTS: [Test; 33] = [
+const TESTS: [Test; 40] = [
     test("flush-not-started", waiting::flush_not_started),
     test("unknown-msr", cpuid_and_msrs::unknown_msr),
     test("x2apic-reserved", cpuid_and_msrs::x2apic_reserved),
@@ -47,6 +48,9 @@ const TESTS: [Test; 33] = [
     test("unknown-port", io::unknown_port),
     test("string-io", io::string_io),
     test("mmio-hole", io::mmio_hole),
+    test("mmio-arithmetic", mmio::mmio_arithmetic),
+    test("mmio-strings", mmio::mmio_strings),
+    test("mmio-edges", mmio::mmio_edges),
     test("invlpga", instructions::not_shown),
     test("cr4-reserved", instructions::cr4_reserved),
     test("prefixed-cpuid", instructions::prefixes),
@@ -71,6 +75,10 @@ const TESTS: [Test; 33] = [
     test("changing-input", races::changing_input),
     test("mutual-flush", races::mutual_flush),
     test("hypercall-page-moves", code_page::hypercall_page_moves),
+    test("rom-follows-writes", rom::rom_follows_writes),
+    test("rom-toggles", rom_races::rom_toggles),
+    test("rom-moves", rom_races::rom_moves),
+    test("rom-under-calls", rom_races::rom_under_calls),
     test("flush-halted", waiting::flush_halted),
     test("flush-reset", waiting::flush_reset),
 ];
@@ -83,14 +91,21 @@ fn is_name(asked: &str, name: &str) -> bool {
     asked.bytes().map(|byte| if byte == b'_' { b'-' } else { byte }).eq(name.bytes())
 }
 
-/// Runs the test of that name, or all of them.
-pub(crate) fn run(asked: &'static str) {
+/// Runs the test of that name, or all of them. With a count a test does as much of what it does, all of them garbage
+/// alone.
+pub(crate) fn run(asked: &'static str, count: Option<u32>) {
+    if let Some(count) = count {
+        garbage::set_count(count);
+    }
     if asked == "all" {
         for test in &TESTS {
             report::begin(test.name);
             report::end(test.name, &(test.run)());
         }
         return;
+    }
+    if let Some(count) = count {
+        rom_races::set_count(count);
     }
     report::begin(asked);
     if is_name(asked, TRIPLE_FAULT) {

@@ -21,11 +21,12 @@ use super::instruction::{decode_control_write, length};
 use super::state::{Activity, VcpuState};
 use super::step::Nmi;
 use super::vmcb::{CR4_PAE, CR4_PCIDE, DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
-use super::{cpuid, instruction, msr};
+use super::{cpuid, msr};
 use crate::devices::lapic::{self, Effect};
 use crate::devices::pci::Pci;
 use crate::devices::platform::{Output, PortSize, SerialPort};
 use crate::devices::power::PowerEvent;
+use crate::emulator::Operand;
 use crate::hyperv::{self, Caller, MsrEffect, MsrRead, Outcome};
 
 /// How a vCPU goes on after an exit.
@@ -261,7 +262,7 @@ impl Context<'_> {
                 return Next::Resume;
             }
         };
-        let value = from.read(&self.state.registers);
+        let value = from.read(&self.state.registers.0);
         match number {
             4 => {
                 if !self.write_cr4(value) {
@@ -439,13 +440,13 @@ impl Context<'_> {
         let port = (info >> 16) as u16;
         let size = (info >> 4 & 7) as usize;
         let Some(width) = PortSize::from_bytes(size) else { return self.protection_fault() };
-        let target = instruction::Operand::Register { number: RAX, size: size as u32, high_byte: false };
+        let target = Operand::accumulator(size as u32);
         let next = if info & INPUT != 0 {
             let value = self.vm.port_read(port, width);
-            target.write(&mut self.state.registers, value.into());
+            target.write(&mut self.state.registers.0, value.into());
             Next::Resume
         } else {
-            let value = target.read(&self.state.registers) as u32;
+            let value = target.read(&self.state.registers.0) as u32;
             self.write_port(port, width, value)
         };
         if next != Next::Again {

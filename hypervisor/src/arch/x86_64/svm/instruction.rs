@@ -1,17 +1,17 @@
-//! The instruction that caused an exit: its length, and what it does if it accesses a device register.
+//! The instruction that caused an exit, and where its addresses lead.
 
 use arrayvec::ArrayVec;
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
 use memslots::{AccessError, GuestMemory, Pattern};
 use paging::Gpa;
 use paging::guest::{Access, ControlRegisters, GuestPaging, WalkError};
 
 use super::code_path::CodePaths;
 use super::cpuid;
-use super::entry::Registers;
 use super::features::Features;
 use super::state::VcpuState;
 use super::vmcb::{Segment, Vmcb};
+use crate::emulator::Operand;
 
 /// Longest instruction in bytes.
 const INSTRUCTION_MAX: usize = 15;
@@ -28,6 +28,8 @@ pub(crate) enum FetchError {
     Protection,
     /// #UD: not an instruction that is emulated.
     Undefined,
+    /// The guest's tables changed during the walk: it executes the instruction again.
+    Raced,
 }
 
 impl VcpuState {
@@ -37,6 +39,7 @@ impl VcpuState {
             FetchError::PageFault(address, code) => self.raise_page_fault(address, code),
             FetchError::Protection => self.raise_protection(),
             FetchError::Undefined => self.raise_undefined(),
+            FetchError::Raced => {}
         }
     }
 }
@@ -58,6 +61,9 @@ fn walk<E>(
     guest_paging(vmcb).translate(linear, access | user, read).map(|translation| translation.gpa)
 }
 
+/// Entries that a walk reads at most.
+const ENTRIES_MAX: usize = 4;
+
 /// Where code at a linear address is, when `read` reads the entries.
 pub(super) fn walk_to_code<E>(
     vmcb: &Vmcb,
@@ -67,18 +73,37 @@ pub(super) fn walk_to_code<E>(
     walk(vmcb, linear, Access::FETCH, read)
 }
 
-/// Where a linear address leads for an access by the guest.
+/// Where a linear address leads for an access by the guest, with accessed and dirty bits set as by the processor: its
+/// own walk need not have come so far.
 pub(crate) fn translate(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     linear: u64,
     access: Access,
 ) -> Result<Gpa, FetchError> {
-    match walk(vmcb, linear, access, |gpa| memory.read_u64(gpa)) {
-        Ok(gpa) => Ok(gpa),
-        Err(WalkError::PageFault(code)) => Err(FetchError::PageFault(linear, code.bits())),
-        Err(WalkError::NonCanonical | WalkError::Read { .. }) => Err(FetchError::Protection),
+    let mut entries = ArrayVec::<(Gpa, u64), ENTRIES_MAX>::new();
+    let walked = walk(vmcb, linear, access, |gpa| {
+        let entry = memory.read_u64(gpa)?;
+        // There are no more levels.
+        let _ = entries.try_push((gpa, entry));
+        Ok::<_, AccessError>(entry)
+    });
+    let gpa = walked.map_err(|error| match error {
+        WalkError::PageFault(code) => FetchError::PageFault(linear, code.bits()),
+        WalkError::NonCanonical | WalkError::Read { .. } => FetchError::Protection,
+    })?;
+    let paging = guest_paging(vmcb);
+    let count = entries.len() as u32;
+    for (&(at, entry), index) in entries.iter().zip(0..) {
+        let used = entry | paging.used_bits(linear, access, index, count);
+        if used != entry {
+            let before = memory.compare_exchange(at, entry, used).map_err(|_| FetchError::Protection)?;
+            if before != entry {
+                return Err(FetchError::Raced);
+            }
+        }
     }
+    Ok(gpa)
 }
 
 /// Linear address of the byte at `offset` behind RIP.
@@ -159,120 +184,19 @@ fn decoded_length(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<u64, FetchErr
     Ok(decode(vmcb, &bytes)?.len() as u64)
 }
 
-/// Where a value comes from or goes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operand {
-    /// A general register: number, size in bytes, and whether it is bits 15:8 (AH to BH).
-    Register { number: usize, size: u32, high_byte: bool },
-    /// A constant.
-    Immediate(u64),
-}
-
-impl Operand {
-    /// The value, cut to the operand's size.
-    pub(crate) fn read(self, registers: &Registers) -> u64 {
-        match self {
-            Self::Immediate(value) => value,
-            Self::Register { number, high_byte: true, .. } => registers.0[number] >> 8 & 0xff,
-            Self::Register { number, size, .. } => registers.0[number] & mask(size),
-        }
-    }
-
-    /// Writes a register as the processor does: 32 bits clear the upper half, 8 and 16 leave the rest.
-    pub(crate) fn write(self, registers: &mut Registers, value: u64) {
-        let Self::Register { number, size, high_byte } = self else { return };
-        let old = registers.0[number];
-        registers.0[number] = match size {
-            _ if high_byte => old & !0xff00 | (value & 0xff) << 8,
-            4 | 8 => value & mask(size),
-            _ => old & !mask(size) | value & mask(size),
-        };
-    }
-}
-
-/// All ones in the low `size` bytes.
-pub(crate) fn mask(size: u32) -> u64 {
-    if size >= 8 { u64::MAX } else { (1 << (8 * size)) - 1 }
-}
-
-/// An access to a device register by a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Move {
-    /// Loads `size` bytes and extends them, with their sign if `signed`.
-    Load { size: u32, signed: bool, to: Operand },
-    /// Stores `size` bytes.
-    Store { size: u32, from: Operand },
-}
-
-/// A decoded move.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DecodedMove {
-    /// What it does.
-    pub(crate) access: Move,
-    /// Linear address of its memory operand.
-    pub(crate) linear: u64,
-    /// Length in bytes.
-    pub(crate) length: u64,
-}
-
-/// Linear address of an instruction's memory operand `index`.
-fn operand_address(vmcb: &Vmcb, registers: &Registers, instruction: &Instruction, index: u32) -> Option<u64> {
-    let linear = instruction.virtual_address(index, 0, |register, _, _| match register {
-        Register::FS => Some(vmcb.fs.base),
-        Register::GS => Some(vmcb.gs.base),
-        _ if register.is_segment_register() && vmcb.is_64bit() => Some(0),
-        Register::ES => Some(vmcb.es.base),
-        Register::CS => Some(vmcb.cs.base),
-        Register::SS => Some(vmcb.ss.base),
-        Register::DS => Some(vmcb.ds.base),
-        _ if register.is_gpr() => {
-            Some(registers.0[register.full_register().number()] & mask(register.size() as u32))
-        }
-        _ => None,
-    })?;
-    Some(if vmcb.is_64bit() { linear } else { linear & 0xffff_ffff })
-}
-
-/// Decodes the move at RIP.
-pub(crate) fn decode_move(
-    vmcb: &Vmcb,
-    registers: &Registers,
-    memory: &GuestMemory<'_>,
-) -> Result<DecodedMove, FetchError> {
-    let fetched = vmcb.fetched_count.min(INSTRUCTION_MAX as u8) as usize;
-    let bytes = if Features::get().decode_assists() && fetched > 0 {
-        vmcb.fetched_bytes[..fetched].iter().copied().collect()
-    } else {
-        fetch(vmcb, memory, INSTRUCTION_MAX)?
-    };
-    let instruction = decode(vmcb, &bytes)?;
-    let size = instruction.memory_size().size() as u32;
-    let length = instruction.len() as u64;
-    let signed = matches!(instruction.mnemonic(), Mnemonic::Movsx | Mnemonic::Movsxd);
-    let is_move = signed || matches!(instruction.mnemonic(), Mnemonic::Mov | Mnemonic::Movzx);
-    if !is_move || !matches!(size, 1 | 2 | 4 | 8) {
-        return Err(FetchError::Undefined);
-    }
-    let access = match (instruction.op0_kind(), instruction.op1_kind()) {
-        (OpKind::Register, OpKind::Memory) => {
-            Move::Load { size, signed, to: operand(instruction.op0_register())? }
-        }
-        (OpKind::Memory, OpKind::Register) => {
-            Move::Store { size, from: operand(instruction.op1_register())? }
-        }
-        (OpKind::Memory, _) => Move::Store { size, from: Operand::Immediate(instruction.immediate(1)) },
-        _ => return Err(FetchError::Undefined),
-    };
-    let memory_operand = u32::from(matches!(access, Move::Load { .. }));
-    let linear =
-        operand_address(vmcb, registers, &instruction, memory_operand).ok_or(FetchError::Undefined)?;
-    Ok(DecodedMove { access, linear, length })
-}
-
 /// The instruction at RIP.
 pub(super) fn fetch_and_decode(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<Instruction, FetchError> {
     let bytes = fetch(vmcb, memory, INSTRUCTION_MAX)?;
     decode(vmcb, &bytes)
+}
+
+/// The instruction at RIP, which has caused a nested page fault.
+pub(super) fn faulting_instruction(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<Instruction, FetchError> {
+    let count = usize::from(vmcb.fetched_count).min(INSTRUCTION_MAX);
+    if Features::get().decode_assists() && count > 0 {
+        return decode(vmcb, &vmcb.fetched_bytes[..count]);
+    }
+    fetch_and_decode(vmcb, memory)
 }
 
 /// A move to a control register at RIP: which one, from which general register, and its length.
@@ -285,15 +209,6 @@ pub(crate) fn decode_control_write(
     if instruction.mnemonic() != Mnemonic::Mov || !control.is_cr() {
         return Err(FetchError::Undefined);
     }
-    let from = operand(instruction.op1_register())?;
+    let from = Operand::of(instruction.op1_register()).ok_or(FetchError::Undefined)?;
     Ok((control.number() as u32, from, instruction.len() as u64))
-}
-
-fn operand(register: Register) -> Result<Operand, FetchError> {
-    if !register.is_gpr() {
-        return Err(FetchError::Undefined);
-    }
-    let high_byte = matches!(register, Register::AH | Register::CH | Register::DH | Register::BH);
-    let number = register.full_register().number();
-    Ok(Operand::Register { number, size: register.size() as u32, high_byte })
 }

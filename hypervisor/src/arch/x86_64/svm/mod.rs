@@ -13,6 +13,7 @@ pub(super) mod fpu;
 pub(super) mod inject;
 pub(super) mod instruction;
 pub(super) mod invalidate;
+mod mmio;
 pub(super) mod msr;
 pub(super) mod nested;
 pub(super) mod state;

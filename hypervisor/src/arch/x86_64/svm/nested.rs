@@ -2,14 +2,8 @@
 
 use memslots::space::{Fault, Found};
 use paging::Gpa;
-use paging::guest::Access;
 
-use super::super::machine::Machine;
 use super::exits::Context;
-use super::instruction::{Move, decode_move, mask, translate};
-use super::state::VcpuState;
-use super::vmcb::clean;
-use crate::devices::platform::Platform;
 use hostlink::counters::Counter;
 
 /// `exit_info_1` of a nested page fault: the access was a store.
@@ -33,8 +27,10 @@ impl Context<'_> {
             Fault::Upgraded => self.count(Counter::NestedUpgraded),
             // Another vCPU was first, or the processor kept an old absence.
             Fault::Retry => {}
-            // Stores to read-only memory are dropped, as by a ROM.
-            Fault::ReadOnly => self.emulate_access(gpa),
+            // The guest's own page tables lie in a ROM, where the processor cannot mark them as used.
+            Fault::ReadOnly if info & FAULT_IN_WALK != 0 => self.state.raise_protection(),
+            // Stores to read-only memory are dropped.
+            Fault::ReadOnly => self.emulate_access(None),
             Fault::Mmio { found, generation } => {
                 self.count(match found {
                     Found::Marked => Counter::MmioMarked,
@@ -57,72 +53,7 @@ impl Context<'_> {
             // Code where there is no memory: all ones is no instruction.
             self.state.raise_undefined();
         } else {
-            self.emulate_access(gpa);
+            self.emulate_access(Some(gpa));
         }
     }
-
-    /// Performs the move at RIP on the device behind `gpa`; where there is none, loads give all ones and stores are lost.
-    ///
-    /// Decoding, translation and access are one section for the flush engine: an initiator that has changed the
-    /// translation waits until the access is done, or the walk here finds the change, and the guest tries again (H30).
-    fn emulate_access(&mut self, gpa: Gpa) {
-        let vm = self.vm;
-        self.state.rsp_from_vmcb();
-        let outcome = self.with_translation(|state, memory| {
-            let decoded = decode_move(&state.vmcb, &state.registers, memory)?;
-            let kind = match decoded.access {
-                Move::Load { .. } => Access::empty(),
-                Move::Store { .. } => Access::WRITE,
-            };
-            if translate(&state.vmcb, memory, decoded.linear, kind) != Ok(gpa) {
-                return Ok(None);
-            }
-            vm.access_device(gpa, decoded.access, state);
-            Ok(Some(decoded.length))
-        });
-        match outcome {
-            Ok(Some(length)) => {
-                self.state.rsp_to_vmcb();
-                self.skip(length);
-            }
-            Ok(None) => {}
-            Err(error) => {
-                log::debug!("vCPU {}: access to {gpa} is not emulated", self.vcpu.index);
-                self.state.raise_fetch_error(error);
-            }
-        }
-        self.state.vmcb.mark_dirty(clean::ALL);
-    }
-}
-
-impl Machine {
-    /// Performs an access of a vCPU to the device at `gpa`.
-    fn access_device(&self, gpa: Gpa, access: Move, state: &mut VcpuState) {
-        // The devices here have 32-bit registers; any other access finds nothing.
-        let is_device = |size| size == 4 && Platform::is_mmio(gpa.0);
-        match access {
-            Move::Load { size, signed, to } => {
-                let raw = if is_device(size) {
-                    u64::from(self.platform.lock().mmio_read(gpa.0))
-                } else {
-                    mask(size)
-                };
-                let extended = if signed { sign_extend(raw, size) } else { raw };
-                to.write(&mut state.registers, extended);
-            }
-            Move::Store { size, from } if is_device(size) => {
-                let value = from.read(&state.registers) as u32;
-                let messages = self.platform.lock().mmio_write(gpa.0, value);
-                for message in messages {
-                    self.deliver(message, state.lapic.apic_id());
-                }
-            }
-            Move::Store { .. } => {}
-        }
-    }
-}
-
-fn sign_extend(value: u64, size: u32) -> u64 {
-    let shift = 64 - 8 * size;
-    ((value << shift).cast_signed() >> shift).cast_unsigned()
 }

@@ -1,16 +1,17 @@
 //! INS and OUTS: port I/O from and to memory.
 
-use iced_x86::{Instruction, OpKind, Register};
+use iced_x86::Register;
 use memslots::GuestMemory;
 use paging::Gpa;
 use paging::guest::Access;
 
 use super::entry::{RCX, RDI, RSI};
 use super::exits::{Context, Next};
-use super::instruction::{FetchError, fetch_and_decode, mask, translate};
+use super::instruction::{FetchError, fetch_and_decode, translate};
 use super::state::VcpuState;
 use super::vmcb::{Segment, Vmcb};
 use crate::devices::platform::PortSize;
+use crate::emulator::{add_masked, mask, string_address_size};
 
 /// Elements that one exit moves; what is left makes the instruction exit again, with interrupts in between.
 const ELEMENTS_PER_EXIT: u64 = 64;
@@ -92,7 +93,7 @@ impl Operation {
             (Some(size), Some(segment)) => (size, segment),
             (address_size, segment) => {
                 let instruction = fetch_and_decode(vmcb, memory)?;
-                let decoded = decoded_address_size(&instruction).ok_or(FetchError::Undefined)?;
+                let decoded = string_address_size(&instruction).ok_or(FetchError::Undefined)?;
                 (address_size.unwrap_or(decoded), segment.unwrap_or(instruction.memory_segment()))
             }
         };
@@ -144,17 +145,6 @@ impl Operation {
         }
         Ok(())
     }
-}
-
-/// Bytes of an address of a string instruction; nothing for other instructions.
-fn decoded_address_size(instruction: &Instruction) -> Option<u32> {
-    let kinds = [instruction.op0_kind(), instruction.op1_kind()];
-    kinds.into_iter().find_map(|kind| match kind {
-        OpKind::MemorySegSI | OpKind::MemoryESDI => Some(2),
-        OpKind::MemorySegESI | OpKind::MemoryESEDI => Some(4),
-        OpKind::MemorySegRSI | OpKind::MemoryESRDI => Some(8),
-        _ => None,
-    })
 }
 
 /// Base of a segment; in 64-bit code only FS and GS have one.
@@ -220,10 +210,4 @@ impl Context<'_> {
         let value = self.with_translation(|state, memory| operation.load(state, memory))?;
         Ok(self.write_port(operation.port, operation.width, value))
     }
-}
-
-/// Adds to the part of a register that `mask` covers; a 32-bit address clears the rest, a 16-bit one leaves it.
-fn add_masked(register: &mut u64, step: u64, mask: u64) {
-    let sum = register.wrapping_add(step) & mask;
-    *register = if mask == 0xffff { *register & !mask | sum } else { sum };
 }

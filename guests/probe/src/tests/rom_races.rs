@@ -1,0 +1,202 @@
+//! The ROM comes, goes and moves while other processors use it.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use hostlink::rom::{self, LEN, LINE};
+use tlfs::{HvResult, Status};
+
+use super::hypercalls;
+use super::rom::{INPUT, PLACES};
+use crate::guarded::Fault;
+use crate::hypercall::{call, enable};
+use crate::pci::{place_rom, word};
+use crate::processors::{self, PROCESSORS};
+use crate::random::Random;
+use crate::report::{Verdict, ensure};
+use crate::{apic, clock};
+
+/// Changes that each test makes, unless `count=` says more.
+static CHANGES: AtomicU64 = AtomicU64::new(1000);
+/// Of so many changes one is followed by a wait for a look of each processor.
+const CHANGES_PER_WAIT: u64 = 16;
+const PATIENCE_MS: u64 = 1000;
+/// Changes that a processor sees at one spot.
+const CHANGES_PER_SPOT: u64 = 4;
+
+/// Where the ROM is, in the low bits; above them the number of the change.
+static STATE: AtomicU64 = AtomicU64::new(AWAY);
+/// Values of the low bits: it is away, or at the first place, or at the second; or a change is under way.
+const AWAY: u64 = 0;
+const MOVING: u64 = 3;
+const PLACE_BITS: u64 = 3;
+
+/// What processors that look at the ROM have seen, by processor.
+struct Looks {
+    /// When nothing changed meanwhile: that it was there, and that it was not.
+    settled: [AtomicU64; 2],
+    /// While it changed.
+    amid: AtomicU64,
+    /// Neither the one nor the other.
+    wrong: AtomicU64,
+    /// When nothing changed meanwhile, and other than it is.
+    late: AtomicU64,
+}
+
+static LOOKS: [Looks; PROCESSORS] = [const {
+    Looks {
+        settled: [const { AtomicU64::new(0) }; 2],
+        amid: AtomicU64::new(0),
+        wrong: AtomicU64::new(0),
+        late: AtomicU64::new(0),
+    }
+}; PROCESSORS];
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Where somebody looks: at a place of the ROM, 1 or 2, and in it at a word.
+#[derive(Clone, Copy)]
+struct Spot {
+    place: u64,
+    offset: u64,
+}
+
+impl Spot {
+    fn any(random: &mut Random) -> Self {
+        Self { place: random.below(2) + 1, offset: random.below(u64::from(LEN) / 8) * 8 }
+    }
+
+    fn base(self) -> u64 {
+        PLACES[self.place as usize - 1].into()
+    }
+}
+
+/// A way to look whether the ROM is at a place; `None` if it is neither there nor away.
+type Look = fn(Spot) -> Option<bool>;
+
+/// By a load (P9, P10).
+fn by_load(spot: Spot) -> Option<bool> {
+    let line = rom::line(LEN, spot.offset as u32 / LINE);
+    let expected = line.as_chunks().0[spot.offset as usize % LINE as usize / 8];
+    match word(spot.base() + spot.offset) {
+        u64::MAX => Some(false),
+        seen if seen == u64::from_le_bytes(expected) => Some(true),
+        _ => None,
+    }
+}
+
+/// By a hypercall that takes its input from there (P12).
+fn by_call(spot: Spot) -> Option<bool> {
+    match call(hypercalls::space(), spot.base() + INPUT, 0) {
+        Ok(result) if result == HvResult::of(Status::SUCCESS, 0) => Some(true),
+        Err(Fault::PROTECTION) => Some(false),
+        _ => None,
+    }
+}
+
+/// Number of the last change.
+fn changes_made() -> u64 {
+    STATE.load(Ordering::Acquire) >> 2
+}
+
+/// Looks, and counts what there is to see. The state before and after says whether the answer counts.
+fn look_once(look: Look, looks: &Looks, spot: Spot) {
+    let before = STATE.load(Ordering::SeqCst);
+    let seen = look(spot);
+    let after = STATE.load(Ordering::SeqCst);
+    let is_settled = before == after && before & PLACE_BITS != MOVING;
+    let counter = match seen {
+        None => &looks.wrong,
+        Some(_) if !is_settled => &looks.amid,
+        Some(is_there) if is_there == (before & PLACE_BITS == spot.place) => {
+            &looks.settled[usize::from(is_there)]
+        }
+        Some(_) => &looks.late,
+    };
+    counter.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Looks at one spot after the other, at each while the ROM changes several times: between two changes that is without an
+/// exit then, by a translation that only a flush can take away.
+fn look_on(look: Look) {
+    let id = apic::id();
+    let mut random = Random::new(0x20d + u64::from(id));
+    while !ENDS.load(Ordering::Acquire) {
+        let spot = Spot::any(&mut random);
+        let begin = changes_made();
+        while changes_made() < begin + CHANGES_PER_SPOT && !ENDS.load(Ordering::Acquire) {
+            look_once(look, &LOOKS[id as usize], spot);
+        }
+    }
+}
+
+/// Has the tests make so many changes.
+pub(super) fn set_count(count: u32) {
+    CHANGES.store(count.into(), Ordering::Relaxed);
+}
+
+/// A ROM that comes and goes is there or away, and nothing between; after the write only what was written (P9, P10).
+pub(super) fn rom_toggles() -> Verdict {
+    race(|| look_on(by_load), by_load, |number| number % 2)
+}
+
+/// A ROM that moves is gone from the old place and seen at the new one when the write returns (P13).
+pub(super) fn rom_moves() -> Verdict {
+    race(|| look_on(by_load), by_load, |number| number % 2 + 1)
+}
+
+/// Hypercalls whose input is in a ROM that comes, goes and moves find it, or are refused (P12).
+pub(super) fn rom_under_calls() -> Verdict {
+    enable()?;
+    race(|| look_on(by_call), by_call, |number| number % 3)
+}
+
+/// Has the first processor change the ROM's place while all others, and it between two changes, look.
+fn race(others: fn(), look: Look, next: fn(u64) -> u64) -> Verdict {
+    let changes = CHANGES.load(Ordering::Relaxed);
+    let readers = processors::count() - 1;
+    (1..=readers).try_for_each(processors::start)?;
+    for looks in &LOOKS {
+        let others = [&looks.amid, &looks.wrong, &looks.late];
+        looks.settled.iter().chain(others).for_each(|counter| counter.store(0, Ordering::SeqCst));
+    }
+    ENDS.store(false, Ordering::Release);
+    (1..=readers).for_each(|id| processors::give(id, others));
+    let result = change(changes, readers, look, next);
+    ENDS.store(true, Ordering::Release);
+    let joined = (1..=readers).try_for_each(processors::join);
+    settle(AWAY, changes + 1);
+    result.and(joined)
+}
+
+/// Puts the ROM at a place, the change being number `number`.
+fn settle(place: u64, number: u64) {
+    STATE.store(number << 2 | MOVING, Ordering::SeqCst);
+    place_rom((place as usize).checked_sub(1).map(|index| PLACES[index]));
+    STATE.store(number << 2 | place, Ordering::SeqCst);
+}
+
+fn change(changes: u64, readers: u32, look: Look, next: fn(u64) -> u64) -> Verdict {
+    let mut random = Random::new(0x4a5);
+    let settled_of =
+        |id: u32| LOOKS[id as usize].settled.each_ref().map(|count| count.load(Ordering::SeqCst));
+    for number in 1..=changes {
+        settle(next(number), number);
+        look_once(look, &LOOKS[0], Spot::any(&mut random));
+        look_once(look, &LOOKS[0], Spot::any(&mut random));
+        if number % CHANGES_PER_WAIT == 0 {
+            let before: [_; PROCESSORS] = core::array::from_fn(|id| settled_of(id as u32));
+            let all_look = || (1..=readers).all(|id| settled_of(id) != before[id as usize]);
+            ensure!(
+                clock::wait_until(PATIENCE_MS, all_look),
+                "nobody looks at the ROM after change {number}"
+            );
+        }
+    }
+    for (id, looks) in LOOKS.iter().take(readers as usize + 1).enumerate() {
+        let [wrong, late] = [&looks.wrong, &looks.late].map(|count| count.load(Ordering::SeqCst));
+        ensure!(wrong == 0, "processor {id} saw {wrong} times what was never there");
+        ensure!(late == 0, "processor {id} saw {late} times what was there before the change");
+        let seen = settled_of(id as u32);
+        ensure!(seen.iter().all(|count| *count > changes / 100), "processor {id} looked {seen:?} times");
+    }
+    Ok(())
+}

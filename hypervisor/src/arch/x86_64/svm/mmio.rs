@@ -1,0 +1,156 @@
+//! Accesses to memory that the processor cannot reach: device registers, addresses without anything, stores to read-only
+//! memory.
+
+use iced_x86::Instruction;
+use memslots::{GuestMemory, Resolution};
+use paging::Gpa;
+use paging::guest::Access;
+
+use super::super::machine::Machine;
+use super::exits::Context;
+use super::instruction::{FetchError, faulting_instruction, translate};
+use super::state::VcpuState;
+use super::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean};
+use crate::devices::platform::Platform;
+use crate::emulator::{Cpu, Failure, Memory, Outcome, SegmentBases, execute};
+
+const PAGE: u64 = 4096;
+
+impl Context<'_> {
+    /// Carries out the instruction at RIP, whose access the processor could not do. The page of `mmio` is known to have
+    /// no memory behind it.
+    ///
+    /// Decoding, translation and access are one section for the flush engine: an initiator that has changed the
+    /// translation waits until the access is done, or the walk here finds the change (H30).
+    pub(super) fn emulate_access(&mut self, mmio: Option<Gpa>) {
+        let vm = self.vm;
+        self.state.rsp_from_vmcb();
+        let outcome = self.with_translation(|state, memory| {
+            let instruction = faulting_instruction(&state.vmcb, memory)?;
+            let outcome = emulate(vm, state, memory, mmio, &instruction)?;
+            Ok((outcome, instruction.len() as u64))
+        });
+        match outcome {
+            Ok((Outcome::Done, length)) => {
+                self.state.rsp_to_vmcb();
+                self.skip(length);
+            }
+            Ok((Outcome::Unfinished, _)) => {
+                // What the instruction before it holds off, it does for the first elements only.
+                self.state.vmcb.interrupt_shadow &= !1;
+                if self.state.vmcb.rflags & RFLAGS_TF != 0 {
+                    self.state.raise_debug(DR6_SINGLE_STEP);
+                }
+            }
+            Ok((Outcome::Retry, _)) => {}
+            Err(error) => {
+                log::debug!("vCPU {}: access is not emulated: {error:?}", self.vcpu.index);
+                self.state.raise_fetch_error(error);
+            }
+        }
+        self.state.vmcb.mark_dirty(clean::ALL);
+    }
+}
+
+/// Carries out an instruction of a vCPU.
+fn emulate(
+    vm: &Machine,
+    state: &mut VcpuState,
+    memory: &GuestMemory<'_>,
+    mmio: Option<Gpa>,
+    instruction: &Instruction,
+) -> Result<Outcome, FetchError> {
+    let vmcb = &*state.vmcb;
+    let mut flags = vmcb.rflags;
+    let mut cpu = Cpu {
+        registers: &mut state.registers.0,
+        flags: &mut flags,
+        bases: SegmentBases {
+            legacy: [vmcb.es.base, vmcb.cs.base, vmcb.ss.base, vmcb.ds.base],
+            extra: [vmcb.fs.base, vmcb.gs.base],
+        },
+        is_64bit: vmcb.is_64bit(),
+    };
+    let sender = state.lapic.apic_id();
+    let outcome = execute(instruction, &mut cpu, &mut Reach { vm, vmcb, memory, mmio, sender });
+    state.vmcb.rflags = flags;
+    outcome.map_err(|failure| match failure {
+        Failure::Memory(error) => error,
+        Failure::Unsupported => FetchError::Undefined,
+    })
+}
+
+/// What a vCPU reaches by its linear addresses.
+struct Reach<'a> {
+    vm: &'a Machine,
+    vmcb: &'a Vmcb,
+    memory: &'a GuestMemory<'a>,
+    /// An address in a page that has no memory.
+    mmio: Option<Gpa>,
+    /// APIC id of the vCPU.
+    sender: u32,
+}
+
+impl Reach<'_> {
+    /// The memory of the page of `gpa`: whether it is read-only; `None` if there is none.
+    fn memory_at(&self, gpa: Gpa) -> Option<bool> {
+        if self.mmio.is_some_and(|known| known.0 / PAGE == gpa.0 / PAGE) {
+            return None;
+        }
+        match self.memory.resolve(gpa) {
+            Resolution::Ram { slot, .. } => Some(slot.is_read_only()),
+            Resolution::Mmio => None,
+        }
+    }
+
+    /// The devices here have 32-bit registers; any other access finds nothing.
+    fn is_register(gpa: Gpa, len: usize) -> bool {
+        len == 4 && Platform::is_mmio(gpa.0)
+    }
+}
+
+impl Memory for Reach<'_> {
+    type Error = FetchError;
+
+    fn translate(&mut self, linear: u64, is_write: bool) -> Result<Gpa, FetchError> {
+        let access = if is_write { Access::WRITE } else { Access::empty() };
+        translate(self.vmcb, self.memory, linear, access)
+    }
+
+    fn is_direct(&mut self, gpa: Gpa, is_write: bool) -> bool {
+        self.memory_at(gpa).is_some_and(|is_read_only| !(is_read_only && is_write))
+    }
+
+    /// All ones where there is nothing.
+    fn read(&mut self, gpa: Gpa, bytes: &mut [u8]) {
+        bytes.fill(0xff);
+        match self.memory_at(gpa) {
+            Some(_) => {
+                // It has been found in the slots that are pinned.
+                let _ = self.memory.read(gpa, bytes);
+            }
+            None if Self::is_register(gpa, bytes.len()) => {
+                let value = self.vm.platform.lock().mmio_read(gpa.0);
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+            None => {}
+        }
+    }
+
+    /// What is written where there is nothing, or to read-only memory, is lost.
+    fn write(&mut self, gpa: Gpa, bytes: &[u8]) {
+        match (self.memory_at(gpa), bytes.first_chunk()) {
+            (Some(_), _) => {
+                let _ = self.memory.write(gpa, bytes);
+            }
+            (None, Some(register)) if Self::is_register(gpa, bytes.len()) => {
+                let value = u32::from_le_bytes(*register);
+                let messages = self.vm.platform.lock().mmio_write(gpa.0, value);
+                for message in messages {
+                    self.vm.deliver(message, self.sender);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! String instructions: MOVS, STOS and LODS, one element or as many as RCX says.
+
+use super::operand::{Operand, mask};
+use super::place::Place;
+use super::{Cpu, DF, Memory, Outcome, RCX, RDI, RSI, TF};
+use iced_x86::{Instruction, Mnemonic, OpKind, Register};
+
+/// Elements that one call does.
+const ELEMENTS_MAX: u64 = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Move,
+    Store,
+    Load,
+}
+
+/// A string instruction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StringOperation {
+    kind: Kind,
+    /// Bytes of an element.
+    size: u32,
+    /// Which bits of RSI, RDI and RCX count.
+    address_mask: u64,
+    /// Segment of the source; the destination's is ES.
+    segment: Register,
+    is_repeated: bool,
+}
+
+impl StringOperation {
+    /// `None` if it is none of these.
+    pub(super) fn of(instruction: &Instruction) -> Option<Self> {
+        let address_size = string_address_size(instruction)?;
+        let kind = match instruction.mnemonic() {
+            Mnemonic::Movsb | Mnemonic::Movsw | Mnemonic::Movsd | Mnemonic::Movsq => Kind::Move,
+            Mnemonic::Stosb | Mnemonic::Stosw | Mnemonic::Stosd | Mnemonic::Stosq => Kind::Store,
+            Mnemonic::Lodsb | Mnemonic::Lodsw | Mnemonic::Lodsd | Mnemonic::Lodsq => Kind::Load,
+            _ => return None,
+        };
+        Some(Self {
+            kind,
+            size: instruction.memory_size().size() as u32,
+            address_mask: mask(address_size),
+            segment: instruction.memory_segment(),
+            // Of these both prefixes repeat.
+            is_repeated: instruction.has_rep_prefix() || instruction.has_repne_prefix(),
+        })
+    }
+
+    /// Does the first element, and more as long as they are in the same pages as it and the processor cannot do them
+    /// by itself: to find out whether it can take a new page is its business.
+    pub(super) fn execute<M: Memory>(&self, cpu: &mut Cpu<'_>, memory: &mut M) -> Result<Outcome, M::Error> {
+        let mask = self.address_mask;
+        let count = if self.is_repeated { cpu.registers[RCX] & mask } else { 1 };
+        // A trap follows each element.
+        let limit = if *cpu.flags & TF != 0 { 1 } else { ELEMENTS_MAX };
+        let first_pages = self.pages(cpu);
+        let mut left = count;
+        while left > 0 && count - left < limit && self.pages(cpu) == first_pages {
+            if !self.element(cpu, memory)? {
+                return Ok(if left == count { Outcome::Retry } else { Outcome::Unfinished });
+            }
+            left -= 1;
+            self.advance(cpu);
+        }
+        Ok(if left == 0 { Outcome::Done } else { Outcome::Unfinished })
+    }
+
+    /// Pages in which the next element begins.
+    fn pages(&self, cpu: &Cpu<'_>) -> (u64, u64) {
+        (self.source(cpu) >> 12, self.destination(cpu) >> 12)
+    }
+
+    /// Linear address of the source, which STOS has not.
+    fn source(&self, cpu: &Cpu<'_>) -> u64 {
+        match self.kind {
+            Kind::Store => 0,
+            _ => cpu.linear(cpu.base(self.segment).wrapping_add(cpu.registers[RSI] & self.address_mask)),
+        }
+    }
+
+    /// Linear address of the destination, which LODS has not.
+    fn destination(&self, cpu: &Cpu<'_>) -> u64 {
+        match self.kind {
+            Kind::Load => 0,
+            _ => cpu.linear(cpu.base(Register::ES).wrapping_add(cpu.registers[RDI] & self.address_mask)),
+        }
+    }
+
+    /// Does one element; false, and nothing, if the processor can do it by itself.
+    fn element<M: Memory>(&self, cpu: &mut Cpu<'_>, memory: &mut M) -> Result<bool, M::Error> {
+        let accumulator = Operand::accumulator(self.size);
+        let source = match self.kind {
+            Kind::Store => None,
+            _ => Some(Place::locate(memory, self.source(cpu), self.size, false)?),
+        };
+        let destination = match self.kind {
+            Kind::Load => None,
+            _ => Some(Place::locate(memory, self.destination(cpu), self.size, true)?),
+        };
+        let is_direct = source.as_ref().is_none_or(|place| place.is_direct(memory, false))
+            && destination.as_ref().is_none_or(|place| place.is_direct(memory, true));
+        if is_direct {
+            return Ok(false);
+        }
+        let value = match &source {
+            Some(place) => place.read(memory),
+            None => accumulator.read(cpu.registers),
+        };
+        match &destination {
+            Some(place) => place.write(memory, value),
+            None => accumulator.write(cpu.registers, value),
+        }
+        Ok(true)
+    }
+
+    fn advance(&self, cpu: &mut Cpu<'_>) {
+        let size = u64::from(self.size);
+        let step = if *cpu.flags & DF == 0 { size } else { size.wrapping_neg() };
+        if self.kind != Kind::Store {
+            add_masked(&mut cpu.registers[RSI], step, self.address_mask);
+        }
+        if self.kind != Kind::Load {
+            add_masked(&mut cpu.registers[RDI], step, self.address_mask);
+        }
+        if self.is_repeated {
+            add_masked(&mut cpu.registers[RCX], u64::MAX, self.address_mask);
+        }
+    }
+}
+
+/// Bytes of an address of a string instruction; nothing for other instructions.
+#[must_use]
+pub fn string_address_size(instruction: &Instruction) -> Option<u32> {
+    let kinds = [instruction.op0_kind(), instruction.op1_kind()];
+    kinds.into_iter().find_map(|kind| match kind {
+        OpKind::MemorySegSI | OpKind::MemoryESDI => Some(2),
+        OpKind::MemorySegESI | OpKind::MemoryESEDI => Some(4),
+        OpKind::MemorySegRSI | OpKind::MemoryESRDI => Some(8),
+        _ => None,
+    })
+}
+
+/// Adds to the part of a register that `mask` covers; a 32-bit address clears the rest, a 16-bit one leaves it.
+pub fn add_masked(register: &mut u64, step: u64, mask: u64) {
+    let sum = register.wrapping_add(step) & mask;
+    *register = if mask == 0xffff { *register & !mask | sum } else { sum };
+}

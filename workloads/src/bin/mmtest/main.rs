@@ -1,0 +1,241 @@
+//! Mmtest: threads touch memory page by page, while the main thread turns a PCI device's expansion ROM on and off.
+//!
+//! In a guest on a hypervisor each time adds and removes memory of the guest, which must neither disturb what the threads
+//! have written nor cost them more than it has to. Every page holds canaries, which are checked before they are written
+//! anew; of the ROM every byte that is read is compared.
+//!
+//! It reports JSON lines: `begin`, then `progress` now and then, then `end` with what was measured, then `damage` if
+//! something was wrong.
+
+mod memory;
+mod rom;
+
+use memory::{Damage, Memory, PAGE_BYTES};
+use rom::Rom;
+use serde_json::{Value, json};
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use std::{env, error, io, thread};
+use workloads::options::{self, number, unknown};
+use workloads::report::Report;
+use workloads::times::{Stopwatch, Times};
+
+const PAGES_PER_MIB: u64 = (1 << 20) / PAGE_BYTES as u64;
+/// Pages that a thread touches between two looks whether it is to end.
+const STRIDE: usize = 256;
+const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+
+const USAGE: &str = "\
+usage: mmtest [--threads N] [--memory MIB] [--toggles N] [--passes N] [--rom F] [--report F] [--settle MS]
+
+  --threads N   threads that touch memory [one per CPU]
+  --memory MIB  memory of each thread [64]
+  --toggles N   times that the ROM is turned on, read and turned off [100]
+  --passes N    passes over its memory that each thread makes at least [1]
+  --rom F       the ROM's file [/sys/bus/pci/devices/0000:00:01.0/rom]
+  --report F    where the JSON lines go [standard output]
+  --settle MS   idle time after `begin` and before `end` is reported, for readers of counters [0]
+
+It ends when the toggles and the passes are done. The status is 1 if a canary or the ROM was wrong.";
+
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    threads: u64,
+    memory_mib: u64,
+    toggles: u64,
+    passes: u64,
+    rom: PathBuf,
+    report: Option<PathBuf>,
+    settle: Duration,
+}
+
+impl Options {
+    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        let mut options = Self {
+            threads: cpus as u64,
+            memory_mib: 64,
+            toggles: 100,
+            passes: 1,
+            rom: PathBuf::from("/sys/bus/pci/devices/0000:00:01.0/rom"),
+            report: None,
+            settle: Duration::ZERO,
+        };
+        for pair in options::pairs(args) {
+            let (name, value) = pair?;
+            match name.as_str() {
+                "--threads" => options.threads = number(&name, &value, 1, 1024)?,
+                "--memory" => options.memory_mib = number(&name, &value, 1, 1 << 20)?,
+                "--toggles" => options.toggles = number(&name, &value, 1, 10_000_000)?,
+                "--passes" => options.passes = number(&name, &value, 1, 1 << 32)?,
+                "--rom" => options.rom = PathBuf::from(value),
+                "--report" => options.report = Some(PathBuf::from(value)),
+                "--settle" => options.settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
+                _ => return Err(unknown(&name)),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// What the toggles have come to.
+#[derive(Default)]
+struct Toggles {
+    /// Of each, in microseconds.
+    times_us: Vec<f64>,
+    wrong: u64,
+    /// The first that was wrong: its number, and the offset in the ROM.
+    first_wrong: Option<(u64, u32)>,
+}
+
+/// What the threads have come to.
+#[derive(Default)]
+struct Touched {
+    touches: u64,
+    passes: u64,
+    damages: u64,
+    first_damage: Option<Damage>,
+}
+
+/// Touches memory until `stop` is set and `passes` passes are made, and checks it at the end.
+fn toucher(mut memory: Memory, passes: u64, stop: &AtomicBool, done: &AtomicU64) -> Memory {
+    let mut is_done = false;
+    while !(is_done && stop.load(Ordering::Relaxed)) {
+        memory.touch(STRIDE);
+        if !is_done && memory.passes() >= passes {
+            is_done = true;
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    memory.check_all();
+    memory
+}
+
+/// Toggles the ROM as often as asked for.
+fn toggle(options: &Options, rom: &Rom, report: &mut Report) -> io::Result<Toggles> {
+    let mut toggles = Toggles::default();
+    let mut reported = Instant::now();
+    for number in 0..options.toggles {
+        let toggle = rom.toggle(number)?;
+        toggles.times_us.push(toggle.duration.as_secs_f64() * 1e6);
+        if let Some(offset) = toggle.wrong {
+            toggles.wrong += 1;
+            toggles.first_wrong.get_or_insert((number, offset));
+        }
+        if reported.elapsed() >= PROGRESS_PERIOD {
+            reported = Instant::now();
+            report.line(&json!({"event": "progress", "done": number + 1, "total": options.toggles}))?;
+        }
+    }
+    Ok(toggles)
+}
+
+/// Lets the threads run while the ROM is toggled.
+fn run_threads(options: &Options, rom: &Rom, report: &mut Report) -> io::Result<(Toggles, Touched)> {
+    let (stop, done) = (&AtomicBool::new(false), &AtomicU64::new(0));
+    let pages = usize::try_from(options.memory_mib * PAGES_PER_MIB).map_err(io::Error::other)?;
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        // Whatever fails, the threads end.
+        let toggled = (|| {
+            for index in 0..options.threads as u16 {
+                let memory = Memory::new(index, pages)?;
+                let work = move || toucher(memory, options.passes, stop, done);
+                threads.push(thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, work)?);
+            }
+            toggle(options, rom, report)
+        })();
+        stop.store(true, Ordering::Relaxed);
+        let mut touched = Touched::default();
+        for thread in threads {
+            let memory = thread.join().map_err(|_| io::Error::other("a thread panicked"))?;
+            let (damages, first) = memory.damages();
+            touched.touches += memory.touches();
+            touched.passes += memory.passes();
+            touched.damages += damages;
+            touched.first_damage = touched.first_damage.or(first);
+        }
+        Ok((toggled?, touched))
+    })
+}
+
+/// Least, middle, mean, 99th percentile and most of some numbers, of which there is one at least.
+fn summary(numbers: &[f64]) -> Value {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = |share: f64| sorted[((sorted.len() - 1) as f64 * share).round() as usize];
+    json!({
+        "min": at(0.0), "median": at(0.5), "mean": sorted.iter().sum::<f64>() / sorted.len() as f64,
+        "p99": at(0.99), "max": at(1.0),
+    })
+}
+
+/// Whether nothing was wrong.
+fn run(options: &Options, rom: &Rom) -> Result<bool, Box<dyn error::Error>> {
+    let mut report = Report::open(options.report.as_deref())?;
+    report.line(&json!({
+        "event": "begin", "workload": "mmtest", "threads": options.threads, "memory_mib": options.memory_mib,
+        "toggles": options.toggles, "passes": options.passes, "rom_bytes": rom.len(),
+    }))?;
+    thread::sleep(options.settle);
+    let watch = Stopwatch::start()?;
+    let (toggles, touched) = run_threads(options, rom, &mut report)?;
+    let Times { real, user, sys, faults } = watch.elapsed()?;
+    report.line(&json!({
+        "event": "end", "workload": "mmtest", "toggles": toggles.times_us.len(),
+        "real": real.as_secs_f64(), "user": user.as_secs_f64(), "sys": sys.as_secs_f64(),
+        "toggle_us": summary(&toggles.times_us), "touches": touched.touches, "passes": touched.passes,
+        "faults": faults, "rom_errors": toggles.wrong, "canary_errors": touched.damages,
+    }))?;
+    thread::sleep(options.settle);
+    for line in damage_lines(&toggles, &touched) {
+        eprintln!("mmtest: {line}");
+        report.line(&line)?;
+    }
+    Ok(toggles.wrong == 0 && touched.damages == 0)
+}
+
+/// What was wrong first, of either kind.
+fn damage_lines(toggles: &Toggles, touched: &Touched) -> Vec<Value> {
+    let rom = toggles.first_wrong.map(|(number, offset)| {
+        json!({"event": "damage", "workload": "mmtest", "what": "rom", "toggle": number, "offset": offset})
+    });
+    let canary = touched.first_damage.map(|damage| {
+        json!({
+            "event": "damage", "workload": "mmtest", "what": "canary", "thread": damage.thread,
+            "page": damage.page, "expected": damage.expected, "found": damage.found,
+        })
+    });
+    rom.into_iter().chain(canary).collect()
+}
+
+fn main() -> ExitCode {
+    let options = match Options::parse(env::args().skip(1)) {
+        Ok(options) => options,
+        Err(message) => {
+            eprintln!("mmtest: {message}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let rom = match Rom::open(&options.rom) {
+        Ok(rom) => rom,
+        Err(error) => {
+            eprintln!("mmtest: {}: {error}", options.rom.display());
+            return ExitCode::from(3);
+        }
+    };
+    match run(&options, &rom) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("mmtest: {error}");
+            ExitCode::from(3)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
