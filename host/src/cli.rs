@@ -146,7 +146,7 @@ pub(crate) enum BenchCommand {
     /// machine that counts instructions. The deletion may cost no more with more memory elsewhere, and visits the ROM's
     /// entries only. The same with everything zapped, for comparison; and a GiB that is added and taken away again. Then, by the
     /// clock, a Linux guest with 8 threads that use memory. Ends with status 1 if a target is missed.
-    Memslot(ExitsArgs),
+    Memslot(MemslotArgs),
     Boot(BootArgs),
 }
 
@@ -257,6 +257,23 @@ impl From<Way> for LogWay {
 /// A decimal number, or a hexadecimal one behind `0x`.
 fn number(text: &str) -> Result<u64, String> {
     parse_number(text).map_err(|_| format!("'{text}' is not a number; write for example 0x100000000"))
+}
+
+/// Arguments of `bench memslot`.
+#[derive(Debug, Args)]
+pub(crate) struct MemslotArgs {
+    /// Memory of the Linux guest whose 8 threads use most of it, for example 2304M
+    #[arg(long, value_name = "SIZE", default_value = "2304M", value_parser = size::parse)]
+    pub(crate) memory: u64,
+    /// Runs of each side of it; the table shows medians
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Give up on a machine after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
 }
 
 /// Time from power-on to the guest's first process, on Quell and directly on the machine

@@ -1,6 +1,8 @@
 //! `quell bench memslot`: what it costs when guest memory goes.
 
-use crate::cli::ExitsArgs;
+mod load;
+
+use crate::cli::MemslotArgs;
 use crate::machine::process::{End, Flow, Machine, Outcome};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
@@ -40,7 +42,7 @@ const VISITED_PER_PAGE_MAX: f64 = 1.01;
 const STEP_MAX: f64 = 50_000.0;
 
 /// Measures, prints, and judges.
-pub(crate) fn memslot(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
+pub(crate) fn memslot(args: &MemslotArgs, signals: &Signals) -> Result<u8> {
     let bench = Bench { hypervisor: Hypervisor::build()?, args, signals };
     let mut samples = Samples::default();
     let mut good = true;
@@ -53,6 +55,8 @@ pub(crate) fn memslot(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
     good &= print_deletions(&samples, &everything);
     bench.zap(&mut samples)?;
     good &= print_zap(&samples);
+    load::measure(&bench, &mut samples)?;
+    good &= load::print(&samples);
     if let Some(path) = &args.json {
         results::write(path, "memslot", None, &samples)?;
     }
@@ -61,7 +65,7 @@ pub(crate) fn memslot(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
 
 struct Bench<'a> {
     hypervisor: Hypervisor,
-    args: &'a ExitsArgs,
+    args: &'a MemslotArgs,
     signals: &'a Signals,
 }
 
