@@ -167,6 +167,8 @@ counters! {
     FlushWholePcid = "flush.whole.pcid",
     /// Because it may have pages of 4 MiB.
     FlushWholeLegacy = "flush.whole.legacy",
+    /// Because its memory may be mapped in pages smaller than its own.
+    FlushWholePieces = "flush.whole.pieces",
     /// Because the ranges of several initiators have more pages together than are worth it.
     FlushWholeMerged = "flush.whole.merged",
     /// Flushes of this vCPU that waited for targets in guest mode: for at most 1 µs.

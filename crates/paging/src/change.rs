@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::cursor::Cursor;
 use crate::format::{Entry, FROZEN};
 use crate::span::{self, Piece, Span};
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, overwrite};
 use crate::{Editor, Format, Gather, Level, Permissions, PhysAddr, Stamp, TableMemory, Tables};
 
 /// Number of changes so far, of all tables: a table that gets another's former root must not get its
@@ -197,7 +197,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink> Change<'t, F, M, S> {
             // processor writes at this moment. The whole of the table is in the gather, and a fault
             // that comes later does not exchange a frozen entry.
             for entry in &entries[..run] {
-                entry.store(FROZEN, Relaxed);
+                overwrite(entry, FROZEN);
             }
             return Visit::Passed(run);
         }
@@ -273,7 +273,7 @@ impl<F: Format, M: TableMemory> FramedChange<'_, F, M> {
 ///
 /// Release, and pairs with [`PageTable::stamp`](crate::PageTable::stamp): a flush that is issued with
 /// this stamp or a later one is issued after the changes. Hence also not earlier than at the end.
-fn stamp<F: Format, M: TableMemory>(editor: &Editor<'_, F, M>) -> Stamp {
+pub(crate) fn stamp<F: Format, M: TableMemory>(editor: &Editor<'_, F, M>) -> Stamp {
     // Being the editor orders the changes of one table. One a nanosecond would take 584 years to wrap.
     let sequence = CHANGES.fetch_add(1, Relaxed).wrapping_add(1);
     editor.table.sequence.store(sequence, Release);

@@ -5,7 +5,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::change::{Action, Change, DirtySink};
-use crate::format::{Entry, FROZEN, piece};
+use crate::format::{ABSENT, Entry, FROZEN, piece};
 use crate::span::{self, Span};
 use crate::sync::AtomicU64;
 use crate::table::check_output;
@@ -182,12 +182,23 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         Ok(next)
     }
 
+    /// Removes the pointer to a table. `range` is what the table covers.
+    ///
+    /// A fault may put another table there at once, so where that takes a break it is made here, and not
+    /// left to the flush that the gather asks for.
+    pub(crate) fn cut_table(&self, cell: &AtomicU64, range: FlushRange) {
+        if !F::REPLACES_IN_PLACE {
+            self.break_entry(cell, range);
+        }
+        // A store, because nobody but the editor writes an entry that points to a table or is frozen.
+        cell.store(ABSENT, Release);
+    }
+
     /// Replaces the pointer to a table by a leaf. `range` is what the table covers.
     pub(crate) fn join_leaf(&self, cell: &AtomicU64, leaf: u64, range: FlushRange) {
         if !F::REPLACES_IN_PLACE {
             self.break_entry(cell, range);
         }
-        // A store, because nobody but the editor writes an entry that points to a table or is frozen.
         cell.store(leaf, Release);
     }
 

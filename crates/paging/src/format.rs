@@ -64,9 +64,12 @@ pub trait Format {
     const ROOT: Level;
     /// Level of the largest leaf. That a given processor supports it is for the caller to know.
     const LARGEST: Level;
-    /// Whether a leaf in use may become a table, and a table a leaf, in one store. If not, the entry is
-    /// cleared in between, and
-    /// [`TableMemory::break_before_make`](crate::TableMemory::break_before_make) invalidates it.
+    /// Whether a leaf in use may become a table, and a table a leaf or another table, in one store. If
+    /// not, the entry is invalid in between, and
+    /// [`TableMemory::break_before_make`](crate::TableMemory::break_before_make) invalidates what it
+    /// covers. Leaves that were zapped are left to the gather: until its flush has completed, faults on
+    /// them must lead to the same memory by pages of the same size, or nowhere, which is for the user to
+    /// see to.
     const REPLACES_IN_PLACE: bool;
     /// The largest payload of a [mark](Self::mark).
     const MARK_MAX: u64 = u64::MAX >> MARK_SHIFT;

@@ -49,6 +49,33 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         level: Level,
         permissions: Permissions,
     ) -> Result<Installed, MapError> {
+        self.install_at(address, pa, level, permissions, false)
+    }
+
+    /// The same, but where a table is in the way nothing is installed: for users who must know before there are pages
+    /// smaller than `level`, which is one that the format has leaves of.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::TooSmall`] then; and as for [`install`](Self::install).
+    pub fn install_whole(
+        &self,
+        address: u64,
+        pa: PhysAddr,
+        level: Level,
+        permissions: Permissions,
+    ) -> Result<Installed, MapError> {
+        self.install_at(address, pa, level, permissions, true)
+    }
+
+    fn install_at(
+        &self,
+        address: u64,
+        pa: PhysAddr,
+        level: Level,
+        permissions: Permissions,
+        whole: bool,
+    ) -> Result<Installed, MapError> {
         let largest = level.min(F::LARGEST);
         let offset = span::offset::<F>(address).ok_or(MapError::OutOfRange)?;
         check_output::<F>(pa, 0)?;
@@ -60,7 +87,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         }
         let request = Request { offset, pa, largest, permissions };
         let leaf = |at| F::leaf(pa.align_down(at), at, permissions);
-        let (cell, at, entry) = match self.descend(offset, largest, leaf)? {
+        let (cell, at, entry) = match self.descend(offset, largest, whole, leaf)? {
             Found::Written(at) => return Ok(Installed::New(at)),
             Found::Leaf(cell, at, entry) => (cell, at, entry),
         };
@@ -82,7 +109,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         if payload > F::MARK_MAX {
             return Err(MapError::OutOfRange);
         }
-        let found = self.descend(offset, Level::Page4K, |_| F::mark(payload))?;
+        let found = self.descend(offset, Level::Page4K, false, |_| F::mark(payload))?;
         Ok(matches!(found, Found::Written(_)))
     }
 
@@ -95,6 +122,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         &self,
         offset: u64,
         largest: Level,
+        whole: bool,
         new: impl Fn(Level) -> u64,
     ) -> Result<Found<'_>, MapError> {
         let mut spare = Spare { memory: &self.memory, table: None };
@@ -119,6 +147,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
             }
             match (Entry::decode::<F>(entry, at), at.below()) {
                 (Entry::Leaf(_), _) => return Ok(Found::Leaf(cell, at, entry)),
+                (Entry::Table(_), _) if whole && at <= largest => return Err(MapError::TooSmall),
                 (Entry::Table(next), Some(below)) => (table, at) = (next, below),
                 _ => return Err(MapError::Raced),
             }

@@ -1,9 +1,15 @@
-//! Page tables of several formats by one walker, without allocation and without `std`.
+//! Page tables of several formats by one walker, without locks, without allocation, without `std`.
 //!
-//! A [`PageTable`] does all the walking; a small [`Format`] says how an entry is encoded. Tables come
-//! from the user's [`TableMemory`]. Faults on many CPUs [install](PageTable::install) translations in
-//! parallel. What removes translations returns a [`Gather`], which names what to invalidate and holds
-//! back the tables that were cut off; only a [`FlushReceipt`] frees them.
+//! A [`PageTable`] does all the walking; a small [`Format`] says how an entry is encoded: AMD64 for a
+//! host, a guest, and nested paging; Arm's VMSAv8-64 for stage 1 and stage 2. Tables come from the user's
+//! [`TableMemory`], which is also where barriers and break-before-make are hooked in.
+//!
+//! Faults on many CPUs [install](PageTable::install) translations in parallel. Meanwhile one
+//! [`Editor`] changes and removes them: [zap](Editor::zap), [unmap](Editor::unmap),
+//! [write protection](Editor::write_protect), [clean](Editor::clean), [split](Editor::split),
+//! [collapse](Editor::collapse). A [`Change`] goes in steps of bounded length. What it owes, the
+//! translations to invalidate, the tables that were cut off, and the frames that were unmapped, is in a
+//! [`Gather`]; only a [`FlushReceipt`] frees them.
 //!
 //! [`guest`] is the other direction: a software walk of page tables that a guest wrote, for emulation.
 //!
@@ -13,8 +19,8 @@
 //!
 //! ```
 //! use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-//! use paging::{Amd64Nested, Installed, Invalidation, Level, NeverWalked, PageTable, Permissions};
-//! use paging::{Entries, PhysAddr, TableMemory, Tables};
+//! use paging::{Amd64Nested, Installed, Invalidation, Level, Look, NeverWalked, PageTable, Permissions};
+//! use paging::{Entries, PhysAddr, Progress, TableMemory, Tables};
 //!
 //! /// Table `n` has the physical address `(n + 1) << 12`. Never reuses one.
 //! struct Buffer {
@@ -36,26 +42,78 @@
 //!
 //! let tables = (0..8).map(|_| [const { AtomicU64::new(0) }; 512]).collect();
 //! let buffer = Buffer { tables, used: AtomicUsize::new(0) };
-//! let mut nested = PageTable::<Amd64Nested, _>::new(&buffer)?;
+//! let nested = PageTable::<Amd64Nested, _>::new(&buffer)?;
 //!
 //! // A nested fault at 0x20_1234, in RAM whose backing starts at 1 GiB:
 //! let pa = PhysAddr(0x4020_1234);
 //! assert_eq!(nested.install(0x20_1234, pa, Level::Page2M, Permissions::RWX)?, Installed::New(Level::Page2M));
 //! assert_eq!(nested.query(0x3f_ffff).unwrap().pa, PhysAddr(0x403f_ffff));
+//! // One where there is no memory, noted with the generation of the slots:
+//! nested.mark(0x50_0000, 42)?;
+//! assert_eq!(nested.look(0x50_0123), Look::Marked(42));
 //!
-//! // The RAM goes away: unmap first, then flush, then free.
-//! let gather = nested.zap(0..1 << 30, Tables::Free);
-//! let Invalidation::Ranges([range]) = gather.invalidation() else { panic!() };
-//! assert_eq!((range.start, range.len, gather.table_count()), (0x20_0000, 2 << 20, 1));
-//! // SAFETY: no processor was ever given this root.
+//! // SAFETY: no processor was ever given this root, and nobody else walks the table.
 //! let receipt = unsafe { NeverWalked::new() };
-//! assert_eq!(gather.release(&receipt).unwrap().table_count, 1);
+//!
+//! // Dirty logging: small pages, then fetch and clear. Reading the pages is for after the flush.
+//! let split = nested.edit().expect("nobody else edits").split(0..1 << 30, Level::Page4K).finish();
+//! assert_eq!(split.release(&receipt).unwrap().table_count, 0);
+//! let mut dirty = Vec::new();
+//! let gather = nested.edit().expect("nobody else edits").clean(0..1 << 30, |page| dirty.push(page)).finish();
+//! assert_eq!((dirty.len(), dirty[0].clone()), (512, 0x20_0000..0x20_1000));
+//! let Invalidation::Ranges([range]) = gather.invalidation() else { panic!() };
+//! assert_eq!((range.start, range.len, range.tables), (0x20_0000, 2 << 20, false));
+//! gather.release(&receipt).unwrap();
+//!
+//! // The RAM goes away, in steps between which the caller may do something else: unmap, flush, free.
+//! let mut change = nested.edit().expect("nobody else edits").zap(0..1 << 30, Tables::Free);
+//! while change.step(100) == Progress::Yielded {}
+//! let gather = change.finish();
+//! let Invalidation::Ranges([range]) = gather.invalidation() else { panic!() };
+//! assert_eq!((range.start, range.len, range.tables, gather.table_count()), (0, 1 << 30, true, 3));
+//! assert_eq!(gather.release(&receipt).unwrap().table_count, 3);
 //! # Ok::<(), paging::MapError>(())
 //! ```
-#![cfg_attr(not(test), no_std)]
+//!
+//! # Concurrency
+//!
+//! Any number of *faults* ([`install`](PageTable::install), [`mark`](PageTable::mark)), of walks by
+//! software ([`look`](PageTable::look), [`query`](PageTable::query)) and by processors, and one *change*.
+//! Three rules keep them apart:
+//!
+//! 1. **Who writes what.** Faults only fill absent entries and add rights to leaves; the processor only
+//!    makes leaves dirty; both by exchange, which fails if the entry is no longer what they had read. All
+//!    else is the change's alone. So a change stores plainly over what only it may write, an entry that
+//!    points to a table, or where what it overwrites is not wanted any more; it exchanges where a fault's
+//!    table or leaf, or a dirty bit, would get lost.
+//! 2. **A table that was cut off is frozen.** Its entries get a value that is absent to the processor and
+//!    that faults do not replace: they are told [`MapError::Raced`], and find the new state next time.
+//!    The gather covers all that the table covered, for a fault may have filled any entry before it froze.
+//! 3. **A walk by software is a walk cache.** A table is freed for a receipt, and a receipt says that the
+//!    walks which began before its flush have ended, too.
+//!
+//! Each row is model-checked (`src/model`), and for each exchange there is a mutant without it that fails.
+//!
+//! | fault or processor | change | what must hold |
+//! |---|---|---|
+//! | a: read an entry of the table; b: exchange absent for a leaf | c: cut the table off; d: freeze the entry; e: flush | b before d: the leaf goes with d, and e covers it. d before b: b fails |
+//! | a: read; b: exchange absent for a table (Release) | c: cut off; d: exchange the entry for frozen (Acquire) | d reads b's table and goes on in it, or b fails |
+//! | a: read a leaf; b: exchange it for one with more rights | c: write-protect by exchange | the later finds the earlier, or fails and looks again |
+//! | a: exchange a mark for a leaf | b: swap the mark for absent | b gets the leaf and flushes it, or a fails |
+//! | a: set the dirty bit by exchange | b: exchange the leaf for a clean one, a read-only one, or a table of pieces | b carries over what a has set, or tells it; or a fails, and walks again |
+//! | a: store by a leaf held as dirty | b: clean, telling the page; c: flush; d: read the page | a before c, hence before d. Later stores set the bit anew |
+//! | a: read an entry of the table; b: exchange | c: replace the table by a leaf; d: freeze; e: flush | as in the first row |
+//! | a: zero a table; b: exchange an entry for it (Release) | c: load the entry (Acquire); d: read the table | if c reads from b, then a is before d |
+//! | a: sample the stamp (Acquire); b: flush; c: walk | d: remove; e: store the new stamp (Release) | if a reads from e, then d is before c |
+//!
+//! The processor's walk is outside the language's memory model. AMD64 walks observe stores in program
+//! order; elsewhere [`TableMemory::publish`] is called after a table was filled and before it is linked,
+//! and before what may be followed by a flush.
+#![cfg_attr(not(any(test, loom)), no_std)]
 
 mod addr;
 mod amd64;
+mod arm64;
 mod change;
 mod cursor;
 mod edit;
@@ -66,6 +124,8 @@ pub mod guest;
 mod install;
 mod map;
 mod memory;
+#[cfg(all(test, loom))]
+mod model;
 mod receipt;
 mod span;
 mod sync;
@@ -76,6 +136,7 @@ mod visit;
 
 pub use addr::{ENTRY_COUNT, Gpa, Level, PhysAddr};
 pub use amd64::{Amd64Guest, Amd64Host, Amd64Nested};
+pub use arm64::{Arm64Stage1, Arm64Stage2};
 pub use change::{Change, DirtySink, FramedChange, NoSink, Progress};
 pub use edit::{Editor, Tables};
 pub use format::{Format, Permissions};

@@ -40,9 +40,10 @@ pub unsafe trait TableMemory: Clone {
     /// On Arm: DSB ISHST. Nothing on AMD64, whose walks see stores in program order.
     fn publish(&self) {}
 
-    /// Invalidates `range` on all processors, and returns when that has completed. Called for formats
-    /// that do not [replace in place](crate::Format::REPLACES_IN_PLACE), while the entry above the
-    /// range is invalid; faults on it do not get through meanwhile.
+    /// Invalidates `range` on all processors, upper-level entries too, and returns when that has
+    /// completed. Called for formats that do not [replace in
+    /// place](crate::Format::REPLACES_IN_PLACE), while the entry above the range is invalid and after it
+    /// was published; faults on it do not get through meanwhile.
     fn break_before_make(&self, range: FlushRange) {
         let _ = range;
     }

@@ -32,6 +32,8 @@ pub enum MapError {
         /// The first input address that lacks one.
         address: u64,
     },
+    /// A table is in the way, so that only a smaller page could be mapped.
+    TooSmall,
     /// No memory for a table.
     OutOfTables,
     /// An entry changed under the walk; trying again is right.
@@ -46,6 +48,7 @@ impl fmt::Display for MapError {
             Self::Permissions => f.write_str("permissions that the format does not admit"),
             Self::AlreadyMapped { address } => write!(f, "{address:#x} is mapped already"),
             Self::NotMapped { address } => write!(f, "{address:#x} is not mapped"),
+            Self::TooSmall => f.write_str("only a smaller page could be mapped"),
             Self::OutOfTables => f.write_str("no memory for a page table"),
             Self::Raced => f.write_str("the entry changed meanwhile"),
         }

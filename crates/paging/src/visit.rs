@@ -1,13 +1,13 @@
 //! What a change does with an entry that it meets.
 
 use core::ops::Range;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::change::{Action, Change, DirtySink, Visit};
 use crate::cursor::Cut;
 use crate::format::{ABSENT, Entry, needs_flush, repermitted};
 use crate::span::{self, Piece};
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, overwrite};
 use crate::{FlushRange, Format, Level, Permissions, PhysAddr, TableMemory, Tables};
 
 impl<F: Format, M: TableMemory, S: DirtySink> Change<'_, F, M, S> {
@@ -30,16 +30,15 @@ impl<F: Format, M: TableMemory, S: DirtySink> Change<'_, F, M, S> {
         piece: &Piece,
     ) -> Visit {
         let start = span::address_of::<F>(piece.entry_start);
+        let cut = FlushRange { start, len: level.size(), level: Level::Page4K, tables: true };
         match self.action {
             Action::Zap(Tables::Free) if piece.whole => {
-                // A store, because nobody but the editor writes an entry that points to a table. Before
-                // its entries are cleared, so that no new walk enters a table on its way out.
-                cell.store(ABSENT, Release);
+                // Before its entries are cleared, so that no new walk enters a table on its way out.
+                self.editor.cut_table(cell, cut);
             }
             Action::Collapse { level: to, shift, permissions } if level == to && piece.whole => {
                 let pa = PhysAddr(piece.entry_start.wrapping_add(shift));
-                let range = FlushRange { start, len: level.size(), level: Level::Page4K, tables: true };
-                self.editor.join_leaf(cell, F::leaf(pa, level, permissions), range);
+                self.editor.join_leaf(cell, F::leaf(pa, level, permissions), cut);
             }
             Action::Collapse { level: to, .. } if level <= to => return Visit::Passed(1),
             Action::Split(to) if below <= to => return Visit::Passed(1),
@@ -131,11 +130,11 @@ impl<F: Format, M: TableMemory, S: DirtySink> Change<'_, F, M, S> {
     /// overwriting it, and that leaf must get into a range.
     fn zap_leaves(&mut self, cells: &[AtomicU64], start: u64) {
         let mut run_start = 0;
-        for index in 0..cells.len() {
-            let entry = cells[index].load(Relaxed);
+        for (index, cell) in cells.iter().enumerate() {
+            let entry = cell.load(Relaxed);
             if F::is_present(entry) {
-                cells[index].store(ABSENT, Relaxed);
-            } else if entry == ABSENT || !F::is_present(cells[index].swap(ABSENT, AcqRel)) {
+                overwrite(cell, ABSENT);
+            } else if entry == ABSENT || !F::is_present(cell.swap(ABSENT, AcqRel)) {
                 self.zapped(start, run_start, index);
                 run_start = index + 1;
             }

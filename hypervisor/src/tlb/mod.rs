@@ -33,6 +33,8 @@ pub enum Why {
     Pcid,
     /// The target may have pages of 4 MiB, which lie in the TLB in pieces (pitfall A17).
     LegacyPaging,
+    /// The nested page table has, or has had, pages smaller than the guest's large ones (pitfall A17).
+    Pieces,
 }
 
 /// What to ask of the targets.
@@ -116,6 +118,8 @@ pub struct Target {
     pub pcid: bool,
     /// CR4.PAE: without it large pages are of 4 MiB.
     pub pae: bool,
+    /// Whether its memory may be mapped in pages of 4 KiB.
+    pub pieces: bool,
 }
 
 /// How a target obeys a request for ranges of `pages` pages together.
@@ -124,14 +128,16 @@ pub struct Target {
 ///
 /// An address in a large page stands for all of it, and it is not known which pages were large, for the tables have
 /// been changed. One INVLPGA drops the whole entry if the page lies in the TLB in one piece, which takes a nested page
-/// that is as large: guest memory is mapped by pages of 2 MiB at least, and larger ones are not shown to the guest; those
-/// of 4 MiB, of paging without PAE, go with the tag (pitfall A17).
+/// that is as large: guest memory is mapped by pages of 2 MiB at least, until a small slot or a dirty log has it mapped in
+/// smaller ones, and larger ones are not shown to the guest. Where there are such pieces, or pages of 4 MiB, of paging
+/// without PAE, the tag goes (pitfall A17).
 pub const fn obey(pages: u64, target: Target, page_limit: u64) -> Work {
     match target.asid {
         None => Work::Nothing,
         Some(_) if target.owes_flush || pages == 0 => Work::Nothing,
         Some(_) if target.pcid => Work::Whole(Why::Pcid),
         Some(_) if !target.pae => Work::Whole(Why::LegacyPaging),
+        Some(_) if target.pieces => Work::Whole(Why::Pieces),
         Some(_) if pages > page_limit => Work::Whole(Why::ManyPages),
         Some(asid) => Work::Pages { asid },
     }

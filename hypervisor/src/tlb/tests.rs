@@ -88,9 +88,10 @@ fn h9_what_is_not_canonical_is_no_work() {
 
 #[test]
 fn a_target_obeys_in_the_cheapest_way_that_is_right() {
-    let usual = Target { asid: Some(7), owes_flush: false, pcid: false, pae: true };
+    let usual = Target { asid: Some(7), owes_flush: false, pcid: false, pae: true, pieces: false };
     for (pages, target, work) in [
         (1, Target { asid: None, ..usual }, Work::Nothing),
+        (1, Target { pieces: true, ..usual }, Work::Whole(Why::Pieces)),
         (1, Target { asid: None, pcid: true, pae: false, ..usual }, Work::Nothing),
         (1, Target { owes_flush: true, ..usual }, Work::Nothing),
         (0, Target { pcid: true, ..usual }, Work::Nothing),
@@ -104,7 +105,7 @@ fn a_target_obeys_in_the_cheapest_way_that_is_right() {
 
 #[test]
 fn a17_large_pages_that_may_lie_in_pieces_go_as_a_whole() {
-    let target = Target { asid: Some(7), owes_flush: false, pcid: false, pae: false };
+    let target = Target { asid: Some(7), owes_flush: false, pcid: false, pae: false, pieces: false };
     assert_eq!(obey(1, target, 100), Work::Whole(Why::LegacyPaging), "4 MiB in nested pages of 2 MiB");
 }
 

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use paging::{Format, Gpa, Installed, Level, Look, MapError, Permissions, TableMemory};
+use paging::{Format, Gpa, Installed, Level, Look, MapError, Permissions, PhysAddr, TableMemory};
 
 use super::GuestSpace;
 use crate::{Generation, GuestMemory, Resolution, Slot};
@@ -54,7 +54,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             Resolution::Ram { slot, .. } if is_store && slot.is_read_only() => Fault::ReadOnly,
             Resolution::Ram { slot, host, level } => {
                 let rights = rights(&slot, is_store);
-                let installed = self.tables.install(gpa.0, host, level.min(self.largest), rights);
+                let installed = self.install(gpa, host, level.min(self.largest), rights);
                 self.conclude(installed, gpa, is_store, &slot, &memory)
             }
             Resolution::Mmio => {
@@ -62,6 +62,24 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
                 Fault::Mmio { found: Found::Searched, generation: memory.generation() }
             }
         }
+    }
+
+    fn install(
+        &self,
+        gpa: Gpa,
+        host: PhysAddr,
+        level: Level,
+        rights: Permissions,
+    ) -> Result<Installed, MapError> {
+        if !self.has_pieces() && level > Level::Page4K {
+            match self.tables.install_whole(gpa.0, host, level, rights) {
+                Err(MapError::TooSmall) => {}
+                installed => return installed,
+            }
+        }
+        // There may be pages of 2 MiB between, which are no pieces: the next fault need not tell them apart.
+        self.expect_pieces();
+        self.tables.install(gpa.0, host, level, rights)
     }
 
     fn conclude(

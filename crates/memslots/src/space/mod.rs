@@ -63,6 +63,8 @@ pub struct GuestSpace<F: Format, M: TableMemory> {
     mark_tables: AtomicU32,
     /// Whether there is a job.
     has_job: AtomicBool,
+    /// Whether there are, or are about to be, translations of 4 KiB.
+    has_pieces: AtomicBool,
     /// For comparison: every zap takes all translations.
     zaps_everything: bool,
 }
@@ -80,6 +82,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             largest,
             mark_tables: AtomicU32::new(MARK_TABLES_MAX),
             has_job: AtomicBool::new(false),
+            has_pieces: AtomicBool::new(false),
             zaps_everything: false,
         })
     }
@@ -100,6 +103,23 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
     /// The nested page table.
     pub fn tables(&self) -> &PageTable<F, M> {
         &self.tables
+    }
+
+    /// Whether a page of the guest may lie in the TLB in pieces of 4 KiB, because the nested page table has had such leaves.
+    /// Then to invalidate one address of a large page of the guest is not enough to be rid of the page (A17). Set before the
+    /// first such leaf is there, and never cleared.
+    ///
+    /// Ask when a flush is carried out, not when it is asked for.
+    #[inline]
+    pub fn has_pieces(&self) -> bool {
+        // Pairs with `expect_pieces`: who holds a piece, or flushes for somebody who does, finds it set.
+        self.has_pieces.load(Acquire)
+    }
+
+    fn expect_pieces(&self) {
+        if !self.has_pieces.load(Relaxed) {
+            self.has_pieces.store(true, Release);
+        }
     }
 
     /// Root of the nested page table.
@@ -179,6 +199,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         if former.is_logged() {
             return Err(SlotError::HasLog);
         }
+        self.expect_pieces();
         self.update(|slots| {
             let mut flags = former.flags;
             flags.set(SlotFlags::LOG_BY_FAULTS, way == LogWay::WriteFaults);

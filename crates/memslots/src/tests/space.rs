@@ -365,3 +365,27 @@ fn zapping_everything_takes_the_translations_of_other_slots_too() {
     run(&space, space.remove(SlotId(1)).unwrap());
     assert_eq!(leaf_count(&space, 0..8 * MIB), 0);
 }
+
+#[test]
+fn a17_pieces_are_announced_before_there_are_any() {
+    let (space, _) = space(&[slot(0, 0, 4 * MIB), slot(1, 4 * MIB, PAGE)], Level::Page2M);
+    touch(&space, 0..4 * MIB);
+    assert!(!space.has_pieces(), "large pages only");
+    space.fault(Gpa(4 * MIB), true);
+    assert!(space.has_pieces(), "a slot of one page");
+
+    let (space, _) = self::space(&[slot(0, 0, 2 * MIB)], Level::Page2M);
+    space.fault(Gpa(4 * MIB), false);
+    // SAFETY: as in `space`.
+    run(&space, unsafe { space.add(slot(1, 4 * MIB, 2 * MIB)) }.unwrap());
+    assert!(!space.has_pieces(), "a mark is no page");
+    space.fault(Gpa(4 * MIB), false);
+    assert!(space.has_pieces(), "but its table makes small ones");
+
+    let (space, _) = self::space(&[slot(0, 0, 2 * MIB)], Level::Page2M);
+    let words: &'static [AtomicU64] = Vec::leak((0..8).map(|_| AtomicU64::new(0)).collect());
+    // SAFETY: the words live for ever.
+    let job = unsafe { space.start_log(SlotId(0), DirtyLog::new(words), LogWay::DirtyBits) }.unwrap();
+    assert!(space.has_pieces(), "before the first page is split");
+    run(&space, job);
+}

@@ -1,54 +1,90 @@
-//! Table memory that notices leaks, double frees, and tables that come back dirty.
+//! Table memory that notices leaks, double frees, use after free, and tables that come back dirty.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use crate::{Entries, PhysAddr, TableMemory};
+use super::observer::Observer;
+use crate::{Entries, FlushRange, PhysAddr, TableMemory};
 
 /// Where the first table seems to be.
 const BASE: u64 = 0x10_0000;
 
 pub(super) struct Arena {
     tables: Vec<Entries>,
-    in_use: Mutex<Vec<bool>>,
+    in_use: Vec<AtomicBool>,
+    /// Watches what is done to the tables, if that is asked for.
+    observer: Mutex<Option<Observer>>,
+    is_observed: AtomicBool,
 }
 
 impl Arena {
     pub(super) fn new(capacity: usize) -> Self {
         let tables = (0..capacity).map(|_| [const { AtomicU64::new(0) }; 512]).collect();
-        Self { tables, in_use: Mutex::new(vec![false; capacity]) }
+        let in_use = (0..capacity).map(|_| AtomicBool::new(false)).collect();
+        Self { tables, in_use, observer: Mutex::new(None), is_observed: AtomicBool::new(false) }
     }
 
     pub(super) fn used_count(&self) -> usize {
-        self.in_use.lock().unwrap().iter().filter(|&&used| used).count()
+        self.in_use.iter().filter(|used| used.load(Relaxed)).count()
+    }
+
+    /// The tables in use, with their entries.
+    pub(super) fn used(&self) -> impl Iterator<Item = (PhysAddr, &Entries)> {
+        let used = |index: &usize| self.in_use[*index].load(Relaxed);
+        (0..self.tables.len()).filter(used).map(|index| (Self::address(index), &self.tables[index]))
+    }
+
+    fn address(index: usize) -> PhysAddr {
+        PhysAddr(BASE + index as u64 * 4096)
     }
 
     fn index(table: PhysAddr) -> usize {
         assert_eq!(table.0 % 4096, 0, "{table:?} is not a table");
         ((table.0 - BASE) / 4096) as usize
     }
+
+    /// Has an observer watch a tree from now on.
+    pub(super) fn watch(&self, observer: Observer) {
+        *self.observer.lock().unwrap() = Some(observer);
+        self.is_observed.store(true, Relaxed);
+    }
+
+    /// Asks or tells the observer, if there is one.
+    pub(super) fn observe<R>(&self, observe: impl FnOnce(&mut Observer) -> R) -> Option<R> {
+        // Threads that race should not meet in the lock.
+        let is_observed = self.is_observed.load(Relaxed);
+        is_observed.then(|| self.observer.lock().unwrap().as_mut().map(observe)).flatten()
+    }
 }
 
 // SAFETY: a table is handed out only while it is not in use, and zero, which `free` sees to.
 unsafe impl TableMemory for &Arena {
     fn allocate(&self) -> Option<PhysAddr> {
-        let mut in_use = self.in_use.lock().unwrap();
-        let index = in_use.iter().position(|&used| !used)?;
-        in_use[index] = true;
-        Some(PhysAddr(BASE + index as u64 * 4096))
+        let take = |used: &AtomicBool| !used.load(Relaxed) && !used.swap(true, Relaxed);
+        let index = self.in_use.iter().position(take)?;
+        Some(Arena::address(index))
     }
 
     unsafe fn free(&self, table: PhysAddr) {
         let index = Arena::index(table);
-        let is_zero = self.tables[index].iter().all(|entry| entry.load(Ordering::Relaxed) == 0);
+        let is_zero = self.tables[index].iter().all(|entry| entry.load(Relaxed) == 0);
         assert!(is_zero, "{table:?} is freed with entries in it");
-        let was_used = std::mem::replace(&mut self.in_use.lock().unwrap()[index], false);
+        let was_used = self.in_use[index].swap(false, Relaxed);
         assert!(was_used, "{table:?} is freed twice");
     }
 
     unsafe fn entries(&self, table: PhysAddr) -> &Entries {
         let index = Arena::index(table);
-        assert!(self.in_use.lock().unwrap()[index], "{table:?} is used after it was freed");
+        assert!(self.in_use[index].load(Relaxed), "{table:?} is used after it was freed");
         &self.tables[index]
+    }
+
+    fn publish(&self) {
+        let _ = self.observe(|observer| observer.on_publish(self));
+    }
+
+    fn break_before_make(&self, range: FlushRange) {
+        let _ = self.observe(|observer| observer.on_break(self, range));
     }
 }

@@ -1,3 +1,5 @@
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::arena::Arena;
 use super::{IssuedAt, never_walked};
 use crate::{
@@ -141,4 +143,20 @@ fn kept_tables_serve_again() {
     table.zap(0..G, Tables::Keep).release(&never_walked()).unwrap();
     fill(&table, 0..512);
     assert_eq!(arena.used_count(), used_count);
+}
+
+#[test]
+fn p1_tables_that_are_cut_off_are_frozen_until_they_are_free() {
+    let arena = Arena::new(16);
+    let mut table = table(&arena);
+    fill(&table, [0, 5, 1 << 17]);
+    table.mark(0x7000, 3).unwrap();
+    let gather = table.zap(0..G, Tables::Free);
+    let held: Vec<_> = arena.used().filter(|(at, _)| *at != table.root()).skip(1).collect();
+    assert_eq!(held.len(), gather.table_count());
+    for (at, entries) in held {
+        let all = entries.iter().all(|entry| crate::format::is_frozen(entry.load(Relaxed)));
+        assert!(all, "a fault could fill {at:?}");
+    }
+    gather.release(&never_walked()).unwrap();
 }

@@ -138,3 +138,38 @@ fn entries_have_the_bits_of_the_manual() {
     assert_eq!(Amd64Host::leaf(pa, Level::Page4K, device), 0x8000_0000_4000_017b, "PCD, PWT");
     assert_eq!(Amd64Host::address(0x4000_1083, Level::Page2M), pa, "bit 12 of a large leaf is PAT");
 }
+
+#[test]
+fn an_upgrade_gives_more_rights_to_the_same_page_and_takes_none() {
+    let arena = Arena::new(8);
+    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    let install = |pa, level, permissions| nested.install(0x1000, PhysAddr(pa), level, permissions).unwrap();
+    let now = || nested.query(0x1000).unwrap();
+    install(0x7000, Level::Page4K, Permissions::RX);
+    let tracked = Permissions::RW | Permissions::TRACKED;
+    assert_eq!(install(0x7000, Level::Page4K, tracked), Installed::Upgraded(Level::Page4K));
+    assert_eq!((now().permissions, now().is_dirty), (RWX, false), "X stays, and the store is to be seen");
+    assert_eq!(install(0x7000, Level::Page4K, RWX), Installed::Present(now()), "nothing is missing");
+    assert!(!now().is_dirty);
+
+    let other = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    other.install(0, PhysAddr(0), Level::Page2M, Permissions::RX).unwrap();
+    let there = other.query(0).unwrap();
+    let present = Ok(Installed::Present(there));
+    assert_eq!(other.install(0, PhysAddr(0x20_0000), Level::Page2M, RWX), present, "another page");
+    assert_eq!(other.install(0, PhysAddr(0), Level::Page4K, RWX), present, "a larger leaf than asked for");
+    let device = RWX | Permissions::DEVICE;
+    assert_eq!(other.install(0, PhysAddr(0), Level::Page2M, device), present, "another memory type");
+    assert_eq!(other.query(0), Some(there));
+    assert_eq!(other.install(0, PhysAddr(0), Level::Page1G, RWX), Ok(Installed::Upgraded(Level::Page2M)));
+    assert!(other.query(0).unwrap().is_dirty, "not tracked");
+}
+
+#[test]
+fn an_upgrade_keeps_to_the_format_s_policy() {
+    let arena = Arena::new(8);
+    let host = PageTable::<Amd64Host, _>::new(&arena).unwrap();
+    host.install(0, PhysAddr(0), Level::Page4K, Permissions::RX).unwrap();
+    let installed = host.install(0, PhysAddr(0), Level::Page4K, Permissions::RW);
+    assert_eq!(installed, Ok(Installed::Present(host.query(0).unwrap())), "W and X do not meet");
+}

@@ -1,13 +1,23 @@
 //! Tests of the walker, by what they catch.
 
 mod arena;
+mod arm64;
+mod bbm;
 mod concurrent;
 mod edit;
+mod frames;
 mod gather;
 mod guest;
 mod install;
+mod interleaved;
+mod levels;
+mod marks;
 mod model;
+mod observer;
+mod policy;
+mod programs;
 mod span;
+mod steps;
 
 use std::sync::atomic::Ordering::Relaxed;
 

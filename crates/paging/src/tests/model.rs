@@ -7,101 +7,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
 
 use super::arena::Arena;
+use super::observer::Observer;
+use super::programs::{Op, PAGES, Pace, address, addresses, around, op, pa, pace};
 use super::{has_table, leaf_of, never_walked};
 use crate::{
-    Amd64Nested, Change, DirtySink, Format, Gather, Installed, Invalidation, Level, Look, MapError, Mapping,
-    PageTable, Permissions, PhysAddr, Progress, Tables,
+    Amd64Nested, Arm64Stage1, Arm64Stage2, Change, DirtySink, Format, Gather, Installed, Invalidation, Level,
+    Look, MapError, Mapping, PageTable, Permissions, PhysAddr, Progress,
 };
-
-/// Pages of the window under test: 6 MiB around a border of 1 GiB.
-const PAGES: u64 = 1536;
-const BASE: u64 = (1 << 30) - (4 << 20);
-
-#[derive(Clone, Debug)]
-enum Op {
-    Map { pages: Range<u64>, frame: u64, permissions: Permissions, level: Level },
-    Install { page: u64, frame: u64, permissions: Permissions, level: Level },
-    Mark { page: u64, payload: u64 },
-    Store { page: u64 },
-    Protect { pages: Range<u64>, permissions: Permissions },
-    Unmap { pages: Range<u64> },
-    Zap { pages: Range<u64>, tables: Tables },
-    WriteProtect { pages: Range<u64> },
-    Clean { pages: Range<u64> },
-    Split { pages: Range<u64>, level: Level },
-    Collapse { pages: Range<u64>, level: Level, permissions: Permissions },
-}
-
-/// How a change is driven: entries for each step in turn, and whether the gather is taken in between.
-type Pace = (Vec<u32>, bool);
-
-/// Borders of large pages come up often.
-fn page() -> impl Strategy<Value = u64> {
-    prop_oneof![0..PAGES, (0..=PAGES / 512).prop_map(|large| large * 512)]
-}
-
-fn pages() -> impl Strategy<Value = Range<u64>> {
-    (page(), page()).prop_map(|(a, b)| a.min(b)..a.max(b))
-}
-
-fn permissions() -> impl Strategy<Value = Permissions> {
-    const CHOICE: Permissions = Permissions::RWX.union(Permissions::TRACKED);
-    any::<u8>().prop_map(|bits| Permissions::READ | Permissions::from_bits_truncate(bits) & CHOICE)
-}
-
-fn level() -> impl Strategy<Value = Level> {
-    prop_oneof![Just(Level::Page4K), Just(Level::Page2M), Just(Level::Page1G)]
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    // Frames lie like their pages most of the time, or no large page would fit.
-    let frame = || prop_oneof![3 => Just(0u64), 1 => 0..1024u64];
-    prop_oneof![
-        2 => (pages(), frame(), permissions(), level()).prop_map(|(pages, frame, permissions, level)| {
-            Op::Map { pages, frame, permissions, level }
-        }),
-        2 => (0..PAGES, frame(), permissions(), level()).prop_map(|(page, frame, permissions, level)| {
-            Op::Install { page, frame, permissions, level }
-        }),
-        1 => (0..PAGES, 0..4u64).prop_map(|(page, payload)| Op::Mark { page, payload }),
-        1 => (0..PAGES).prop_map(|page| Op::Store { page }),
-        1 => (pages(), permissions()).prop_map(|(pages, permissions)| Op::Protect { pages, permissions }),
-        1 => pages().prop_map(|pages| Op::Unmap { pages }),
-        2 => (pages(), any::<bool>()).prop_map(|(pages, free)| {
-            Op::Zap { pages, tables: if free { Tables::Free } else { Tables::Keep } }
-        }),
-        1 => pages().prop_map(|pages| Op::WriteProtect { pages }),
-        1 => pages().prop_map(|pages| Op::Clean { pages }),
-        1 => (pages(), level()).prop_map(|(pages, level)| Op::Split { pages, level }),
-        1 => (pages(), level(), permissions()).prop_map(|(pages, level, permissions)| {
-            Op::Collapse { pages, level, permissions }
-        }),
-    ]
-}
-
-fn pace() -> impl Strategy<Value = Pace> {
-    (prop::collection::vec(prop_oneof![1..4u32, 1..2000u32], 1..4), any::<bool>())
-}
-
-fn address(page: u64) -> u64 {
-    BASE + page * 4096
-}
-
-fn addresses(pages: &Range<u64>) -> Range<u64> {
-    address(pages.start)..address(pages.end)
-}
-
-fn pa(page: u64, frame: u64) -> PhysAddr {
-    PhysAddr((4 << 30) + address(page) + frame * 4096)
-}
-
-/// Pages of the window in the `level`-sized page around one.
-fn around(page: u64, level: Level) -> Range<u64> {
-    let start = address(page) & !level.offset_mask();
-    let first = start.max(BASE) - BASE;
-    let end = (start + level.size()).min(address(PAGES)) - BASE;
-    first / 4096..end / 4096
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Page {
@@ -224,11 +136,16 @@ impl<'a, F: Format> Machine<'a, F> {
                 let suffices = has.contains(permissions - Permissions::TRACKED);
                 assert!(suffices || expected != pa(page, frame) || there.level > level);
             }
-            Ok(Installed::Upgraded(level)) => {
+            Ok(Installed::Upgraded(at)) => {
+                assert!(at <= level);
                 let added = permissions - Permissions::TRACKED;
                 let is_dirty =
                     matches!(mapped(PhysAddr(0), permissions), Page::Mapped { is_dirty: true, .. });
-                self.update(around(page, level), |_, has, dirty| {
+                let Page::Mapped { pa: there, .. } = self.model[&page] else {
+                    panic!("{page} is not mapped")
+                };
+                assert_eq!(there, pa(page, frame), "another page");
+                self.update(around(page, at), |_, has, dirty| {
                     assert!(!has.contains(added), "nothing was missing");
                     *has |= added;
                     let tracked = permissions.contains(Permissions::TRACKED);
@@ -367,14 +284,19 @@ fn check_covers(gathers: &[Gather<&Arena>], before: &Model, after: &Model, touch
 fn run<F: Format>(ops: Vec<(Op, Pace)>) {
     let arena = Arena::new(32);
     let mut machine = Machine { table: PageTable::<F, _>::new(&arena).unwrap(), model: Model::new() };
+    if !F::REPLACES_IN_PLACE {
+        arena.watch(Observer::new::<F>(machine.table.root()));
+    }
     for (op, pace) in ops {
         let before = machine.model.clone();
         let (touched, gathers) = machine.apply(op, &pace);
         assert_eq!(contents(&machine.table), machine.model);
         check_covers(&gathers, &before, &machine.model, &touched);
+        let _ = arena.observe(|observer| observer.look(&arena));
         for gather in gathers {
             gather.release(&never_walked()).unwrap();
         }
+        let _ = arena.observe(|observer| observer.on_flush(&arena));
     }
     let used_count = arena.used_count();
     let gather = machine.table.dismantle();
@@ -383,7 +305,7 @@ fn run<F: Format>(ops: Vec<(Op, Pace)>) {
     assert_eq!(arena.used_count(), 0);
 }
 
-const CASES: u32 = if cfg!(miri) { 2 } else { 96 };
+const CASES: u32 = if cfg!(miri) { 2 } else { 64 };
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
@@ -392,5 +314,16 @@ proptest! {
     #[test]
     fn p4_amd64_behaves_as_a_map_of_pages(ops in prop::collection::vec((op(), pace()), 1..24)) {
         run::<Amd64Nested>(ops);
+    }
+
+    /// P3: and nothing is replaced without a break.
+    #[test]
+    fn p3_p4_stage_2_behaves_as_a_map_of_pages(ops in prop::collection::vec((op(), pace()), 1..10)) {
+        run::<Arm64Stage2<3>>(ops);
+    }
+
+    #[test]
+    fn p3_p4_stage_1_behaves_as_a_map_of_pages(ops in prop::collection::vec((op(), pace()), 1..10)) {
+        run::<Arm64Stage1>(ops);
     }
 }

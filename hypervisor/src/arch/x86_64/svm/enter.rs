@@ -70,11 +70,13 @@ impl Context<'_> {
                     owes_flush: slot.owes_flush(),
                     pcid: self.state.vmcb.cr4 & CR4_PCIDE != 0,
                     pae: self.state.vmcb.cr4 & CR4_PAE != 0,
+                    pieces: self.vm.space.has_pieces(),
                 };
                 match tlb::obey(pages, target, self.vm.flush_cost.page_limit()) {
                     tlb::Work::Nothing => None,
                     tlb::Work::Whole(Why::Pcid) => Some(Counter::FlushWholePcid),
                     tlb::Work::Whole(Why::LegacyPaging) => Some(Counter::FlushWholeLegacy),
+                    tlb::Work::Whole(Why::Pieces) => Some(Counter::FlushWholePieces),
                     tlb::Work::Whole(_) => Some(Counter::FlushWholeMerged),
                     tlb::Work::Pages { asid } => {
                         invalidate(ranges, asid);

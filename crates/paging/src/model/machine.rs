@@ -1,0 +1,198 @@
+//! What the walker runs on here: small tables, and processors that walk them and store by what they find.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use crate::format::{Entry, is_frozen};
+use crate::sync::AtomicU64;
+use crate::{
+    Amd64Nested, Entries, FlushReceipt, Format, Gather, Invalidation, Level, PageTable, Permissions,
+    PhysAddr, Stamp, TableMemory,
+};
+
+/// AMD64's entries in a tree of `LEVELS` levels, 2 or 3, of tables with two entries each.
+pub(super) struct Tiny<const LEVELS: u32>;
+
+impl<const LEVELS: u32> Tiny<LEVELS> {
+    /// What an entry of the root covers.
+    pub(super) fn entry_len() -> u64 {
+        Self::ROOT.size()
+    }
+}
+
+impl<const LEVELS: u32> Format for Tiny<LEVELS> {
+    const INPUT_BITS: u32 = 12 + LEVELS;
+    const SIGN_EXTENDED: bool = false;
+    const OUTPUT_BITS: u32 = 52;
+    const ROOT: Level = if LEVELS == 2 { Level::Page2M } else { Level::Page1G };
+    const LARGEST: Level = Level::Page2M;
+    const REPLACES_IN_PLACE: bool = true;
+
+    fn admits(permissions: Permissions) -> bool {
+        Amd64Nested::admits(permissions)
+    }
+    fn is_present(entry: u64) -> bool {
+        Amd64Nested::is_present(entry)
+    }
+    fn is_leaf(entry: u64, level: Level) -> bool {
+        Amd64Nested::is_leaf(entry, level)
+    }
+    fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
+        Amd64Nested::leaf(pa, level, permissions)
+    }
+    fn table(pa: PhysAddr) -> u64 {
+        Amd64Nested::table(pa)
+    }
+    fn address(entry: u64, alignment: Level) -> PhysAddr {
+        Amd64Nested::address(entry, alignment)
+    }
+    fn permissions(leaf: u64) -> Permissions {
+        Amd64Nested::permissions(leaf)
+    }
+    fn is_dirty(leaf: u64) -> bool {
+        Amd64Nested::is_dirty(leaf)
+    }
+    fn dirtied(leaf: u64) -> u64 {
+        Amd64Nested::dirtied(leaf)
+    }
+    fn cleaned(leaf: u64) -> u64 {
+        Amd64Nested::cleaned(leaf)
+    }
+}
+
+pub(super) type Table<const LEVELS: u32> = PageTable<Tiny<LEVELS>, Memory>;
+
+const CAPACITY: usize = 5;
+
+/// Tables that are never reused, so that the allocator orders nothing.
+#[derive(Clone)]
+pub(super) struct Memory(Arc<(Vec<Entries>, AtomicUsize)>);
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        let tables = (0..CAPACITY).map(|_| core::array::from_fn(|_| AtomicU64::new(0))).collect();
+        Self(Arc::new((tables, AtomicUsize::new(0))))
+    }
+
+    /// Number of tables that were taken and not given back unused.
+    pub(super) fn used_count(&self) -> usize {
+        self.0.1.load(Relaxed)
+    }
+}
+
+// SAFETY: a counter that only grows while a table may be in use. One is given back by `free` only in
+// two cases: it was the last that was taken, or the model is over.
+unsafe impl TableMemory for Memory {
+    fn allocate(&self) -> Option<PhysAddr> {
+        let index = self.0.1.fetch_add(1, Relaxed);
+        Some(PhysAddr((index as u64 + 1) << 12))
+    }
+    unsafe fn free(&self, _: PhysAddr) {
+        self.0.1.fetch_sub(1, Relaxed);
+    }
+    unsafe fn entries(&self, table: PhysAddr) -> &Entries {
+        &self.0.0[(table.0 >> 12) as usize - 1]
+    }
+}
+
+/// A processor's walk: the entry at which it ends, and what it was.
+pub(super) fn walk<const N: u32>(table: &Table<N>, address: u64) -> (&AtomicU64, u64) {
+    walk_by(table, address, |cell| cell.load(Acquire))
+}
+
+/// What is in an entry in the end. Loom lets a load find a value that an exchange has replaced, if the
+/// exchange and the latest store are not ordered otherwise; a read-modify-write finds the latest.
+fn latest(cell: &AtomicU64) -> u64 {
+    cell.fetch_or(0, AcqRel)
+}
+
+/// What there is at `address` when all threads have ended.
+pub(super) fn last<const N: u32>(table: &Table<N>, address: u64) -> u64 {
+    walk_by(table, address, latest).1
+}
+
+fn walk_by<const N: u32>(
+    table: &Table<N>,
+    address: u64,
+    read: impl Fn(&AtomicU64) -> u64,
+) -> (&AtomicU64, u64) {
+    let (mut at, mut level) = (table.root(), Tiny::<N>::ROOT);
+    loop {
+        let cell = table.cell(at, level, address);
+        let entry = read(cell);
+        match (Entry::decode::<Tiny<N>>(entry, level), level.below()) {
+            (Entry::Table(next), Some(below)) => (at, level) = (next, below),
+            _ => return (cell, entry),
+        }
+    }
+}
+
+/// What a processor may hold of `address`, if anything: the leaf.
+pub(super) fn cached<const N: u32>(table: &Table<N>, address: u64) -> Option<u64> {
+    let (_, entry) = walk(table, address);
+    Amd64Nested::is_present(entry).then_some(entry)
+}
+
+/// A processor's store. Returns whether it went through.
+pub(super) fn store<const N: u32>(table: &Table<N>, address: u64) -> bool {
+    // Each turn after the first finds what an editor or a fault has changed; there is one of each.
+    for _ in 0..3 {
+        let (cell, entry) = walk(table, address);
+        let allows =
+            Amd64Nested::is_present(entry) && Amd64Nested::permissions(entry).contains(Permissions::WRITE);
+        if !allows {
+            return false;
+        }
+        let dirty = Amd64Nested::dirtied(entry);
+        if dirty == entry || cell.compare_exchange(entry, dirty, AcqRel, Acquire).is_ok() {
+            return true;
+        }
+    }
+    false
+}
+
+/// Checks that what a processor cached is right still, or will be flushed.
+pub(super) fn check_cached<const N: u32>(
+    table: &Table<N>,
+    gather: &Gather<Memory>,
+    address: u64,
+    held: Option<u64>,
+) {
+    let Some(held) = held else { return };
+    let is_flushed = match gather.invalidation() {
+        Invalidation::Nothing => false,
+        Invalidation::Everything => true,
+        Invalidation::Ranges(ranges) => {
+            ranges.iter().any(|range| (range.start..range.start + range.len).contains(&address))
+        }
+    };
+    let now = last(table, address);
+    let is_right = Amd64Nested::is_present(now)
+        && Amd64Nested::permissions(now).contains(Amd64Nested::permissions(held))
+        && (Amd64Nested::is_dirty(now) || !Amd64Nested::is_dirty(held));
+    assert!(is_flushed || is_right, "a stale translation is not flushed");
+}
+
+/// Checks that nothing was put into a table after it was emptied.
+pub(super) fn check_frozen<const N: u32>(table: &Table<N>, cut: PhysAddr) {
+    let is_frozen = table.entries(cut).iter().all(|entry| is_frozen(latest(entry)));
+    assert!(is_frozen, "a table that was cut off is filled");
+}
+
+/// Takes the tree down; every table must be in it or in the gather.
+pub(super) fn check_tables<const N: u32>(table: Table<N>, memory: &Memory, gather: Gather<Memory>) {
+    let held_count = gather.table_count();
+    let rest = table.dismantle();
+    assert_eq!(held_count + rest.table_count(), memory.used_count(), "a table was lost");
+}
+
+/// A receipt for a flush that was issued at a stamp.
+pub(super) struct IssuedAt(pub(super) Stamp);
+
+// SAFETY: the model's processors are threads that have ended when it is used.
+unsafe impl FlushReceipt for IssuedAt {
+    fn covers(&self, stamp: Stamp) -> bool {
+        self.0.covers(stamp)
+    }
+}

@@ -1,0 +1,68 @@
+//! The walker under loom, and proof that what it does by exchange must be done so.
+//!
+//! [`machine`] has tables of two entries and processors that walk them. [`scenarios`] are small programs,
+//! generic over a [`Protocol`]: the real operations, or such with one of them spoilt. [`mutants`] spoil
+//! them, one by one. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-paging --release --lib`.
+
+mod machine;
+mod mutants;
+mod scenarios;
+
+use machine::{Memory, Table, Tiny};
+
+use crate::{Gather, Installed, Level, MapError, PageTable, Permissions, PhysAddr, Tables};
+
+/// Pages of the smallest size; two make one of the next level, which is all that a root entry covers
+/// in two levels.
+const PAGE: u64 = 4096;
+const LARGE: u64 = 2 * PAGE;
+
+/// Where an input address leads.
+fn target(address: u64) -> PhysAddr {
+    PhysAddr((1 << 20) + address)
+}
+
+/// The operations that a mutant can replace. Changes are for all that the first entry of the root covers.
+trait Protocol: 'static {
+    fn install<const N: u32>(
+        table: &Table<N>,
+        address: u64,
+        permissions: Permissions,
+    ) -> Result<Installed, MapError> {
+        table.install(address, target(address), Level::Page4K, permissions)
+    }
+
+    fn zap<const N: u32>(table: &Table<N>, tables: Tables) -> Gather<Memory> {
+        let len = Tiny::<N>::entry_len();
+        table.edit().unwrap().zap(0..len, tables).finish()
+    }
+
+    fn write_protect(table: &Table<2>) -> Gather<Memory> {
+        table.edit().unwrap().write_protect(0..LARGE).finish()
+    }
+
+    /// Also tells how many leaves were dirty.
+    fn clean(table: &Table<2>) -> (Gather<Memory>, usize) {
+        let mut count = 0;
+        let gather = table.edit().unwrap().clean(0..LARGE, |_| count += 1).finish();
+        (gather, count)
+    }
+
+    fn split(table: &Table<2>) -> Gather<Memory> {
+        table.edit().unwrap().split(0..LARGE, Level::Page4K).finish()
+    }
+
+    fn collapse(table: &Table<2>) -> Gather<Memory> {
+        let editor = table.edit().unwrap();
+        editor.collapse(0..LARGE, Level::Page2M, target(0), Permissions::RWX).unwrap().finish()
+    }
+
+    fn stamp<const N: u32>(table: &PageTable<Tiny<N>, Memory>) -> crate::Stamp {
+        table.stamp()
+    }
+}
+
+/// The operations as they are.
+struct Real;
+
+impl Protocol for Real {}

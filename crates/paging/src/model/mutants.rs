@@ -1,0 +1,283 @@
+//! The protocol with one operation spoilt, and the scenario that notices.
+//!
+//! Each mutant does by load and store what the real operation does by exchange, or does it in another
+//! order, or leaves out what its comment names.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::machine::{Memory, Table, Tiny, walk};
+use super::scenarios::{
+    check, install_and_collapse, install_and_cut, install_below_a_cut, install_over_mark, store_and_clean,
+    store_and_protect, store_and_split, upgrade_and_cut, upgrade_and_protect, zap_and_flush,
+};
+use super::{LARGE, Protocol, Real, target};
+use crate::format::{ABSENT, Entry, FROZEN, piece, repermitted};
+use crate::sync::{AtomicU64, overwrite};
+use crate::{Amd64Nested, Editor, Format, Gather, Installed, Level, MapError, Permissions, Stamp, Tables};
+
+/// A gather for what a mutant has done.
+fn gather<const N: u32>(editor: &Editor<'_, Tiny<N>, Memory>) -> Gather<Memory> {
+    Gather::new(editor.table.memory.clone(), editor.table.stamp())
+}
+
+/// The real cutting off of the first table of the root, with another way of emptying it.
+fn cut_by<const N: u32>(table: &Table<N>, freeze: impl Fn(&AtomicU64)) -> Gather<Memory> {
+    cut_and_tell(table, freeze, |gather| {
+        let level = Tiny::<N>::ROOT;
+        gather.cut(0, level.size(), level.below().unwrap());
+    })
+}
+
+/// The same, with another way of telling what is to be flushed.
+fn cut_and_tell<const N: u32>(
+    table: &Table<N>,
+    freeze: impl Fn(&AtomicU64),
+    tell: impl FnOnce(&mut Gather<Memory>),
+) -> Gather<Memory> {
+    let editor = table.edit().unwrap();
+    let mut gather = gather(&editor);
+    let level = Tiny::<N>::ROOT;
+    let cell = table.cell(table.root(), level, 0);
+    let Entry::Table(next) = Entry::decode::<Tiny<N>>(cell.load(Acquire), level) else { panic!() };
+    cell.store(ABSENT, Release);
+    table.entries(next).iter().for_each(freeze);
+    gather.hold(next);
+    tell(&mut gather);
+    gather
+}
+
+/// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there.
+macro_rules! mutant {
+    ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:ident, $expected:literal, { $($body:item)+ }) => {
+        $(#[$doc])+
+        struct $name;
+
+        impl Protocol for $name {
+            $($body)+
+        }
+
+        #[test]
+        #[should_panic(expected = $expected)]
+        fn $test() {
+            check($scenario::<$name>);
+        }
+    };
+}
+
+mutant! {
+    /// The entries of a cut table become absent: a fault that is still in it fills one.
+    FreezeAbsent fails p1_entries_of_a_cut_table_left_absent: install_and_cut, "is filled", {
+        fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
+            cut_by(table, |entry| overwrite(entry, ABSENT))
+        }
+    }
+}
+
+mutant! {
+    /// Only leaves are frozen, absent entries are passed over.
+    FreezeLeaves fails p1_absent_entries_of_a_cut_table_not_frozen: install_and_cut, "is filled", {
+        fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
+            cut_by(table, |entry| {
+                if Amd64Nested::is_present(entry.load(Acquire)) {
+                    overwrite(entry, FROZEN);
+                }
+            })
+        }
+    }
+}
+
+mutant! {
+    /// The gather names the leaves that were met instead of all that the table covers.
+    GatherMet fails p1_only_leaves_that_were_met_are_flushed: install_and_cut, "not flushed", {
+        fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
+            cut_and_tell(table, |entry| overwrite(entry, FROZEN), |gather| {
+                gather.leaves(0, Level::Page4K.size(), Level::Page4K);
+            })
+        }
+    }
+}
+
+mutant! {
+    /// Upper-level entries are frozen by a store: a table that a fault has just put there is lost.
+    FreezeTablesByStore fails p1_upper_entries_frozen_by_store: install_below_a_cut, "a table was lost", {
+        fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
+            cut_by(table, |entry| {
+                let seen = entry.load(Acquire);
+                let is_table = Entry::decode::<Tiny<N>>(seen, Level::Page2M);
+                assert!(!matches!(is_table, Entry::Table(_)), "not what the mutant is about");
+                overwrite(entry, FROZEN);
+            })
+        }
+    }
+}
+
+mutant! {
+    /// A mark is cleared by load and store: a leaf that has just overwritten it goes, unflushed.
+    ClearMarkByStore fails p5_mark_cleared_by_load_and_store: install_over_mark, "not flushed", {
+        fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
+            let editor = table.edit().unwrap();
+            let mut gather = gather(&editor);
+            let (cell, entry) = walk(table, 0);
+            if Amd64Nested::is_present(entry) {
+                gather.leaves(0, Level::Page4K.size(), Level::Page4K);
+            }
+            overwrite(cell, ABSENT);
+            gather
+        }
+    }
+}
+
+mutant! {
+    /// A fault fills an entry by load and store: it thaws one that has been frozen.
+    InstallByStore fails p1_install_by_load_and_store: install_and_cut, "is filled", {
+        fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
+            -> Result<Installed, MapError>
+        {
+            let (cell, entry) = walk(table, address);
+            if Entry::decode::<Tiny<N>>(entry, Level::Page4K) == Entry::Absent {
+                overwrite(cell, Amd64Nested::leaf(target(address), Level::Page4K, permissions));
+            }
+            Ok(Installed::New(Level::Page4K))
+        }
+    }
+}
+
+/// More rights by load and store.
+fn upgrade_by_store<const N: u32>(table: &Table<N>, address: u64, added: Permissions) {
+    let (cell, leaf) = walk(table, address);
+    if Amd64Nested::is_present(leaf) {
+        let wanted = Amd64Nested::permissions(leaf) | added;
+        overwrite(cell, repermitted::<Tiny<N>>(leaf, Level::Page4K, wanted | Permissions::TRACKED));
+    }
+}
+
+mutant! {
+    /// A leaf gets more rights by load and store, after it has been frozen.
+    UpgradeByStore fails p1_upgrade_by_load_and_store: upgrade_and_cut, "is filled", {
+        fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
+            -> Result<Installed, MapError>
+        {
+            upgrade_by_store(table, address, permissions);
+            Ok(Installed::Upgraded(Level::Page4K))
+        }
+    }
+}
+
+mutant! {
+    /// The same, and it gives back the right to store.
+    UpgradeUnprotects fails p14_upgrade_gives_back_what_protection_took: upgrade_and_protect, "nobody has asked", {
+        fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
+            -> Result<Installed, MapError>
+        {
+            upgrade_by_store(table, address, permissions);
+            Ok(Installed::Upgraded(Level::Page4K))
+        }
+    }
+}
+
+mutant! {
+    /// Write protection by load and store: a dirty bit that was set in between is gone.
+    ProtectByStore fails p14_write_protection_by_load_and_store: store_and_protect, "a store is not known", {
+        fn write_protect(table: &Table<2>) -> Gather<Memory> {
+            let editor = table.edit().unwrap();
+            let mut gather = gather(&editor);
+            let (cell, leaf) = walk(table, 0);
+            let kept = Amd64Nested::permissions(leaf) - Permissions::WRITE;
+            overwrite(cell, repermitted::<Tiny<2>>(leaf, Level::Page4K, kept));
+            gather.leaves(0, LARGE, Level::Page4K);
+            gather
+        }
+    }
+}
+
+mutant! {
+    /// The dirty bit is looked at, and then cleared: a store in between goes unnoticed.
+    CleanByStore fails p14_clean_by_load_and_store: store_and_clean, "a store is not known", {
+        fn clean(table: &Table<2>) -> (Gather<Memory>, usize) {
+            let editor = table.edit().unwrap();
+            let mut gather = gather(&editor);
+            let (cell, leaf) = walk(table, 0);
+            overwrite(cell, Amd64Nested::cleaned(leaf));
+            gather.leaves(0, LARGE, Level::Page4K);
+            (gather, usize::from(Amd64Nested::is_dirty(leaf)))
+        }
+    }
+}
+
+mutant! {
+    /// A leaf that was made clean is not flushed: who holds it as dirty stores without a trace.
+    CleanUnflushed fails p15_clean_without_a_flush: store_and_clean, "not flushed", {
+        fn clean(table: &Table<2>) -> (Gather<Memory>, usize) {
+            let editor = table.edit().unwrap();
+            let gather = gather(&editor);
+            let (cell, _) = walk(table, 0);
+            let old = cell.fetch_and(Amd64Nested::cleaned(!0), Relaxed);
+            (gather, usize::from(Amd64Nested::is_dirty(old)))
+        }
+    }
+}
+
+mutant! {
+    /// The large leaf is replaced by a store: a dirty bit that was set in between is gone.
+    SplitByStore fails p14_split_by_store: store_and_split, "a store is not known", {
+        fn split(table: &Table<2>) -> Gather<Memory> {
+            let editor = table.edit().unwrap();
+            let (cell, leaf) = walk(table, 0);
+            let next = crate::TableMemory::allocate(&table.memory).unwrap();
+            for (index, entry) in table.entries(next).iter().enumerate() {
+                let pa = crate::PhysAddr(target(0).0 + index as u64 * Level::Page4K.size());
+                entry.store(piece::<Tiny<2>>(leaf, pa, Level::Page4K), Relaxed);
+            }
+            overwrite(cell, Amd64Nested::table(next));
+            gather(&editor)
+        }
+    }
+}
+
+mutant! {
+    /// The leaf that replaces a table is clean: what the pieces have recorded is gone.
+    CollapseClean fails p14_collapse_to_a_clean_leaf: install_and_collapse, "a store is not known", {
+        fn collapse(table: &Table<2>) -> Gather<Memory> {
+            let gather = Real::collapse(table);
+            let cell = table.cell(table.root(), Level::Page2M, 0);
+            cell.fetch_and(Amd64Nested::cleaned(!0), Relaxed);
+            gather
+        }
+    }
+}
+
+mutant! {
+    /// The table that a collapse replaces is left as it is: a fault fills it afterwards.
+    CollapseUnfrozen fails p1_collapsed_table_not_frozen: install_and_collapse, "is filled", {
+        fn collapse(table: &Table<2>) -> Gather<Memory> {
+            let gather = cut_by(table, |_| ());
+            let cell = table.cell(table.root(), Level::Page2M, 0);
+            overwrite(cell, Amd64Nested::leaf(target(0), Level::Page2M, Permissions::RWX));
+            gather
+        }
+    }
+}
+
+mutant! {
+    /// The stamp is taken before the change: a flush in the middle of it passes for one after it.
+    StampEarly fails o8_stamp_before_the_change: zap_and_flush, "is taken", {
+        fn zap<const N: u32>(table: &Table<N>, tables: Tables) -> Gather<Memory> {
+            let stamp = {
+                let editor = table.edit().unwrap();
+                crate::change::stamp(&editor)
+            };
+            let mut gather = table.edit().unwrap().zap(0..Tiny::<N>::entry_len(), tables).finish();
+            gather.set_stamp(stamp);
+            gather
+        }
+    }
+}
+
+mutant! {
+    /// The stamp does not acquire the change.
+    StampRelaxed fails o8_stamp_without_acquire: zap_and_flush, "is taken", {
+        fn stamp<const N: u32>(table: &Table<N>) -> Stamp {
+            Stamp { root: table.root(), sequence: table.sequence.load(Relaxed) }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Small programs of two or three threads, and what must be true at their end.
+
+use loom::sync::Arc;
+use loom::thread;
+
+use super::machine::{
+    IssuedAt, Memory, Table, cached, check_cached, check_frozen, check_tables, last, store,
+};
+use super::{LARGE, PAGE, Protocol, Real, target};
+use crate::format::Entry;
+use crate::{Amd64Nested, Format, Level, MapError, PageTable, Permissions, PhysAddr, Tables};
+
+const RWX: Permissions = Permissions::RWX;
+const TRACKED: Permissions = RWX.union(Permissions::TRACKED);
+
+/// Explores all interleavings with up to three preemptions, which finds every known mutant.
+pub(super) fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+fn table<const N: u32>() -> (Arc<Table<N>>, Memory) {
+    let memory = Memory::new();
+    (Arc::new(PageTable::new(memory.clone()).unwrap()), memory)
+}
+
+fn unshared<T>(shared: Arc<T>) -> T {
+    Arc::try_unwrap(shared).ok().expect("the threads have ended")
+}
+
+/// The table below the first entry of a table.
+fn first_table<const N: u32>(table: &Table<N>, at: PhysAddr, level: Level) -> PhysAddr {
+    let entry = table.cell(at, level, 0).load(core::sync::atomic::Ordering::Acquire);
+    match Entry::decode::<Amd64Nested>(entry, level) {
+        Entry::Table(next) => next,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A fault beside a page, in a table that is being cut off.
+pub(super) fn install_and_cut<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.install(0, target(0), Level::Page4K, RWX).unwrap();
+    let cut = first_table(&shared, shared.root(), Level::Page2M);
+    let faulter = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            let result = P::install(&shared, PAGE, RWX);
+            assert!(matches!(result, Ok(_) | Err(MapError::Raced)), "{result:?}");
+            cached(&shared, PAGE)
+        })
+    };
+    let gather = P::zap(&shared, Tables::Free);
+    let held = faulter.join().unwrap();
+    check_cached(&shared, &gather, PAGE, held);
+    check_frozen(&shared, cut);
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A fault that makes a table in one that is being cut off.
+pub(super) fn install_below_a_cut<P: Protocol>() {
+    let (shared, memory) = table::<3>();
+    shared.install(0, target(0), Level::Page2M, RWX).unwrap();
+    let cut = first_table(&shared, shared.root(), Level::Page1G);
+    let faulter = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            let _ = P::install(&shared, LARGE, RWX);
+            cached(&shared, LARGE)
+        })
+    };
+    let gather = P::zap(&shared, Tables::Free);
+    let held = faulter.join().unwrap();
+    check_cached(&shared, &gather, LARGE, held);
+    check_frozen(&shared, cut);
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A fault where there is a mark, in a table whose entries are being zapped.
+pub(super) fn install_over_mark<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.mark(0, 7).unwrap();
+    let faulter = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            let _ = P::install(&shared, 0, RWX);
+            cached(&shared, 0)
+        })
+    };
+    let gather = P::zap(&shared, Tables::Keep);
+    let held = faulter.join().unwrap();
+    check_cached(&shared, &gather, 0, held);
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A fault that gives a leaf more rights, in a table that is being cut off.
+pub(super) fn upgrade_and_cut<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.install(0, target(0), Level::Page4K, Permissions::RX).unwrap();
+    let cut = first_table(&shared, shared.root(), Level::Page2M);
+    let faulter = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            let _ = P::install(&shared, 0, RWX);
+            cached(&shared, 0)
+        })
+    };
+    let gather = P::zap(&shared, Tables::Free);
+    let held = faulter.join().unwrap();
+    check_cached(&shared, &gather, 0, held);
+    check_frozen(&shared, cut);
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A fault that gives a leaf the right to execute while it loses the right to store.
+pub(super) fn upgrade_and_protect<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.install(0, target(0), Level::Page4K, Permissions::RW).unwrap();
+    let faulter = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            let _ = P::install(&shared, 0, Permissions::RX);
+            cached(&shared, 0)
+        })
+    };
+    let gather = P::write_protect(&shared);
+    check_cached(&shared, &gather, 0, faulter.join().unwrap());
+    let leaf = last(&shared, 0);
+    assert!(!Amd64Nested::permissions(leaf).contains(Permissions::WRITE), "nobody has asked for W since");
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A store while the leaf loses the right to it.
+pub(super) fn store_and_protect<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.install(0, target(0), Level::Page4K, TRACKED).unwrap();
+    let processor = {
+        let shared = shared.clone();
+        thread::spawn(move || (store(&shared, 0), cached(&shared, 0)))
+    };
+    let gather = P::write_protect(&shared);
+    let (has_stored, held) = processor.join().unwrap();
+    check_cached(&shared, &gather, 0, held);
+    let leaf = last(&shared, 0);
+    assert!(!Amd64Nested::permissions(leaf).contains(Permissions::WRITE), "nobody has asked for W since");
+    assert!(!has_stored || Amd64Nested::is_dirty(leaf), "a store is not known any more");
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A store, and another by what the processor holds, while the leaf is made clean.
+pub(super) fn store_and_clean<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.install(0, target(0), Level::Page4K, TRACKED).unwrap();
+    let processor = {
+        let shared = shared.clone();
+        thread::spawn(move || (store(&shared, 0), cached(&shared, 0)))
+    };
+    let (gather, told) = P::clean(&shared);
+    let (has_stored, held) = processor.join().unwrap();
+    check_cached(&shared, &gather, 0, held);
+    let leaf = last(&shared, 0);
+    assert!(!has_stored || told == 1 || Amd64Nested::is_dirty(leaf), "a store is not known any more");
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A store to a large page while that is split.
+pub(super) fn store_and_split<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.install(0, target(0), Level::Page2M, TRACKED).unwrap();
+    let processor = {
+        let shared = shared.clone();
+        thread::spawn(move || (store(&shared, PAGE), cached(&shared, PAGE)))
+    };
+    let gather = P::split(&shared);
+    let (has_stored, held) = processor.join().unwrap();
+    let leaf = last(&shared, PAGE);
+    assert_eq!(Amd64Nested::address(leaf, Level::Page4K), target(PAGE));
+    assert!(!has_stored || Amd64Nested::is_dirty(leaf), "a store is not known any more");
+    check_cached(&shared, &gather, PAGE, held);
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A fault beside a page, and a store to the page, while their table is replaced by a large page.
+pub(super) fn install_and_collapse<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.install(0, target(0), Level::Page4K, TRACKED).unwrap();
+    let cut = first_table(&shared, shared.root(), Level::Page2M);
+    let faulter = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            let has_stored = store(&shared, 0);
+            let _ = P::install(&shared, PAGE, RWX);
+            (has_stored, cached(&shared, PAGE))
+        })
+    };
+    let gather = P::collapse(&shared);
+    let (has_stored, held) = faulter.join().unwrap();
+    check_cached(&shared, &gather, PAGE, held);
+    check_frozen(&shared, cut);
+    let leaf = last(&shared, 0);
+    assert_eq!(Amd64Nested::address(leaf, Level::Page2M), target(0));
+    assert!(!has_stored || Amd64Nested::is_dirty(leaf), "a store is not known any more");
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A flush that is issued while a page is zapped: if its receipt is taken, nobody who walks after the
+/// flush finds the page.
+pub(super) fn zap_and_flush<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.install(0, target(0), Level::Page4K, RWX).unwrap();
+    let flusher = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            let receipt = IssuedAt(P::stamp(&shared));
+            (receipt, cached(&shared, 0))
+        })
+    };
+    let gather = P::zap(&shared, Tables::Keep);
+    let (receipt, held) = flusher.join().unwrap();
+    let is_taken = gather.release(&receipt).is_ok();
+    assert!(!is_taken || held.is_none(), "a receipt of a flush before the change is taken");
+    let rest = unshared(shared).dismantle();
+    assert_eq!(rest.table_count(), memory.used_count(), "a table was lost");
+}
+
+#[test]
+fn p1_install_in_a_table_that_is_cut_off() {
+    check(install_and_cut::<Real>);
+}
+
+#[test]
+fn p1_install_of_a_table_in_one_that_is_cut_off() {
+    check(install_below_a_cut::<Real>);
+}
+
+#[test]
+fn p1_upgrade_in_a_table_that_is_cut_off() {
+    check(upgrade_and_cut::<Real>);
+}
+
+#[test]
+fn p5_install_over_a_mark_that_is_zapped() {
+    check(install_over_mark::<Real>);
+}
+
+#[test]
+fn p14_upgrade_against_write_protection() {
+    check(upgrade_and_protect::<Real>);
+}
+
+#[test]
+fn p14_store_against_write_protection() {
+    check(store_and_protect::<Real>);
+}
+
+#[test]
+fn p14_store_against_clean() {
+    check(store_and_clean::<Real>);
+}
+
+#[test]
+fn p14_store_against_split() {
+    check(store_and_split::<Real>);
+}
+
+#[test]
+fn p14_install_and_store_against_collapse() {
+    check(install_and_collapse::<Real>);
+}
+
+#[test]
+fn o8_flush_that_is_issued_during_a_zap() {
+    check(zap_and_flush::<Real>);
+}

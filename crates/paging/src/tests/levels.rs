@@ -1,0 +1,126 @@
+//! P17, P18: what the ranges of a gather say.
+
+use super::arena::Arena;
+use super::never_walked;
+use crate::{
+    Amd64Guest, Amd64Nested, FlushRange, Gather, Invalidation, Level, PageTable, Permissions, PhysAddr,
+    Tables,
+};
+
+const G: u64 = 1 << 30;
+const M2: u64 = 2 << 20;
+const RWX: Permissions = Permissions::RWX;
+
+fn ranges(gather: Gather<&Arena>) -> Vec<FlushRange> {
+    let Invalidation::Ranges(ranges) = gather.invalidation() else { panic!("{gather:?}") };
+    let ranges = ranges.to_vec();
+    gather.release(&never_walked()).unwrap();
+    ranges
+}
+
+const fn leaves(start: u64, len: u64, level: Level) -> FlushRange {
+    FlushRange { start, len, level, tables: false }
+}
+
+const fn tables(start: u64, len: u64, level: Level) -> FlushRange {
+    FlushRange { start, len, level, tables: true }
+}
+
+/// A page of each size, beside each other.
+fn mixed(arena: &Arena) -> PageTable<Amd64Nested, &Arena> {
+    let mut table = PageTable::new(arena).unwrap();
+    table.map(G - M2 - 0x1000..2 * G, PhysAddr(G - M2 - 0x1000), RWX, Level::Page1G).unwrap();
+    table
+}
+
+#[test]
+fn p18_ranges_of_leaves_have_one_level_each() {
+    let arena = Arena::new(8);
+    let expected = [
+        leaves(G - M2 - 0x1000, 0x1000, Level::Page4K),
+        leaves(G - M2, M2, Level::Page2M),
+        leaves(G, G, Level::Page1G),
+    ];
+    assert_eq!(ranges(mixed(&arena).zap(0..4 * G, Tables::Keep)), expected);
+    let table = mixed(&arena);
+    assert_eq!(ranges(table.edit().unwrap().write_protect(0..4 * G).finish()), expected);
+    assert_eq!(ranges(table.edit().unwrap().clean(0..4 * G, |_| ()).finish()), expected);
+    assert_eq!(ranges(table.edit().unwrap().protect(0..2 * G, RWX).unwrap().finish()), expected);
+}
+
+#[test]
+fn p18_a_table_that_goes_is_told_and_so_is_the_smallest_leaf() {
+    let arena = Arena::new(8);
+    // Below 1 GiB there are both sizes; a table of 2 MiB pages may always have had tables below.
+    let expected = [tables(0, G, Level::Page4K), leaves(G, G, Level::Page1G)];
+    assert_eq!(ranges(mixed(&arena).zap(0..4 * G, Tables::Free)), expected);
+    let mut large = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    large.map(0..G, PhysAddr(0), RWX, Level::Page2M).unwrap();
+    assert_eq!(ranges(large.zap(0..G, Tables::Free)), [tables(0, G, Level::Page2M)]);
+}
+
+#[test]
+fn p18_parts_of_tables_and_whole_ones_are_kept_apart() {
+    let arena = Arena::new(8);
+    let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    table.map(0..3 * M2, PhysAddr(0), RWX, Level::Page4K).unwrap();
+    let expected = [
+        leaves(M2 - 0x1000, 0x1000, Level::Page4K),
+        tables(M2, M2, Level::Page4K),
+        leaves(2 * M2, 0x1000, Level::Page4K),
+    ];
+    assert_eq!(ranges(table.zap(M2 - 0x1000..2 * M2 + 0x1000, Tables::Free)), expected);
+}
+
+#[test]
+fn p18_a_collapse_flushes_leaves_and_walk_caches_and_a_split_in_place_nothing() {
+    let arena = Arena::new(8);
+    let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    table.map(0..M2, PhysAddr(0), RWX, Level::Page2M).unwrap();
+    let split = table.edit().unwrap().split(0..M2, Level::Page4K).finish();
+    assert_eq!(split.invalidation(), Invalidation::Nothing);
+    split.release(&never_walked()).unwrap();
+    let collapse = table.edit().unwrap().collapse(0..M2, Level::Page2M, PhysAddr(0), RWX).unwrap();
+    assert_eq!(ranges(collapse.finish()), [tables(0, M2, Level::Page4K)]);
+}
+
+#[test]
+fn p18_a_gather_taken_in_the_middle_of_a_table_covers_the_table_again() {
+    let arena = Arena::new(8);
+    let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    table.map(0..M2, PhysAddr(0), RWX, Level::Page4K).unwrap();
+    let mut change = table.edit().unwrap().zap(0..M2, Tables::Free);
+    let _ = change.step(100);
+    let (first, second) = (change.take_gather(), change.finish());
+    assert_eq!((first.table_count(), second.table_count()), (0, 1));
+    assert_eq!(ranges(first), [tables(0, M2, Level::Page4K)]);
+    assert_eq!(ranges(second), [tables(0, M2, Level::Page4K)]);
+}
+
+#[test]
+fn p17_ranges_reach_the_ends_of_the_address_space() {
+    let arena = Arena::new(8);
+    let mut table = PageTable::<Amd64Guest, _>::new(&arena).unwrap();
+    let last = 0u64.wrapping_sub(M2);
+    for start in [0, last] {
+        table.install(start, PhysAddr(0), Level::Page2M, RWX).unwrap();
+    }
+    let expected = [leaves(0, M2, Level::Page2M), leaves(last, M2, Level::Page2M)];
+    assert_eq!(ranges(table.zap(0..u64::MAX, Tables::Keep)), expected);
+    table.install(last + 0x1f_f000, PhysAddr(0), Level::Page4K, RWX).unwrap();
+    assert_eq!(ranges(table.zap(last..u64::MAX, Tables::Free)), [tables(last, M2, Level::Page4K)]);
+}
+
+#[test]
+fn s3_a_gibibyte_of_4k_is_one_range_and_few_more_visits_than_pages() {
+    let arena = Arena::new(600);
+    let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    for tables in [Tables::Keep, Tables::Free] {
+        table.map(G..2 * G, PhysAddr(0), RWX, Level::Page4K).unwrap();
+        let gather = table.zap(G..2 * G, tables);
+        let pages = G / 4096;
+        assert!(gather.visited_count() >= pages && gather.visited_count() * 100 <= pages * 101);
+        assert_eq!(gather.table_count(), if tables == Tables::Free { 513 } else { 0 });
+        assert_eq!(ranges(gather).len(), 1);
+    }
+}

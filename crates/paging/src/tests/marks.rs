@@ -1,0 +1,73 @@
+//! Marks: notes in entries that no processor follows.
+
+use super::arena::Arena;
+use super::never_walked;
+use crate::{
+    Amd64Nested, Format, Installed, Invalidation, Level, Look, MapError, PageTable, Permissions, PhysAddr,
+    Tables,
+};
+
+const RWX: Permissions = Permissions::RWX;
+
+#[test]
+fn marks_hold_every_payload_and_are_no_translations() {
+    let arena = Arena::new(4);
+    let table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    for payload in [0, 1, 1 << 52, Amd64Nested::MARK_MAX] {
+        assert_eq!(table.mark(0x5678, payload), Ok(true));
+        assert_eq!(table.look(0x5000), Look::Marked(payload));
+        assert_eq!(table.query(0x5000), None);
+    }
+    const { assert!(Amd64Nested::MARK_MAX >= 1 << 52) };
+    assert_eq!(table.look(0x6000), Look::Absent);
+    assert_eq!(table.mark(0x5000, Amd64Nested::MARK_MAX + 1), Err(MapError::OutOfRange));
+    assert_eq!(table.mark(1 << 48, 0), Err(MapError::OutOfRange));
+    assert_eq!(Amd64Nested::marked(0), None, "absence is not a mark");
+    let leaf = Amd64Nested::leaf(PhysAddr(0x1000), Level::Page4K, RWX);
+    assert_eq!(Amd64Nested::marked(leaf), None);
+}
+
+#[test]
+fn a_mark_gives_way_to_a_leaf_and_not_the_other_way() {
+    let arena = Arena::new(8);
+    let table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    table.mark(0x1000, 7).unwrap();
+    let installed = table.install(0x1000, PhysAddr(0x1000), Level::Page2M, RWX);
+    assert_eq!(installed, Ok(Installed::New(Level::Page4K)), "the mark has its table");
+    assert_eq!(table.mark(0x1000, 8), Ok(false));
+    assert!(matches!(table.look(0x1000), Look::Mapped(_)));
+    table.install(0x20_0000, PhysAddr(0), Level::Page2M, RWX).unwrap();
+    assert_eq!(table.mark(0x20_1000, 8), Ok(false), "a large leaf counts, too");
+}
+
+#[test]
+fn zapping_marks_needs_no_flush() {
+    let arena = Arena::new(8);
+    let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    for page in 0..8 {
+        table.mark(page << 12, page).unwrap();
+    }
+    let gather = table.zap(0..0x4000, Tables::Keep);
+    assert_eq!(gather.invalidation(), Invalidation::Nothing);
+    gather.release(&never_walked()).unwrap();
+    assert_eq!(table.look(0x3000), Look::Absent);
+    assert_eq!(table.look(0x4000), Look::Marked(4));
+}
+
+#[test]
+fn other_changes_leave_marks_alone() {
+    let arena = Arena::new(8);
+    let table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    table.mark(0x1000, 7).unwrap();
+    let edit = || table.edit().unwrap();
+    for gather in [
+        edit().write_protect(0..1 << 30).finish(),
+        edit().clean(0..1 << 30, |_| panic!("there was no store")).finish(),
+        edit().split(0..1 << 30, Level::Page4K).finish(),
+        edit().protect(0..0x2000, Permissions::R).unwrap().finish(),
+    ] {
+        assert_eq!(gather.invalidation(), Invalidation::Nothing);
+        gather.release(&never_walked()).unwrap();
+    }
+    assert_eq!(table.look(0x1000), Look::Marked(7));
+}

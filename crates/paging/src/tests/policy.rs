@@ -1,0 +1,46 @@
+//! P15: what must be flushed, and what need not.
+
+use crate::format::{ABSENT, needs_flush};
+use crate::{Amd64Nested, Arm64Stage2, Format, Level, Permissions, PhysAddr};
+
+const PA: PhysAddr = PhysAddr(0x4000_0000);
+const R: Permissions = Permissions::R;
+const RW: Permissions = Permissions::RW;
+const RWX: Permissions = Permissions::RWX;
+
+fn table<F: Format>() {
+    let leaf = |permissions| F::leaf(PA, Level::Page4K, permissions);
+    let clean = leaf(RW | Permissions::TRACKED);
+    let rows = [
+        (ABSENT, leaf(RW), false, "absence is not cached"),
+        (F::mark(7), leaf(RW), false, "nor is a mark"),
+        (leaf(RW), ABSENT, true, "gone"),
+        (leaf(RW), F::mark(7), true, "gone, and noted"),
+        (leaf(RW), leaf(R), true, "P14: W taken away"),
+        (leaf(RWX), leaf(RW), true, "X taken away"),
+        (leaf(R), leaf(RW), false, "W given: who holds the old leaf faults once more"),
+        (leaf(R), leaf(RWX), false, "W and X given"),
+        (leaf(RW), clean, true, "P14: D cleared: who holds the old leaf stores without setting it"),
+        (clean, leaf(RW), false, "D set"),
+        (clean, clean, false, "nothing"),
+        (leaf(RW), F::leaf(PhysAddr(0x5000_0000), Level::Page4K, RW), true, "another page"),
+        (leaf(RW), leaf(RW | Permissions::DEVICE), true, "another memory type"),
+        (leaf(RW | Permissions::DEVICE), leaf(RW), true, "another memory type"),
+    ];
+    for (old, new, expected, what) in rows {
+        assert_eq!(needs_flush::<F>(old, new, Level::Page4K), expected, "{what}");
+    }
+}
+
+#[test]
+fn p15_policy_of_flushes() {
+    table::<Amd64Nested>();
+    table::<Arm64Stage2<4>>();
+}
+
+#[test]
+fn p15_losing_the_accessed_bit_needs_no_flush() {
+    const ACCESSED: u64 = 1 << 5;
+    let leaf = Amd64Nested::leaf(PA, Level::Page4K, RW);
+    assert!(!needs_flush::<Amd64Nested>(leaf, leaf & !ACCESSED, Level::Page4K));
+}

@@ -1,0 +1,134 @@
+//! P4: what a change in steps promises.
+
+use super::arena::Arena;
+use super::never_walked;
+use crate::{
+    Amd64Nested, Change, DirtySink, Level, MapError, PageTable, Permissions, PhysAddr, Progress, Tables,
+};
+
+const G: u64 = 1 << 30;
+const M2: u64 = 2 << 20;
+const RWX: Permissions = Permissions::RWX;
+
+type Table<'a> = PageTable<Amd64Nested, &'a Arena>;
+
+/// 4 MiB of small pages, then 4 MiB of large ones.
+fn table(arena: &Arena) -> Table<'_> {
+    let mut table = PageTable::new(arena).unwrap();
+    table.map(0..2 * M2, PhysAddr(G), RWX, Level::Page4K).unwrap();
+    table.map(2 * M2..4 * M2, PhysAddr(G + 2 * M2), RWX, Level::Page2M).unwrap();
+    table
+}
+
+/// Steps through a change; each step visits what it was told, and the last one no more than that.
+fn measure<S: DirtySink>(mut change: Change<'_, Amd64Nested, &Arena, S>, entries_max: u32) -> u64 {
+    let mut visited_count = 0;
+    loop {
+        let progress = change.step(entries_max);
+        let gather = change.take_gather();
+        let count = gather.visited_count();
+        gather.release(&never_walked()).unwrap();
+        visited_count += count;
+        match progress {
+            Progress::Yielded => assert_eq!(count, u64::from(entries_max.max(1))),
+            Progress::Done => {
+                assert!(count <= u64::from(entries_max.max(1)));
+                return visited_count;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn p4_a_step_visits_as_many_entries_as_it_is_told() {
+    for entries_max in [0, 1, 2, 7, 512, 5000] {
+        let arena = Arena::new(16);
+        let table = table(&arena);
+        let edit = || table.edit().unwrap();
+        // The root's entry, that of 1 GiB, four of 2 MiB, and two tables of pages.
+        let all = 1 + 1 + 4 + 1024;
+        assert_eq!(measure(edit().write_protect(0..4 * M2), entries_max), all);
+        assert_eq!(measure(edit().clean(0..4 * M2, |_| ()), entries_max), all);
+        assert_eq!(measure(edit().protect(0..4 * M2, Permissions::RX).unwrap(), entries_max), all);
+        assert_eq!(measure(edit().split(0..4 * M2, Level::Page4K), entries_max), 1 + 1 + 4);
+        let back = edit().collapse(0..M2, Level::Page2M, PhysAddr(G), RWX).unwrap();
+        assert_eq!(measure(back, entries_max), 1 + 1 + 1 + 512);
+        assert_eq!(measure(edit().zap(0..4 * M2, Tables::Free), entries_max), 1 + 1 + 4 + 3 * 512);
+        assert_eq!(arena.used_count(), 3);
+    }
+}
+
+#[test]
+fn p4_a_change_that_is_dropped_loses_no_table_that_is_not_cut_off() {
+    let arena = Arena::new(16);
+    let table = table(&arena);
+    let mut change = table.edit().unwrap().zap(0..4 * M2, Tables::Free);
+    assert_eq!(change.step(2 + 100), Progress::Yielded);
+    drop(change);
+    assert!(table.edit().is_some(), "the right to edit is free again");
+    assert_eq!(table.query(0), None, "cut off");
+    assert_eq!(table.query(M2).unwrap().pa, PhysAddr(G + M2), "not met yet");
+    let used_count = arena.used_count();
+    let gather = table.dismantle();
+    assert_eq!(gather.table_count(), used_count - 1, "one is leaked");
+    gather.release(&never_walked()).unwrap();
+}
+
+#[test]
+fn a_split_that_finds_no_table_stops_there_and_can_go_on() {
+    let arena = Arena::new(4);
+    let mut table = Table::new(&arena).unwrap();
+    table.map(0..4 * M2, PhysAddr(0), RWX, Level::Page2M).unwrap();
+    let spare = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    let mut change = table.edit().unwrap().split(0..4 * M2, Level::Page4K);
+    assert_eq!(change.step(u32::MAX), Progress::OutOfTables);
+    assert_eq!(change.step(u32::MAX), Progress::OutOfTables, "it tries again");
+    spare.dismantle().release(&never_walked()).unwrap();
+    assert_eq!(change.step(u32::MAX), Progress::OutOfTables, "the next one");
+    let gather = change.finish();
+    assert_eq!(gather.unsplit_count(), 3);
+    gather.release(&never_walked()).unwrap();
+    let level = |address| table.query(address).map(|mapping| mapping.level);
+    assert_eq!([0, M2, 3 * M2].map(level), [Level::Page4K, Level::Page2M, Level::Page2M].map(Some));
+}
+
+#[test]
+fn there_is_one_editor_at_a_time() {
+    let arena = Arena::new(1);
+    let table = Table::new(&arena).unwrap();
+    let editor = table.edit();
+    assert!(editor.is_some() && table.edit().is_none());
+    drop(editor);
+    let change = table.edit().unwrap().zap(0..G, Tables::Keep);
+    assert!(table.edit().is_none(), "a change is the editor");
+    let _ = change.finish();
+    assert!(table.edit().is_some());
+}
+
+#[test]
+fn a_collapse_that_cannot_be_is_refused() {
+    let arena = Arena::new(16);
+    let table = table(&arena);
+    let collapse = |range, level, pa, permissions| {
+        table.edit().unwrap().collapse(range, level, PhysAddr(pa), permissions).err()
+    };
+    assert_eq!(collapse(0..M2, Level::Page2M, 0x1000, RWX), Some(MapError::Unaligned));
+    assert_eq!(collapse(0x800..M2, Level::Page2M, 0x800, RWX), Some(MapError::Unaligned));
+    assert_eq!(collapse(0..M2, Level::Page512G, 0, RWX), Some(MapError::Unaligned));
+    assert_eq!(collapse(0..M2, Level::Page2M, 1 << 52, RWX), Some(MapError::OutOfRange));
+    assert_eq!(collapse(0..M2, Level::Page2M, 0, Permissions::WRITE), Some(MapError::Permissions));
+    assert!(table.edit().is_some());
+}
+
+#[test]
+fn p14_a_collapsed_page_counts_as_dirty() {
+    let arena = Arena::new(16);
+    let table = table(&arena);
+    table.edit().unwrap().clean(0..4 * M2, |_| ()).finish().release(&never_walked()).unwrap();
+    let tracked = RWX | Permissions::TRACKED;
+    let change = table.edit().unwrap().collapse(0..M2, Level::Page2M, PhysAddr(G), tracked).unwrap();
+    change.finish().release(&never_walked()).unwrap();
+    let mapping = table.query(0).unwrap();
+    assert_eq!((mapping.level, mapping.permissions, mapping.is_dirty), (Level::Page2M, RWX, true));
+}
