@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::forms::Form;
 use super::hypercalls::second_vp;
+use super::mmio;
 use crate::clock;
 use crate::guarded::{load, store};
 use crate::hypercall::enable;
@@ -36,14 +37,33 @@ fn read_and_write() {
     }
 }
 
+/// Writes all the time what an instruction reads that the processor cannot carry out by itself.
+fn write_by_emulation() {
+    let mut turn = 0;
+    while !ENDS.load(Ordering::Acquire) {
+        turn += 1;
+        let _ = mmio::move_ones(WINDOW);
+        TURNS.store(turn, Ordering::Relaxed);
+    }
+}
+
 /// The second processor reads and writes a page that the first takes away, by one exchange of its entry. After the flush
 /// neither the page changes nor the entry, and if the page has been written to, then the entry said so when it was taken.
 pub(super) fn dirty_bits() -> Verdict {
+    race(read_and_write)
+}
+
+/// The same if the hypervisor writes for it (H30).
+pub(super) fn emulated_stores() -> Verdict {
+    race(write_by_emulation)
+}
+
+fn race(second: fn()) -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
     paging::map(0, None);
     ENDS.store(false, Ordering::Release);
-    processors::give(SECOND, read_and_write);
+    processors::give(SECOND, second);
     let result = rounds(mask);
     ENDS.store(true, Ordering::Release);
     processors::join(SECOND)?;
@@ -58,7 +78,8 @@ fn rounds(mask: u64) -> Verdict {
     let mut forms = Form::all().cycle();
     for round in 1..=ROUNDS {
         let Some(form) = forms.next() else { break };
-        let (before, turn) = (word.load(Ordering::Acquire), TURNS.load(Ordering::Relaxed));
+        let turn = TURNS.load(Ordering::Relaxed);
+        word.store(0, Ordering::SeqCst);
         entry.store(PAGE.address() | RIGHTS, Ordering::SeqCst);
         let end = clock::now() + clock::ticks(random.below(MAPPED_US_MAX));
         // So long, and until the other one has had a chance.
@@ -66,16 +87,17 @@ fn rounds(mask: u64) -> Verdict {
         // Not present any more; an access that comes late would show in the bits.
         let taken = entry.swap(PAGE.address(), Ordering::SeqCst);
         let result = form.flush(mask, WINDOW);
-        let left = word.load(Ordering::Acquire);
+        // Whatever is written next shows.
+        let left = word.swap(0, Ordering::SeqCst);
         ensure!(result == Ok(form.success()), "{form:?}: {result:?}");
         ensure!(ran, "the second processor stands still in round {round}");
-        let is_written = left != before;
+        let is_written = left != 0;
         written += u32::from(is_written);
         ensure!(!is_written || taken & DIRTY != 0, "round {round}: written to by the entry {taken:#x}");
         let end = clock::now() + clock::ticks(SILENCE_US);
         while clock::now() < end {
             let (now, bits) = (word.load(Ordering::Acquire), entry.load(Ordering::Acquire));
-            ensure!(now == left, "round {round}, {form:?}: written to after the flush");
+            ensure!(now == 0, "round {round}, {form:?}: written to after the flush");
             ensure!(
                 bits & (ACCESSED | DIRTY) == 0,
                 "round {round}, {form:?}: entry {bits:#x} after the flush"

@@ -222,6 +222,11 @@ macro_rules! string {
     }};
 }
 
+/// Moves four bytes of ones, which is what is read where there is nothing, to `address`, if a page is there.
+pub(super) fn move_ones(address: u64) -> Result<(), Fault> {
+    string!("movsd", HOLE, address, 0u64, 0u64).fault
+}
+
 impl Strung {
     fn expect(&self, name: &str, source: u64, destination: u64, left: u64) -> Verdict {
         ensure!(self.fault.is_ok(), "{name}: {:x?}", self.fault);

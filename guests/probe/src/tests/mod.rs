@@ -40,7 +40,7 @@ const TRIPLE_FAULT: &str = "triple-fault";
 const NO_WRITE_THROUGH: &str = "no-write-through";
 
 /// The others, of which the first must come before any that starts another processor.
-const TESTS: [Test; 40] = [
+const TESTS: [Test; 41] = [
     test("flush-not-started", waiting::flush_not_started),
     test("unknown-msr", cpuid_and_msrs::unknown_msr),
     test("x2apic-reserved", cpuid_and_msrs::x2apic_reserved),
@@ -72,6 +72,7 @@ const TESTS: [Test; 40] = [
     test("toggles-flush", toggles::toggles_flush),
     test("rights-follow", toggles::rights_follow),
     test("dirty-bits", dirty::dirty_bits),
+    test("emulated-stores", dirty::emulated_stores),
     test("changing-input", races::changing_input),
     test("mutual-flush", races::mutual_flush),
     test("hypercall-page-moves", code_page::hypercall_page_moves),
