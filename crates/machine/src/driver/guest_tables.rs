@@ -1,0 +1,52 @@
+//! How a guest changes its page tables.
+
+use paging::{Format as TableFormat, Level};
+
+use super::cpu::Cpu;
+use super::guest::Step;
+use super::vm::{Vcpu, Vm, Window};
+use crate::layout::{PAGES, table, va, window};
+
+impl Cpu<'_> {
+    /// Writes an entry of the guest's tables; `then` if that is done.
+    pub(super) fn write_entry<F: TableFormat>(
+        &mut self,
+        vm: &Vm<'_, F>,
+        number: usize,
+        vcpu: &Vcpu,
+        gpa: u64,
+        entry: u64,
+        then: impl FnOnce(),
+    ) -> Step {
+        let step = self.store_direct(vm, number, vcpu, gpa, entry);
+        if matches!(step, Step::Next) {
+            then();
+        }
+        step
+    }
+
+    pub(super) fn write_window<F: TableFormat>(
+        &mut self,
+        vm: &Vm<'_, F>,
+        number: usize,
+        vcpu: &Vcpu,
+        (space, at): (usize, usize),
+        entry: u64,
+        what: Window,
+    ) -> Step {
+        let middle = vm.tables.borrow().middle[space];
+        let gpa = table::middle(space, middle) + Level::Page2M.index(window(at)) as u64 * 8;
+        self.write_entry(vm, number, vcpu, gpa, entry, || {
+            vm.tables.borrow_mut().windows[space][middle][at] = what;
+        })
+    }
+}
+
+/// Where the last-level entry of a page is, as the guest knows its tables.
+pub(super) fn last_entry<F: TableFormat>(vm: &Vm<'_, F>, space: usize, page: usize) -> Option<u64> {
+    let tables = vm.tables.borrow();
+    match tables.windows[space][tables.middle[space]][page / PAGES.len()] {
+        Window::Table(last) => Some(table::last(last) + Level::Page4K.index(va(page)) as u64 * 8),
+        Window::Large | Window::Nothing => None,
+    }
+}

@@ -1,0 +1,364 @@
+//! What the host does to a virtual machine: changes of its memory while it runs.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use memslots::space::{FetchJob, Job, LogWay, Progress};
+use memslots::{DirtyLog, Gpa, Retired, Slot, SlotError, SlotId};
+use paging::{Format as TableFormat, Invalidation, Level, MapError, Permissions, Tables};
+
+use super::flush::Receipt;
+use super::vm::{Log, Vm, new_slot};
+use crate::bug::Bug;
+use crate::layout::{AREA_PAGES, AREA_SIZE, PAGE_SIZE, PAGES, area};
+use crate::machine::{Machine, TablePool};
+use crate::program::{Backing, GpaPage, HostOp, Track};
+
+/// A bit for each page of the largest slot.
+const LOG_WORDS: usize = AREA_PAGES / 64;
+/// One operation in so many is followed by an audit.
+const AUDIT_ONE_IN: usize = 50;
+/// What a log holds after it was handed back.
+const RETIRED: u64 = 0x0ddb_a110_0ddb_a110;
+
+/// The actor of the host for one virtual machine: does its operations one after the other.
+pub(crate) fn run_host<F: TableFormat>(vm: &Vm<'_, F>, ops: &[HostOp]) {
+    for &op in ops {
+        vm.machine.give_way();
+        vm.machine.note(|| format!("begins {op:?}"));
+        vm.is_changing.set(true);
+        let result = vm.host_op(op);
+        vm.is_changing.set(false);
+        vm.machine.note(|| format!("ends {op:?}: {result:?}"));
+        if vm.machine.below(AUDIT_ONE_IN) == 0 {
+            vm.machine.demand(vm.audit());
+        }
+        vm.machine.count();
+    }
+}
+
+type SpaceJob<'a, 'm, F> = Job<'a, F, TablePool<'m>>;
+
+impl<'m, F: TableFormat> Vm<'m, F> {
+    /// Does an operation. What the state of the slots does not allow is refused, and nothing has changed then.
+    fn host_op(&self, op: HostOp) -> Result<(), SlotError> {
+        match op {
+            HostOp::Add { slot, area, backing, read_only } => self.add(slot, area, backing, read_only),
+            HostOp::Remove(slot) => self.remove(slot),
+            HostOp::Replace(slot, backing) => {
+                let former = self.slot(slot)?;
+                self.remove(slot)?;
+                let at = crate::layout::area_of(former.gpa.0).map_or(0, |(area, _)| area);
+                self.add(slot, at, backing, former.is_read_only())
+            }
+            HostOp::Move(slot, to) => self.run_job(op, self.space.move_to(SlotId(slot), Gpa(area(to)))?),
+            HostOp::SetReadOnly(slot, read_only) => {
+                self.run_job(op, self.space.set_read_only(SlotId(slot), read_only)?)
+            }
+            HostOp::StartLog(slot) => self.start_log(op, slot),
+            HostOp::Fetch(slot) => self.fetch(slot),
+            HostOp::StopLog(slot) => {
+                let former = self.slot(slot)?;
+                let job = self.space.stop_log(SlotId(slot))?;
+                self.machine.oracle.borrow_mut().stop_log(former.host.0);
+                self.run_job(op, job)
+            }
+            HostOp::Split(slot) => self.split(slot),
+            HostOp::Collapse(slot) => self.collapse(slot),
+            HostOp::Zap(at) => {
+                self.zap(at);
+                Ok(())
+            }
+            HostOp::Write(page) => {
+                self.write(page);
+                Ok(())
+            }
+            HostOp::Toggle(slot, count) => {
+                let backing = if self.machine.config.large_only { Backing::Large } else { Backing::Small };
+                for _ in 0..count {
+                    self.add(slot, slot.into(), backing, false)?;
+                    self.remove(slot)?;
+                }
+                Ok(())
+            }
+            HostOp::Wake(vcpu) => {
+                self.post_event(vcpu);
+                Ok(())
+            }
+        }
+    }
+
+    fn slot(&self, id: u16) -> Result<Slot, SlotError> {
+        self.space.slots().memory().get(SlotId(id)).ok_or(SlotError::UnknownId)
+    }
+
+    fn add(&self, id: u16, to: usize, backing: Backing, read_only: bool) -> Result<(), SlotError> {
+        let Some(slot) = new_slot(self.machine, id, to, backing, read_only) else {
+            return Err(SlotError::Full);
+        };
+        let op = HostOp::Add { slot: id, area: to, backing, read_only };
+        self.has_small_pages.set(self.has_small_pages.get() || backing != Backing::Large);
+        // SAFETY: the memory lives as long as the machine, and is free only after it was handed back.
+        match unsafe { self.space.add(slot) } {
+            Ok(job) => self.run_job(op, job)?,
+            Err(error) => {
+                self.machine.hw.borrow_mut().memory.free_region(slot.host.0);
+                return Err(error);
+            }
+        }
+        if to == 0 {
+            self.load();
+        }
+        Ok(())
+    }
+
+    fn remove(&self, id: u16) -> Result<(), SlotError> {
+        let former = self.slot(id)?;
+        let job = self.space.remove(SlotId(id))?;
+        self.machine.oracle.borrow_mut().stop_log(former.host.0);
+        self.run_job(HostOp::Remove(id), job)
+    }
+
+    /// Steps a job to its end, with a flush whenever it asks for one.
+    fn run_job(&self, op: HostOp, mut job: SpaceJob<'_, 'm, F>) -> Result<(), SlotError> {
+        let machine = self.machine;
+        self.updates.set(self.updates.get() + 1);
+        machine.point();
+        let protects = matches!(op, HostOp::SetReadOnly(..) | HostOp::StartLog(_));
+        if machine.has(Bug::FlushBeforeUnmap) {
+            self.flush(None);
+        }
+        loop {
+            match job.step(machine.config.step, |what| self.retire(what)) {
+                Progress::Waiting => machine.give_way(),
+                Progress::More => machine.point(),
+                Progress::Flush => {
+                    let receipt = match machine.bug {
+                        Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly) => self.forge(),
+                        Some(Bug::ProtectWithoutFlush) if protects => self.forge(),
+                        Some(Bug::TableFreedEarly) => {
+                            assert!(job.flushed(&Receipt::Forged), "a forged receipt is good for all");
+                            self.flush(None);
+                            continue;
+                        }
+                        _ => self.flush(None),
+                    };
+                    if !job.flushed(&receipt) {
+                        machine.fail(|| "a receipt for a flush that was just made is refused".into());
+                    }
+                }
+                Progress::Done => break,
+            }
+        }
+        if machine.has(Bug::MemoryFreedEarly) {
+            self.flush(None);
+        }
+        let Some(generation) = job.generation() else { return Ok(()) };
+        machine.note(|| format!("generation {}", generation.number()));
+        Ok(())
+    }
+
+    /// A receipt for a flush that was not made; what it would vouch for is promised all the same.
+    fn forge(&self) -> Receipt {
+        let time = self.machine.now();
+        self.machine.oracle.borrow_mut().promise_nested_all(self.index, time);
+        Receipt::Forged
+    }
+
+    /// Takes back what an update has taken out of use.
+    fn retire(&self, what: Retired) {
+        match what {
+            Retired::Memory { slot, .. } => {
+                let was_used = self.machine.hw.borrow_mut().memory.free_region(slot.host.0);
+                if !was_used {
+                    self.machine.fail(|| format!("the memory of {slot:?} is handed back twice"));
+                }
+            }
+            Retired::Log { log, .. } => {
+                let mut logs = self.logs.borrow_mut();
+                match logs.iter_mut().find(|other| other.words.as_ptr() == log.as_ptr() && !other.is_retired)
+                {
+                    Some(log) => {
+                        log.is_retired = true;
+                        log.words.iter().for_each(|word| word.store(RETIRED, Relaxed));
+                    }
+                    None => {
+                        drop(logs);
+                        self.machine.fail(|| "a dirty log is handed back twice".into());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the nested tables are as they would be after a zap of everything and new faults.
+    fn audit(&self) -> Result<(), String> {
+        let audit = self.space.audit().map_err(|error| format!("no audit: {error}"))?;
+        match audit.first {
+            None => Ok(()),
+            Some(first) => Err(format!(
+                "not as after a full zap: {first} ({} of {})",
+                audit.wrong_count, audit.leaf_count
+            )),
+        }
+    }
+
+    /// Whether nobody has written to a dirty log after it was handed back.
+    pub(crate) fn check_logs(&self) -> Result<(), String> {
+        let is_untouched =
+            |log: &Log| !log.is_retired || log.words.iter().all(|word| word.load(Relaxed) == RETIRED);
+        match self.logs.borrow().iter().all(is_untouched) {
+            true => Ok(()),
+            false => Err("a dirty log was written to after it was handed back".into()),
+        }
+    }
+
+    fn start_log(&self, op: HostOp, id: u16) -> Result<(), SlotError> {
+        let slot = self.slot(id)?;
+        let words: Box<[AtomicU64]> = (0..LOG_WORDS).map(|_| AtomicU64::new(0)).collect();
+        let log = DirtyLog::new(&words);
+        let way = match self.machine.config.track {
+            Track::DirtyBits => LogWay::DirtyBits,
+            Track::WriteProtection => LogWay::WriteFaults,
+        };
+        // SAFETY: the words live as long as the machine.
+        let job = unsafe { self.space.start_log(SlotId(id), log, way) }?;
+        self.logs.borrow_mut().push(Log { words, is_retired: false });
+        self.has_small_pages.set(true);
+        self.run_job(op, job)?;
+        self.machine.oracle.borrow_mut().start_log(slot.host.0, (slot.size / PAGE_SIZE) as usize);
+        Ok(())
+    }
+
+    fn fetch(&self, id: u16) -> Result<(), SlotError> {
+        let (machine, slot) = (self.machine, self.slot(id)?);
+        let mut words = [0; LOG_WORDS];
+        let begin = machine.now();
+        let mut job: FetchJob<'_, '_, F, TablePool<'m>> = self.space.fetch_log(SlotId(id), &mut words)?;
+        loop {
+            match job.step(machine.config.step) {
+                Progress::Waiting => machine.give_way(),
+                Progress::More => machine.point(),
+                Progress::Flush => {
+                    let receipt = match machine.has(Bug::FetchWithoutFlush) {
+                        true => Receipt::Forged,
+                        false => self.flush(None),
+                    };
+                    if !job.flushed(&receipt) {
+                        machine.fail(|| "a receipt for a flush that was just made is refused".into());
+                    }
+                }
+                Progress::Done => break,
+            }
+        }
+        drop(job);
+        machine.note(|| format!("dirty: {:x?}", words));
+        let result = machine.oracle.borrow_mut().fetched(slot.host.0, &words, begin);
+        machine.demand(result.map_err(|what| format!("{id:?} of machine {}: {what}", self.index)));
+        Ok(())
+    }
+
+    /// What leaves of a slot allow that has no log.
+    fn rights(slot: &Slot) -> Permissions {
+        if slot.is_read_only() { Permissions::RX } else { Permissions::RWX }
+    }
+
+    fn split(&self, id: u16) -> Result<(), SlotError> {
+        let slot = self.slot(id)?;
+        self.has_small_pages.set(true);
+        let Some(editor) = self.space.tables().edit() else { return Err(SlotError::Busy) };
+        self.finish(editor.split(slot.range(), Level::Page4K));
+        Ok(())
+    }
+
+    fn collapse(&self, id: u16) -> Result<(), SlotError> {
+        let slot = self.slot(id)?;
+        if slot.is_logged() || slot.size != AREA_SIZE {
+            return Ok(());
+        }
+        let Some(editor) = self.space.tables().edit() else { return Err(SlotError::Busy) };
+        match editor.collapse(slot.range(), Level::Page2M, slot.host, Self::rights(&slot)) {
+            Ok(change) => self.finish(change),
+            Err(MapError::Unaligned) => {}
+            Err(error) => self.machine.fail(|| format!("collapse: {error}")),
+        }
+        Ok(())
+    }
+
+    fn zap(&self, at: usize) {
+        let range = area(at)..area(at) + AREA_SIZE;
+        // What processors have noted in leaves of a slot with a log would be lost.
+        let mut has_log = false;
+        self.space.slots().memory().for_each(|slot| {
+            has_log |= slot.is_logged() && slot.gpa.0 < range.end && range.start <= slot.last().0;
+        });
+        if has_log {
+            return;
+        }
+        let tables = if self.machine.below(2) == 0 { Tables::Free } else { Tables::Keep };
+        if let Some(editor) = self.space.tables().edit() {
+            self.finish(editor.zap(range, tables));
+        }
+    }
+
+    /// Steps a change of the tables alone to its end, flushes what it names, and frees what it holds.
+    fn finish(&self, mut change: paging::Change<'_, F, TablePool<'m>>) {
+        let machine = self.machine;
+        loop {
+            match change.step(machine.config.step) {
+                paging::Progress::Done => break,
+                paging::Progress::OutOfTables => {
+                    self.owe(change.finish());
+                    return;
+                }
+                // A part of it may be flushed before the rest is begun.
+                paging::Progress::Yielded if machine.below(16) == 0 => self.owe(change.take_gather()),
+                paging::Progress::Yielded | paging::Progress::Full => machine.point(),
+            }
+        }
+        self.owe(change.take_gather());
+    }
+
+    fn owe(&self, gather: paging::Gather<TablePool<'m>>) {
+        let machine = self.machine;
+        machine.note(|| format!("{gather:?}"));
+        let ranges = match gather.invalidation() {
+            Invalidation::Nothing => Some(Vec::new()),
+            Invalidation::Ranges(ranges) => Some(ranges.to_vec()),
+            Invalidation::Everything => None,
+        };
+        let is_nothing = ranges.as_ref().is_some_and(Vec::is_empty) && gather.table_count() == 0;
+        let receipt = match machine.bug {
+            _ if is_nothing => Receipt::Forged,
+            Some(Bug::FlushBeforeUnmap) => self.forge(),
+            Some(Bug::TableFreedEarly) => Receipt::Forged,
+            _ => self.flush(ranges.as_deref()),
+        };
+        if gather.release(&receipt).is_err() {
+            machine.fail(|| "a gather refuses the receipt for its flush".into());
+        }
+    }
+
+    /// Stores to guest memory, as a device does.
+    fn write(&self, page: GpaPage) {
+        let gpa = Gpa(area(page.area) + PAGES[page.page] * PAGE_SIZE);
+        let memory = self.space.slots().memory();
+        let memslots::Resolution::Ram { host, .. } = memory.resolve(gpa) else { return };
+        self.machine.hw.borrow_mut().memory.touch(host.0);
+        self.machine.point();
+        let value = self.machine.now();
+        if memory.write_u64(gpa, value).is_ok() {
+            let now = self.machine.now();
+            self.machine.oracle.borrow_mut().stored(host.0, now);
+        }
+    }
+}
+
+/// Whether a run has ended as it should.
+pub(crate) fn check_end<F: TableFormat>(machine: &Machine, vms: &[Vm<'_, F>]) -> Result<(), String> {
+    machine.hw.borrow().memory.check_free_tables()?;
+    for vm in vms {
+        vm.check_logs()?;
+        vm.audit()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! What stands for the hypervisor: it joins the crates under test as the real one does, and can be told to make
+//! [mistakes](crate::bug::Bug).
+
+mod cpu;
+mod fault;
+mod flush;
+mod guest;
+mod guest_flush;
+mod guest_tables;
+mod host;
+mod vm;
+
+pub(crate) use vm::Vm;
+
+pub(crate) use cpu::run_cpu;
+pub(crate) use host::{check_end, run_host};

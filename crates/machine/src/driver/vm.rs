@@ -1,0 +1,222 @@
+//! A virtual machine.
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::AtomicU64;
+
+use coherence::asid::AsidSlot;
+use coherence::{Space, Target, Targets};
+use memslots::space::GuestSpace;
+use memslots::{Gpa, Memslots, MmioCache, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
+use paging::{Format as TableFormat, Level};
+
+use super::guest::PendingCall;
+use crate::bug::Bug;
+use crate::hw::cpu::Roots;
+use crate::hw::format::Format;
+use crate::hw::memory::REGION_SIZE;
+use crate::layout::{
+    AREA_SIZE, LAST_TABLES, PAGE_SIZE, PAGES, PHYSICAL_BITS, SPACES, TABLE_FRAMES, WINDOWS, area, table,
+};
+use crate::machine::{Machine, TablePool};
+use crate::program::{Backing, GuestOp, Program};
+
+/// Pages from the start of a region to the memory of a slot whose backing lies badly.
+const SHIFT_PAGES: u64 = 5;
+
+/// What a vCPU is up to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activity {
+    Ready,
+    Halted,
+    /// It has no operations left.
+    Over,
+}
+
+/// What is in an entry for a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Window {
+    Nothing,
+    Large,
+    Table(usize),
+}
+
+/// What the guest's kernel knows of its tables.
+#[derive(Debug)]
+pub(crate) struct GuestTables {
+    /// Which of the middle tables of each space is in use.
+    pub(crate) middle: [usize; SPACES],
+    pub(crate) windows: [[[Window; WINDOWS]; 2]; SPACES],
+}
+
+/// State of a vCPU that whoever runs it has to itself.
+#[derive(Debug)]
+pub(crate) struct Vcpu {
+    pub(crate) ops: Vec<GuestOp>,
+    /// Index of the next operation.
+    pub(crate) next: usize,
+    /// Instructions that it stays at it.
+    pub(crate) spin: u8,
+    /// Nested faults that the present operation has taken.
+    pub(crate) tries: u32,
+    pub(crate) call: Option<PendingCall>,
+    pub(crate) space: usize,
+    pub(crate) asid: AsidSlot,
+    pub(crate) mmio: MmioCache<4>,
+}
+
+/// A virtual machine whose nested tables have the format `F`.
+#[derive(Debug)]
+pub(crate) struct Vm<'m, F: TableFormat> {
+    pub(crate) machine: &'m Machine,
+    pub(crate) index: usize,
+    pub(crate) space: GuestSpace<F, TablePool<'m>>,
+    targets: Vec<Target>,
+    pub(crate) vcpus: Vec<RefCell<Vcpu>>,
+    pub(crate) activity: Vec<Cell<Activity>>,
+    pub(crate) tables: RefCell<GuestTables>,
+    /// A large page of the guest may be translated in pieces (A17).
+    pub(crate) has_small_pages: Cell<bool>,
+    /// Number of updates of the slots that became visible.
+    pub(crate) updates: Cell<u64>,
+    /// Dirty logs, kept to the end: nobody may write to one that was handed back.
+    pub(crate) logs: RefCell<Vec<Log>>,
+    /// The host is changing slots, or fetching a log.
+    pub(crate) is_changing: Cell<bool>,
+}
+
+/// Words of a dirty log.
+#[derive(Debug)]
+pub(crate) struct Log {
+    pub(crate) words: Box<[AtomicU64]>,
+    /// It was handed back.
+    pub(crate) is_retired: bool,
+}
+
+impl<'m, F: TableFormat> Vm<'m, F> {
+    /// The machine's virtual machine of this index, with what the program has its guests do.
+    pub(crate) fn new(machine: &'m Machine, index: usize, program: &Program) -> Self {
+        let count = machine.config.vcpus;
+        let mut slots = match machine.has(Bug::ShortGeneration) {
+            true => Memslots::with_numbers(PHYSICAL_BITS, Numbers::of_bits_that_wrap(3)),
+            false => Memslots::new(PHYSICAL_BITS),
+        };
+        let is_large = machine.config.large_only || machine.below(2) == 0;
+        let (third, fourth) =
+            if is_large { (Backing::Large, Backing::Large) } else { (Backing::Shifted, Backing::Small) };
+        let backings = [Backing::Large, Backing::Large, third, fourth];
+        for (id, backing) in (0..).zip(backings) {
+            let slot = new_slot(machine, id, usize::from(id), backing, false).expect("there is memory");
+            // SAFETY: the memory lives as long as the machine.
+            unsafe { slots.add(slot) }.expect("areas do not overlap");
+        }
+        let pool = TablePool::new(machine, index);
+        let space = GuestSpace::new(slots, pool, Level::Page2M).expect("there are tables");
+        let vcpu = |number: usize| Vcpu {
+            ops: program.guests[index * count + number].clone(),
+            next: 0,
+            spin: 0,
+            tries: 0,
+            call: None,
+            space: 0,
+            asid: AsidSlot::new(),
+            mmio: MmioCache::new(),
+        };
+        let vm = Self {
+            machine,
+            index,
+            space,
+            targets: (0..count).map(|_| Target::new()).collect(),
+            vcpus: (0..count).map(|number| RefCell::new(vcpu(number))).collect(),
+            activity: vec![Cell::new(Activity::Ready); count],
+            tables: RefCell::new(GuestTables {
+                middle: [0; SPACES],
+                windows: [[[Window::Nothing; WINDOWS]; 2]; SPACES],
+            }),
+            has_small_pages: Cell::new(!is_large),
+            updates: Cell::new(0),
+            logs: RefCell::new(Vec::new()),
+            is_changing: Cell::new(false),
+        };
+        vm.load();
+        vm
+    }
+
+    /// Puts the guest's tables into its memory, as a loader does. Every page that programs touch is mapped.
+    pub(crate) fn load(&self) {
+        let Some(slot) = self.space.slots().memory().find(Gpa(0)).filter(|slot| slot.size == AREA_SIZE)
+        else {
+            return;
+        };
+        let (arch, mut hw) = (self.machine.config.arch, self.machine.hw.borrow_mut());
+        let mut put = |gpa: u64, index: usize, entry: u64| {
+            hw.memory.store(slot.host.0 + gpa + index as u64 * 8, entry);
+        };
+        let mut tables = self.tables.borrow_mut();
+        for space in 0..SPACES {
+            put(table::root(space), 0, Format::guest_table(arch, table::upper(space)));
+            put(table::upper(space), 1, Format::guest_table(arch, table::middle(space, 0)));
+            tables.middle[space] = 0;
+            for number in 0..2 {
+                for window in 0..WINDOWS {
+                    let last = (space * WINDOWS + window + number) % LAST_TABLES;
+                    put(table::middle(space, number), window, Format::guest_table(arch, table::last(last)));
+                    tables.windows[space][number][window] = Window::Table(last);
+                }
+            }
+        }
+        for last in 0..LAST_TABLES {
+            for (index, page) in PAGES.into_iter().enumerate() {
+                let gpa = area(1 + last % 2) + PAGES[(index + last) % PAGES.len()] * PAGE_SIZE;
+                put(
+                    table::last(last),
+                    page as usize,
+                    Format::guest_leaf(arch, gpa, Level::Page4K, true, false),
+                );
+            }
+        }
+    }
+
+    /// The target of a vCPU, by its index.
+    pub(crate) fn target_of(&self, vcpu: usize) -> &Target {
+        &self.targets[vcpu]
+    }
+
+    /// Roots that a vCPU runs with.
+    pub(crate) fn roots(&self, space: usize) -> Roots {
+        Roots { nested: self.space.root().0, guest: table::root(space) }
+    }
+
+    /// What a vCPU that halts tells of its address space: its root, since no PCIDs are used.
+    pub(crate) fn halt_space(&self, space: usize) -> Space {
+        Space::only(table::root(space))
+    }
+}
+
+impl<F: TableFormat> Targets for Vm<'_, F> {
+    fn target(&self, index: usize) -> Option<&Target> {
+        self.machine.point();
+        self.targets.get(index)
+    }
+}
+
+/// A slot with new memory behind it.
+pub(crate) fn new_slot(
+    machine: &Machine,
+    id: u16,
+    in_area: usize,
+    backing: Backing,
+    read_only: bool,
+) -> Option<Slot> {
+    let tracked: Vec<_> = TABLE_FRAMES.collect();
+    let region = machine.hw.borrow_mut().memory.allocate_region(&tracked)?;
+    let (host, size) = match backing {
+        Backing::Large => (region, AREA_SIZE),
+        // The last pages would lie in the next region.
+        Backing::Shifted => (region + SHIFT_PAGES * PAGE_SIZE, AREA_SIZE - 8 * PAGE_SIZE),
+        Backing::Small => (region + SHIFT_PAGES * PAGE_SIZE, 4 * PAGE_SIZE),
+    };
+    const { assert!(SHIFT_PAGES <= 8 && REGION_SIZE == AREA_SIZE) };
+    let mut flags = SlotFlags::empty();
+    flags.set(SlotFlags::READ_ONLY, read_only);
+    Some(Slot { id: SlotId(id), gpa: Gpa(area(in_area)), size, host: PhysAddr(host), flags })
+}

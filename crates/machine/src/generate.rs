@@ -1,0 +1,312 @@
+//! Random programs.
+//!
+//! Each has tastes of its own: some kinds of operation it likes, some it does without, and most of what it does is about the
+//! same few pages. Programs that do a little of everything seldom do enough of anything.
+
+mod themes;
+
+use themes::{GuestKind, HostKind};
+
+use crate::hw::format::Arch;
+use crate::layout::{AREAS, LAST_TABLES, PAGES, SPACES, VA_PAGES, WINDOWS};
+use crate::program::{Backing, Config, FlushOp, GpaPage, GuestOp, HostOp, Program, Track};
+use crate::rng::Rng;
+
+/// What the large-page-only machines do without.
+const fn makes_small_pages(kind: HostKind) -> bool {
+    matches!(kind, HostKind::StartLog | HostKind::Split)
+}
+
+/// A choice among kinds, some more often than others.
+#[derive(Clone, Debug)]
+struct Weights<K> {
+    kinds: Vec<(K, u32)>,
+    sum: u32,
+}
+
+impl<K: Copy> Weights<K> {
+    /// Some kinds come more often than by default, and some not at all.
+    fn tasteful(kinds: &[(K, u32)], rng: &mut Rng) -> Self {
+        let kinds: Vec<_> =
+            kinds.iter().map(|&(kind, weight)| (kind, weight * rng.pick(&[0, 1, 1, 2, 6]))).collect();
+        Self::new(kinds)
+    }
+
+    fn new(kinds: Vec<(K, u32)>) -> Self {
+        let sum = kinds.iter().map(|(_, weight)| weight).sum();
+        Self { kinds, sum }
+    }
+
+    fn pick(&self, rng: &mut Rng) -> Option<K> {
+        if self.sum == 0 {
+            return None;
+        }
+        let mut left = rng.below(self.sum as usize) as u32;
+        self.kinds.iter().find_map(|&(kind, weight)| {
+            let is_it = left < weight;
+            left = left.wrapping_sub(weight);
+            is_it.then_some(kind)
+        })
+    }
+}
+
+/// What a program likes.
+struct Taste {
+    config: Config,
+    guest: Weights<GuestKind>,
+    host: Weights<HostKind>,
+    /// Pages that most of it is about.
+    area: usize,
+    va: usize,
+    gpa_page: usize,
+    /// What changes a guest's tables is followed by a flush.
+    flushes_changes: bool,
+}
+
+impl Program {
+    /// A random program of about `length` operations, on a random machine of `arch`.
+    pub fn random(arch: Arch, seed: u64, length: usize) -> Self {
+        let mut rng = Rng::new(seed ^ 0x5eed_0f00);
+        let taste = Taste::new(arch, &mut rng);
+        let config = taste.config;
+        let vcpus = config.vms * config.vcpus;
+        // The host must not be at its first operation still when the guests are through.
+        let guest_share = rng.pick(&[1, 2])
+            * match config.step {
+                1 => 40,
+                2..64 => 16,
+                64..512 => 6,
+                _ => 3,
+            };
+        let host_length = (length / (guest_share + 1) / config.vms).max(1);
+        let guest_length = length.saturating_sub(host_length * config.vms) / vcpus;
+        let guests = (0..vcpus).map(|_| taste.guest_ops(&mut rng, guest_length)).collect();
+        let hosts = (0..config.vms).map(|_| taste.host_ops(&mut rng, host_length)).collect();
+        Self { config, seed, guests, hosts }
+    }
+}
+
+impl Config {
+    /// A random machine of `arch`.
+    fn random(arch: Arch, rng: &mut Rng) -> Self {
+        let vms = rng.pick(&[1, 1, 2]);
+        Self {
+            arch,
+            cpus: rng.pick(&[2, 2, 3]),
+            vms,
+            vcpus: if vms == 1 { rng.pick(&[3, 4]) } else { 2 },
+            tags: rng.pick(&[2, 3, 5, 15]),
+            flush_by_asid: !rng.one_in(3),
+            track: rng.pick(&[Track::DirtyBits, Track::WriteProtection]),
+            step: rng.pick(&[1, 7, 64, 64, 512, 512]),
+            large_only: rng.one_in(3),
+        }
+    }
+}
+
+impl Taste {
+    fn new(arch: Arch, rng: &mut Rng) -> Self {
+        let mut config = Config::random(arch, rng);
+        let mut area = if rng.one_in(5) { rng.below(AREAS) } else { 1 + rng.below(3) };
+        let theme = match rng.below(13) {
+            0 => {
+                // There is a slot from the beginning.
+                area = 1 + rng.below(2);
+                themes::LOGGING
+            }
+            1 => themes::SLOTS,
+            2 => themes::TABLES,
+            3 | 6 => {
+                // There is none.
+                area = AREAS - 2;
+                themes::GENERATIONS
+            }
+            4 | 5 => {
+                // Single pages are flushed one by one only where no large one lies in pieces.
+                config.large_only = !rng.one_in(4);
+                themes::GUESTS
+            }
+            _ => themes::ANYTHING,
+        };
+        let mut host = Weights::tasteful(theme.host, rng);
+        if config.large_only {
+            host.kinds.retain(|(kind, _)| !makes_small_pages(*kind));
+            host = Weights::new(host.kinds);
+        }
+        Self {
+            config,
+            guest: Weights::tasteful(theme.guest, rng),
+            host,
+            area,
+            va: rng.below(VA_PAGES),
+            gpa_page: rng.below(PAGES.len()),
+            flushes_changes: !rng.one_in(3),
+        }
+    }
+
+    fn area(&self, rng: &mut Rng) -> usize {
+        if rng.one_in(5) { rng.below(AREAS) } else { self.area }
+    }
+
+    fn gpa_page(&self, rng: &mut Rng) -> GpaPage {
+        let page = if rng.one_in(2) { rng.below(PAGES.len()) } else { self.gpa_page };
+        GpaPage { area: self.area(rng), page }
+    }
+
+    fn va_page(&self, rng: &mut Rng) -> usize {
+        match rng.below(4) {
+            0 => rng.below(VA_PAGES),
+            // Another one of the same window.
+            1 => self.va / PAGES.len() * PAGES.len() + rng.below(PAGES.len()),
+            _ => self.va,
+        }
+    }
+
+    fn window(&self, rng: &mut Rng) -> usize {
+        if rng.one_in(3) { rng.below(WINDOWS) } else { self.va / PAGES.len() }
+    }
+
+    fn space(rng: &mut Rng) -> usize {
+        if rng.one_in(5) { rng.below(SPACES) } else { 0 }
+    }
+
+    /// Operations of one vCPU. A change of the guest's tables is often followed by the flush that it needs.
+    fn guest_ops(&self, rng: &mut Rng, count: usize) -> Vec<GuestOp> {
+        let mut ops = Vec::with_capacity(count);
+        while ops.len() < count {
+            let op = self.guest_op(rng);
+            ops.push(op);
+            let page = match op {
+                GuestOp::Map { page, .. } | GuestOp::Unmap { page, .. } => page,
+                GuestOp::MapLarge { window, .. } | GuestOp::Link { window, .. } => {
+                    window * PAGES.len() + self.va % PAGES.len()
+                }
+                GuestOp::LinkMiddle { .. } => self.va,
+                _ => continue,
+            };
+            if self.flushes_changes && ops.len() < count && !rng.one_in(3) {
+                ops.push(GuestOp::Flush(FlushOp { pages: Some(1 << page), ..self.flush_op(rng) }));
+            }
+        }
+        ops
+    }
+
+    fn guest_op(&self, rng: &mut Rng) -> GuestOp {
+        let space = Self::space(rng);
+        match self.guest.pick(rng).unwrap_or(GuestKind::Load) {
+            GuestKind::Load => GuestOp::Load(self.va_page(rng)),
+            GuestKind::Store => GuestOp::Store(self.va_page(rng)),
+            GuestKind::Direct => GuestOp::Direct(self.gpa_page(rng), rng.one_in(2)),
+            GuestKind::Map => GuestOp::Map {
+                space,
+                page: self.va_page(rng),
+                to: self.gpa_page(rng),
+                write: !rng.one_in(4),
+                used: rng.one_in(2),
+            },
+            GuestKind::MapLarge => GuestOp::MapLarge {
+                space,
+                window: self.window(rng),
+                area: self.area(rng),
+                write: !rng.one_in(4),
+            },
+            GuestKind::Unmap => GuestOp::Unmap { space, page: self.va_page(rng) },
+            GuestKind::Link => {
+                GuestOp::Link { space, window: self.window(rng), table: rng.below(LAST_TABLES) }
+            }
+            GuestKind::LinkMiddle => GuestOp::LinkMiddle { space, number: rng.below(2) },
+            GuestKind::FlushOwn => GuestOp::FlushOwn(self.va_page(rng)),
+            GuestKind::Reload => GuestOp::Reload,
+            GuestKind::Switch => GuestOp::Switch(space),
+            GuestKind::Flush => GuestOp::Flush(self.flush_op(rng)),
+            GuestKind::Halt => GuestOp::Halt,
+            GuestKind::Yield => GuestOp::Yield,
+            GuestKind::Spin => GuestOp::Spin(rng.below(24) as u8),
+            GuestKind::Preempt => GuestOp::Preempt,
+        }
+    }
+
+    fn flush_op(&self, rng: &mut Rng) -> FlushOp {
+        let pages = match rng.below(4) {
+            0 | 1 => Some(1 << self.va_page(rng)),
+            2 => Some(rng.word() as u16 & rng.word() as u16 & ((1 << VA_PAGES) - 1)),
+            _ => None,
+        };
+        FlushOp {
+            targets: if rng.one_in(2) { None } else { Some(rng.below(1 << self.config.vcpus) as u64) },
+            sparse: rng.one_in(3),
+            space: if rng.one_in(2) { None } else { Some(Self::space(rng)) },
+            non_global_only: rng.one_in(2),
+            pages,
+            large: rng.one_in(3),
+            xmm: rng.one_in(3),
+        }
+    }
+
+    /// Slot n begins in area n. Slot 0 has the guest's tables, and goes rarely.
+    fn slot(&self, rng: &mut Rng) -> u16 {
+        match rng.below(13) {
+            0 => 0,
+            1..4 => 1 + rng.below(AREAS - 1) as u16,
+            _ => self.area.max(1) as u16,
+        }
+    }
+
+    fn backing(&self, rng: &mut Rng) -> Backing {
+        if self.config.large_only {
+            return Backing::Large;
+        }
+        rng.pick(&[Backing::Large, Backing::Large, Backing::Shifted, Backing::Small])
+    }
+
+    /// Operations of a host. A log is begun before it is fetched.
+    fn host_ops(&self, rng: &mut Rng, count: usize) -> Vec<HostOp> {
+        let mut logged = None;
+        let mut next = || {
+            let op = self.host_op(rng);
+            match (op, logged) {
+                (HostOp::StartLog(slot), _) => logged = Some(slot),
+                (HostOp::Fetch(slot) | HostOp::StopLog(slot), None) => {
+                    logged = Some(slot);
+                    return HostOp::StartLog(slot);
+                }
+                (HostOp::Fetch(_), Some(slot)) if !rng.one_in(8) => return HostOp::Fetch(slot),
+                (HostOp::StopLog(_), Some(slot)) => {
+                    logged = None;
+                    return HostOp::StopLog(slot);
+                }
+                _ => {}
+            }
+            op
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    fn host_op(&self, rng: &mut Rng) -> HostOp {
+        let slot = self.slot(rng);
+        match self.host.pick(rng).unwrap_or(HostKind::Wake) {
+            HostKind::Add => HostOp::Add {
+                slot,
+                area: if rng.one_in(5) { rng.below(AREAS) } else { slot.into() },
+                backing: self.backing(rng),
+                read_only: rng.one_in(4),
+            },
+            // Without its tables a guest does nothing of interest.
+            HostKind::Remove | HostKind::Move if slot == 0 => HostOp::Replace(0, Backing::Large),
+            HostKind::Replace if slot == 0 => HostOp::Replace(0, Backing::Large),
+            HostKind::Remove => HostOp::Remove(slot),
+            HostKind::Move => HostOp::Move(slot, rng.below(AREAS)),
+            HostKind::SetReadOnly => HostOp::SetReadOnly(slot, rng.one_in(2)),
+            HostKind::Replace => HostOp::Replace(slot, self.backing(rng)),
+            HostKind::StartLog => HostOp::StartLog(slot),
+            HostKind::Fetch => HostOp::Fetch(slot),
+            HostKind::StopLog => HostOp::StopLog(slot),
+            HostKind::Split => HostOp::Split(slot),
+            HostKind::Collapse => HostOp::Collapse(slot),
+            HostKind::Zap => HostOp::Zap(self.area(rng)),
+            HostKind::Write => HostOp::Write(self.gpa_page(rng)),
+            HostKind::Toggle => HostOp::Toggle(AREAS as u16 - 1, 1 + rng.below(4) as u8),
+            HostKind::Wake => HostOp::Wake(rng.below(self.config.vcpus)),
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What random programs are about.
+
+use GuestKind::*;
+
+/// Kinds of guest operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GuestKind {
+    Load,
+    Store,
+    Direct,
+    Map,
+    MapLarge,
+    Unmap,
+    Link,
+    LinkMiddle,
+    FlushOwn,
+    Reload,
+    Switch,
+    Flush,
+    Halt,
+    Yield,
+    Spin,
+    Preempt,
+}
+
+/// Kinds of host operations.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum HostKind {
+    Add,
+    Remove,
+    Move,
+    SetReadOnly,
+    Replace,
+    StartLog,
+    Fetch,
+    StopLog,
+    Split,
+    Collapse,
+    Zap,
+    Write,
+    Toggle,
+    Wake,
+}
+
+/// What a program is about: how often each kind of operation comes.
+#[derive(Debug)]
+pub(super) struct Theme {
+    pub(super) guest: &'static [(GuestKind, u32)],
+    pub(super) host: &'static [(HostKind, u32)],
+}
+
+pub(super) const ANYTHING: Theme = Theme {
+    guest: &[
+        (Load, 18),
+        (Store, 18),
+        (Direct, 12),
+        (Map, 10),
+        (MapLarge, 3),
+        (Unmap, 3),
+        (Link, 4),
+        (LinkMiddle, 2),
+        (FlushOwn, 2),
+        (Reload, 1),
+        (Switch, 2),
+        (Flush, 12),
+        (Halt, 2),
+        (Yield, 2),
+        (Spin, 6),
+        (Preempt, 5),
+    ],
+    host: &[
+        (HostKind::Add, 6),
+        (HostKind::Remove, 4),
+        (HostKind::Move, 2),
+        (HostKind::SetReadOnly, 3),
+        (HostKind::Replace, 2),
+        (HostKind::StartLog, 3),
+        (HostKind::Fetch, 6),
+        (HostKind::StopLog, 1),
+        (HostKind::Split, 2),
+        (HostKind::Collapse, 2),
+        (HostKind::Zap, 2),
+        (HostKind::Write, 2),
+        (HostKind::Toggle, 1),
+        (HostKind::Wake, 1),
+    ],
+};
+/// A guest that stores while its dirty log is fetched.
+pub(super) const LOGGING: Theme = Theme {
+    guest: &[(Load, 4), (Store, 20), (Direct, 14), (Map, 2), (Spin, 3), (Preempt, 1), (Flush, 1)],
+    host: &[
+        (HostKind::StartLog, 2),
+        (HostKind::Fetch, 12),
+        (HostKind::StopLog, 1),
+        (HostKind::SetReadOnly, 1),
+        (HostKind::Move, 1),
+        (HostKind::Write, 1),
+    ],
+};
+/// Slots that come and go under the guest's accesses.
+pub(super) const SLOTS: Theme = Theme {
+    guest: &[(Load, 8), (Store, 8), (Direct, 24), (Map, 4), (Spin, 2), (Flush, 1), (Preempt, 1)],
+    host: &[
+        (HostKind::Add, 8),
+        (HostKind::Remove, 7),
+        (HostKind::Move, 2),
+        (HostKind::Replace, 3),
+        (HostKind::Toggle, 2),
+    ],
+};
+/// Nested tables that change their shape.
+pub(super) const TABLES: Theme = Theme {
+    guest: &[(Load, 12), (Store, 12), (Direct, 12), (Map, 3), (Spin, 3), (Preempt, 2)],
+    host: &[
+        (HostKind::Split, 4),
+        (HostKind::Collapse, 4),
+        (HostKind::Zap, 10),
+        (HostKind::SetReadOnly, 2),
+        (HostKind::StartLog, 1),
+        (HostKind::StopLog, 1),
+    ],
+};
+/// Many generations of the slots.
+pub(super) const GENERATIONS: Theme = Theme {
+    guest: &[(Direct, 4), (Spin, 12), (Halt, 2), (Preempt, 2)],
+    host: &[(HostKind::Toggle, 8), (HostKind::Add, 4), (HostKind::Remove, 3)],
+};
+/// Guests that are left alone.
+pub(super) const GUESTS: Theme = Theme {
+    guest: &[
+        (Load, 16),
+        (Store, 10),
+        (Map, 8),
+        (MapLarge, 3),
+        (Unmap, 3),
+        (Link, 8),
+        (LinkMiddle, 3),
+        (FlushOwn, 2),
+        (Reload, 1),
+        (Switch, 2),
+        (Flush, 16),
+        (Halt, 2),
+        (Yield, 1),
+        (Spin, 4),
+        (Preempt, 3),
+    ],
+    host: &[(HostKind::Wake, 1)],
+};

@@ -1,0 +1,273 @@
+//! What the TLBs and walk caches of one CPU may hold under one tag.
+//!
+//! Nothing is stored there. A processor may hold whatever it could have loaded at some time while the tag was in use on
+//! it, unless an invalidation since then must have removed it. So there is a record of when the tag was in use, and of the
+//! invalidations; the tables know what they were at each time ([`History`](super::history)). An invalidation removes
+//! no more than the architecture demands.
+
+use std::collections::VecDeque;
+
+use paging::Level;
+
+/// Stays and invalidations that are remembered; what was loaded before the oldest is taken for gone.
+const STAYS_MAX: usize = 12;
+const INVALIDATIONS_MAX: usize = 48;
+
+/// Something that a processor holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// TLB: guest virtual to physical, from a guest's leaf and a nested leaf of these sizes. It translates the smaller of
+    /// the two: a large page of the guest over small nested ones lies in the TLB in pieces (A17).
+    Combined {
+        /// An address in it.
+        va: u64,
+        /// Size of the guest's page.
+        guest: Level,
+        /// Size of the nested page.
+        nested: Level,
+    },
+    /// Walk cache: where the table is to which the guest's entry of this level points, as a physical address.
+    GuestWalk {
+        /// An address below it.
+        va: u64,
+        /// Of the entry.
+        level: Level,
+    },
+    /// Nested TLB: guest physical to physical.
+    NestedLeaf {
+        /// An address in it.
+        gpa: u64,
+        /// Size of the page.
+        level: Level,
+    },
+    /// Nested walk cache: where the table is to which the nested entry of this level points.
+    NestedWalk {
+        /// An address below it.
+        gpa: u64,
+        /// Of the entry.
+        level: Level,
+    },
+}
+
+/// What an invalidation removes under one tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Invalidation {
+    /// Everything.
+    All,
+    /// What depends on the guest's tables.
+    Guest,
+    /// What depends on the guest's tables and translates an address.
+    GuestPage {
+        /// The address.
+        va: u64,
+        /// Only leaves of this level: the hint of the instruction.
+        level: Option<Level>,
+        /// All pieces of the guest's page, not only the one with the address.
+        pieces: bool,
+        /// Entries above the leaf too.
+        walk: bool,
+    },
+    /// What depends on the nested tables **alone** and translates a range.
+    Nested {
+        /// First guest physical address.
+        start: u64,
+        /// Bytes.
+        len: u64,
+        /// Only leaves of this level: the hint of the instruction.
+        level: Option<Level>,
+        /// Entries above the leaf too.
+        walk: bool,
+    },
+}
+
+const fn is_same_page(a: u64, b: u64, level: Level) -> bool {
+    a >> level.shift() == b >> level.shift()
+}
+
+impl Invalidation {
+    /// Whether it must remove `item`.
+    pub fn removes(&self, item: Item) -> bool {
+        match (*self, item) {
+            (Self::All, _) => true,
+            (Self::Guest, Item::Combined { .. } | Item::GuestWalk { .. }) => true,
+            (Self::GuestPage { va: at, level, pieces, .. }, Item::Combined { va, guest, nested }) => {
+                let extent = if pieces { guest } else { guest.min(nested) };
+                level.is_none_or(|level| level == guest) && is_same_page(at, va, extent)
+            }
+            (Self::GuestPage { va: at, level: None, walk: true, .. }, Item::GuestWalk { va, level }) => {
+                is_same_page(at, va, level)
+            }
+            (Self::Nested { start, len, level: hint, .. }, Item::NestedLeaf { gpa, level }) => {
+                hint.is_none_or(|hint| hint == level) && overlaps(start, len, gpa, level)
+            }
+            (Self::Nested { start, len, level: None, walk: true }, Item::NestedWalk { gpa, level }) => {
+                overlaps(start, len, gpa, level)
+            }
+            _ => false,
+        }
+    }
+}
+
+const fn overlaps(start: u64, len: u64, address: u64, level: Level) -> bool {
+    let first = address & !level.offset_mask();
+    first < start + len && start <= first | level.offset_mask()
+}
+
+/// A time during which a tag was in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stay {
+    /// Its first and last moment.
+    pub enter: u64,
+    /// `u64::MAX` if it lasts.
+    pub exit: u64,
+    /// Root of the nested tables, a physical address.
+    pub nested_root: u64,
+}
+
+/// Record of one tag on one CPU.
+#[derive(Clone, Debug, Default)]
+pub struct Context {
+    stays: VecDeque<Stay>,
+    /// Roots of the guest's tables, guest physical addresses, with the time from which each was in use.
+    roots: VecDeque<(u64, u64)>,
+    invalidations: VecDeque<(u64, Invalidation)>,
+    /// Nothing of this time or before is held.
+    flushed: u64,
+}
+
+impl Context {
+    /// The tag comes into use.
+    pub fn enter(&mut self, time: u64, nested_root: u64, guest_root: u64) {
+        if self.stays.len() == STAYS_MAX {
+            let oldest = self.stays.pop_front();
+            self.flushed = self.flushed.max(oldest.map_or(0, |stay| stay.exit));
+        }
+        self.stays.push_back(Stay { enter: time, exit: u64::MAX, nested_root });
+        self.set_root(time, guest_root);
+    }
+
+    /// The tag is not in use any more.
+    pub fn exit(&mut self, time: u64) {
+        if let Some(stay) = self.stays.back_mut() {
+            stay.exit = stay.exit.min(time);
+        }
+    }
+
+    /// The guest goes on with other tables. What that removes is for the caller to say.
+    pub fn set_root(&mut self, time: u64, guest_root: u64) {
+        if self.roots.back().is_some_and(|&(_, root)| root == guest_root) {
+            return;
+        }
+        if self.roots.len() == INVALIDATIONS_MAX {
+            self.roots.pop_front();
+        }
+        self.roots.push_back((time, guest_root));
+    }
+
+    /// Records an invalidation.
+    pub fn invalidate(&mut self, time: u64, what: Invalidation) {
+        if what == Invalidation::All {
+            self.flushed = time;
+            self.invalidations.clear();
+            self.stays.retain(|stay| stay.exit > time);
+            return;
+        }
+        if self.invalidations.len() == INVALIDATIONS_MAX {
+            let oldest = self.invalidations.pop_front();
+            self.flushed = self.flushed.max(oldest.map_or(0, |(time, _)| time));
+        }
+        self.invalidations.push_back((time, what));
+    }
+
+    /// The latest time up to `time` at which the processor could load something that it may still hold.
+    pub fn loadable(&self, time: u64) -> Option<u64> {
+        let stay = self.stays.iter().rev().find(|stay| stay.enter <= time)?;
+        Some(time.min(stay.exit)).filter(|&time| time > self.flushed)
+    }
+
+    /// The roots that were in use at `time`: nested and guest.
+    pub fn roots_at(&self, time: u64) -> Option<(u64, u64)> {
+        let stay = self.stays.iter().rev().find(|stay| stay.enter <= time && time <= stay.exit)?;
+        let (_, guest_root) = self.roots.iter().rev().find(|(since, _)| *since <= time)?;
+        Some((stay.nested_root, *guest_root))
+    }
+
+    /// Whether what was loaded at `loaded` may be held still at `time`.
+    pub fn survives(&self, item: Item, loaded: u64, time: u64) -> bool {
+        loaded > self.flushed
+            && !self
+                .invalidations
+                .iter()
+                .rev()
+                .take_while(|(when, _)| *when > loaded)
+                .any(|(when, what)| *when <= time && what.removes(item))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VA: u64 = 0x4020_3000;
+    const SMALL: Item = Item::Combined { va: VA, guest: Level::Page4K, nested: Level::Page2M };
+    const LARGE: Item = Item::Combined { va: VA, guest: Level::Page2M, nested: Level::Page2M };
+    const PIECE: Item = Item::Combined { va: VA, guest: Level::Page2M, nested: Level::Page4K };
+    const GUEST_WALK: Item = Item::GuestWalk { va: VA, level: Level::Page2M };
+    const NESTED: Item = Item::NestedLeaf { gpa: VA, level: Level::Page4K };
+    const NESTED_WALK: Item = Item::NestedWalk { gpa: VA, level: Level::Page2M };
+    const ITEMS: [Item; 6] = [SMALL, LARGE, PIECE, GUEST_WALK, NESTED, NESTED_WALK];
+
+    fn removed(what: Invalidation) -> Vec<Item> {
+        ITEMS.into_iter().filter(|&item| what.removes(item)).collect()
+    }
+
+    #[test]
+    fn invalidations_remove_what_they_must_and_nothing_else() {
+        let page = |va, level, pieces, walk| Invalidation::GuestPage { va, level, pieces, walk };
+        let nested = |start, level, walk| Invalidation::Nested { start, len: 0x1000, level, walk };
+        assert_eq!(removed(Invalidation::All), ITEMS);
+        assert_eq!(removed(Invalidation::Guest), [SMALL, LARGE, PIECE, GUEST_WALK]);
+        assert_eq!(removed(page(VA, None, true, true)), [SMALL, LARGE, PIECE, GUEST_WALK]);
+        assert_eq!(removed(page(VA, None, false, false)), [SMALL, LARGE, PIECE]);
+        assert_eq!(removed(page(VA + 0x1000, None, true, true)), [LARGE, PIECE, GUEST_WALK]);
+        assert_eq!(removed(page(VA + 0x1000, None, false, true)), [LARGE, GUEST_WALK], "A17: one piece");
+        assert_eq!(removed(page(VA, Some(Level::Page4K), true, true)), [SMALL], "P18: the hint is believed");
+        assert_eq!(removed(page(VA + 0x20_0000, None, true, true)), []);
+        assert_eq!(removed(nested(VA, None, true)), [NESTED, NESTED_WALK]);
+        assert_eq!(removed(nested(VA, None, false)), [NESTED]);
+        assert_eq!(removed(nested(VA, Some(Level::Page4K), true)), [NESTED], "P18");
+        assert_eq!(removed(nested(VA, Some(Level::Page2M), true)), [], "P18");
+        assert_eq!(removed(nested(VA + 0x1000, None, true)), [NESTED_WALK]);
+    }
+
+    #[test]
+    fn held_is_what_was_loaded_during_a_stay_and_not_removed_since() {
+        let mut context = Context::default();
+        assert_eq!(context.loadable(9), None);
+        context.enter(10, 1, 2);
+        context.exit(20);
+        context.enter(30, 3, 4);
+        assert_eq!([9, 15, 25, 35].map(|time| context.loadable(time)), [None, Some(15), Some(20), Some(35)]);
+        assert_eq!([15, 25, 35].map(|time| context.roots_at(time)), [Some((1, 2)), None, Some((3, 4))]);
+        context.invalidate(40, Invalidation::Guest);
+        assert!(context.survives(SMALL, 15, 39) && !context.survives(SMALL, 15, 40));
+        assert!(context.survives(NESTED, 15, 45) && context.survives(SMALL, 40, 45));
+        context.invalidate(50, Invalidation::All);
+        assert!(!context.survives(NESTED, 15, 55) && context.loadable(45).is_none());
+        assert_eq!(context.loadable(55), Some(55));
+    }
+
+    #[test]
+    fn what_is_too_long_ago_is_gone() {
+        let mut context = Context::default();
+        context.enter(1, 1, 1);
+        let other = Invalidation::Nested { start: 0, len: 1, level: None, walk: true };
+        (2..100).for_each(|time| context.invalidate(time, other));
+        assert!(!context.survives(NESTED, 1, 100) && context.survives(NESTED, 99, 100));
+        (0..20).for_each(|turn| {
+            context.exit(100 + 2 * turn);
+            context.enter(101 + 2 * turn, 1, 1);
+        });
+        assert!(context.loadable(101).is_none() && context.loadable(130).is_some());
+    }
+}

@@ -1,0 +1,363 @@
+//! Processors: guest mode, and the accesses of a guest.
+
+use super::cache::{Context, Invalidation};
+use super::format::{Arch, Entry, Format, Stage};
+use super::memory::{Memory, Presence};
+use super::walk::{Fault, Nested, Place, Step, Translation, Walker};
+use crate::rng::Rng;
+
+/// How often one access may go back in time, and how often the walk by which a processor sets a bit may.
+const BUDGET: u32 = 4;
+const ASSIST_BUDGET: u32 = 1;
+
+/// Address space tag: an ASID on AMD64, a VMID on Arm64.
+pub type Tag = u32;
+
+/// Roots of the tables that a CPU uses for its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roots {
+    /// Of the nested tables: a physical address.
+    pub nested: u64,
+    /// Of the guest's tables: a guest physical address.
+    pub guest: u64,
+}
+
+#[derive(Debug, Default)]
+struct Cpu {
+    contexts: Vec<(Tag, Context)>,
+    /// The tag that is in use, and whether the guest runs.
+    tag: Option<Tag>,
+    in_guest: bool,
+    interrupt: bool,
+    /// Invalidations that have been asked for and not completed by a barrier.
+    pub(super) pending: Vec<(Tag, Option<usize>, Invalidation)>,
+}
+
+/// A guest's access that has been done.
+#[derive(Clone, Debug)]
+pub struct Accessed {
+    /// By which translation.
+    pub translation: Translation,
+    /// Where the processor has stored: the data, and entries of the guest's tables whose bits it has set.
+    pub stored: Vec<u64>,
+}
+
+/// The processors and their memory.
+#[derive(Debug)]
+pub struct Hw {
+    /// Physical memory.
+    pub memory: Memory,
+    /// Decides what the processors do.
+    pub rng: Rng,
+    /// Entries that the last access depended on.
+    pub steps: Vec<Step>,
+    arch: Arch,
+    cpus: Vec<Cpu>,
+    /// Room for walkers.
+    words: Vec<u64>,
+    turns: Vec<u64>,
+}
+
+impl Hw {
+    /// `cpus` processors of `arch`.
+    pub fn new(arch: Arch, cpus: usize, memory: Memory, rng: Rng) -> Self {
+        let cpus = (0..cpus).map(|_| Cpu::default()).collect();
+        Self { memory, rng, steps: Vec::new(), arch, cpus, words: Vec::new(), turns: Vec::new() }
+    }
+
+    /// Whose processors they are.
+    pub fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// Number of processors.
+    pub fn cpu_count(&self) -> usize {
+        self.cpus.len()
+    }
+
+    /// The format of a stage.
+    pub fn format(&self, stage: Stage) -> Format {
+        Format { arch: self.arch, stage }
+    }
+
+    fn context_mut(&mut self, cpu: usize, tag: Tag) -> &mut Context {
+        let contexts = &mut self.cpus[cpu].contexts;
+        let index = contexts.iter().position(|(other, _)| *other == tag).unwrap_or_else(|| {
+            contexts.push((tag, Context::default()));
+            contexts.len() - 1
+        });
+        &mut contexts[index].1
+    }
+
+    /// Removes what is held under `tag` on `cpu`.
+    pub(super) fn invalidate(&mut self, cpu: usize, tag: Tag, what: Invalidation) {
+        let time = self.memory.tick();
+        self.context_mut(cpu, tag).invalidate(time, what);
+    }
+
+    /// Removes what is held under any tag on `cpu`.
+    pub(super) fn invalidate_all(&mut self, cpu: usize) {
+        let time = self.memory.tick();
+        for (_, context) in &mut self.cpus[cpu].contexts {
+            context.invalidate(time, Invalidation::All);
+        }
+    }
+
+    pub(super) fn pending_mut(&mut self, cpu: usize) -> &mut Vec<(Tag, Option<usize>, Invalidation)> {
+        &mut self.cpus[cpu].pending
+    }
+
+    /// The guest begins to run on `cpu`. VMRUN or ERET.
+    pub fn enter(&mut self, cpu: usize, tag: Tag, roots: Roots) {
+        self.put_away_tag(cpu);
+        let time = self.memory.tick();
+        self.context_mut(cpu, tag).enter(time, roots.nested, roots.guest);
+        self.cpus[cpu].tag = Some(tag);
+        self.cpus[cpu].in_guest = true;
+    }
+
+    /// The guest stops. On Arm64 the tag stays in use: until another is loaded, the processor may go on to walk for it.
+    pub fn leave(&mut self, cpu: usize) {
+        self.cpus[cpu].in_guest = false;
+        if self.arch == Arch::Amd64 {
+            self.put_away_tag(cpu);
+        }
+    }
+
+    fn put_away_tag(&mut self, cpu: usize) {
+        if let Some(tag) = self.cpus[cpu].tag.take() {
+            let time = self.memory.tick();
+            self.context_mut(cpu, tag).exit(time);
+        }
+    }
+
+    /// Whether the guest runs on `cpu`.
+    pub fn is_in_guest(&self, cpu: usize) -> bool {
+        self.cpus[cpu].in_guest
+    }
+
+    /// Sends an interrupt, which stays pending until it is taken.
+    pub fn interrupt(&mut self, cpu: usize) {
+        self.cpus[cpu].interrupt = true;
+    }
+
+    /// Whether an interrupt is pending.
+    pub fn is_interrupted(&self, cpu: usize) -> bool {
+        self.cpus[cpu].interrupt
+    }
+
+    /// Takes the interrupt that is pending.
+    pub fn take_interrupt(&mut self, cpu: usize) {
+        self.cpus[cpu].interrupt = false;
+    }
+
+    /// The guest on `cpu` loads another root. On AMD64, without PCIDs, that drops what it holds of its tables; on Arm64 the
+    /// root comes with an ASID of its own.
+    pub fn load_guest_root(&mut self, cpu: usize, root: u64) {
+        let Some(tag) = self.cpus[cpu].tag else { return };
+        if self.arch == Arch::Amd64 {
+            self.invalidate(cpu, tag, Invalidation::Guest);
+        }
+        let time = self.memory.tick();
+        self.context_mut(cpu, tag).set_root(time, root);
+    }
+
+    /// The guest on `cpu` drops its own translations of an address: INVLPG, or TLBI VAE1 on one CPU. The processor knows
+    /// that a page of the guest may lie in pieces.
+    pub fn invalidate_own(&mut self, cpu: usize, va: u64) {
+        if let Some(tag) = self.cpus[cpu].tag {
+            self.invalidate(cpu, tag, Invalidation::GuestPage { va, level: None, pieces: true, walk: true });
+        }
+    }
+
+    /// Runs `search` with a walker for the guest on `cpu`.
+    fn walk<T>(&mut self, cpu: usize, budget: u32, search: impl FnOnce(&mut Walker<'_>) -> T) -> Option<T> {
+        let formats = [self.format(Stage::Guest), self.format(Stage::Nested)];
+        let Self { memory, rng, steps, cpus, words, turns, .. } = self;
+        let tag = cpus[cpu].tag?;
+        let (_, context) = cpus[cpu].contexts.iter().find(|(other, _)| *other == tag)?;
+        Some(search(&mut Walker { memory, context, formats, rng, steps, budget, words, turns }))
+    }
+
+    /// The guest on `cpu` loads from or stores to `va`.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault`]; nothing has been stored then but accessed bits.
+    pub fn access(&mut self, cpu: usize, va: u64, store: Option<u64>) -> Result<Accessed, Fault> {
+        self.memory.tick();
+        self.steps.clear();
+        let mut stored = Vec::new();
+        let is_store = store.is_some();
+        let suits = |found: &Translation| !is_store || found.write && found.dirty && found.nested.write;
+        let mut translation = self.walk(cpu, BUDGET, |walker| walker.translate(va)).ok_or(Fault::Guest)??;
+        if !suits(&translation) || self.has_unused_steps() {
+            // Whatever the processor holds, a fault and the setting of a bit come from a walk.
+            self.steps.clear();
+            translation =
+                self.walk(cpu, ASSIST_BUDGET, |walker| walker.translate_anew(va)).ok_or(Fault::Guest)??;
+            if is_store && !translation.write {
+                return Err(Fault::Guest);
+            }
+            self.set_guest_bits(cpu, translation, is_store, &mut stored)?;
+        }
+        let gpa = translation.gpa;
+        if is_store && !(translation.nested.write && translation.nested.dirty) {
+            translation.nested = self.nested_for_store(cpu, gpa, false)?;
+        }
+        self.set_nested_bits();
+        self.check(translation.nested.place)?;
+        self.check_break(cpu, gpa, translation.nested)?;
+        if let Some(value) = store {
+            self.memory.store(translation.nested.place.pa, value);
+            stored.push(translation.nested.place.pa);
+        }
+        Ok(Accessed { translation, stored })
+    }
+
+    /// The guest on `cpu` stores to `gpa` by a mapping of its own that never changes: a kernel's direct map. Returns where
+    /// that is.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault`]; nothing has been stored then.
+    pub fn store_direct(&mut self, cpu: usize, gpa: u64, value: u64) -> Result<u64, Fault> {
+        self.memory.tick();
+        self.steps.clear();
+        let held = self.walk(cpu, BUDGET, |walker| walker.translate_nested(gpa)).ok_or(Fault::Guest)??;
+        self.check_break(cpu, gpa, held)?;
+        let nested = if held.write && held.dirty { held } else { self.nested_for_store(cpu, gpa, false)? };
+        self.set_nested_bits();
+        self.check(nested.place)?;
+        self.memory.store(nested.place.pa, value);
+        Ok(nested.place.pa)
+    }
+
+    /// The guest on `cpu` touches `gpa` by its direct map, without a change.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault`].
+    pub fn load_direct(&mut self, cpu: usize, gpa: u64) -> Result<Nested, Fault> {
+        self.memory.tick();
+        self.steps.clear();
+        let held = self.walk(cpu, BUDGET, |walker| walker.translate_nested(gpa)).ok_or(Fault::Guest)??;
+        self.set_nested_bits();
+        self.check(held.place)?;
+        self.check_break(cpu, gpa, held)?;
+        Ok(held)
+    }
+
+    /// Whether a store to `gpa` is noted in the nested leaf that is in memory now; `None` if there is none.
+    pub fn is_noted(&mut self, cpu: usize, gpa: u64) -> Option<bool> {
+        let (mark, now) = (self.steps.len(), self.memory.now());
+        let nested = self.walk(cpu, 0, |walker| walker.nested_walk(now, gpa, false));
+        self.steps.truncate(mark);
+        nested?.ok().map(|nested| nested.dirty)
+    }
+
+    /// Whether an entry that was read from memory just now is not marked as accessed.
+    fn has_unused_steps(&self) -> bool {
+        let now = self.memory.now();
+        self.steps.iter().any(|step| step.time == now && step.word_gpa.is_some() && !is_accessed(step))
+    }
+
+    /// Sets accessed and dirty bits in the guest's entries that were read just now: stores to guest memory, like any other.
+    fn set_guest_bits(
+        &mut self,
+        cpu: usize,
+        found: Translation,
+        store: bool,
+        stored: &mut Vec<u64>,
+    ) -> Result<(), Fault> {
+        let now = self.memory.now();
+        for index in 0..self.steps.len() {
+            let step = self.steps[index];
+            let Some(gpa) = step.word_gpa.filter(|_| step.time == now) else { continue };
+            let is_leaf = matches!(step.format.decode(step.entry, step.level), Entry::Leaf { .. });
+            let used = step.format.used(step.entry, store && is_leaf && found.write);
+            if used == step.entry {
+                continue;
+            }
+            let nested = self.nested_for_store(cpu, gpa, true)?;
+            self.check(nested.place)?;
+            if nested.place.pa == step.word {
+                self.memory.store(step.word, used);
+                stored.push(step.word);
+            }
+        }
+        Ok(())
+    }
+
+    /// A nested translation for a store, from memory: the processor records the store in the leaf.
+    fn nested_for_store(&mut self, cpu: usize, gpa: u64, in_walk: bool) -> Result<Nested, Fault> {
+        let now = self.memory.now();
+        let walk = |walker: &mut Walker<'_>| walker.nested_walk(now, gpa, in_walk);
+        let nested = self.walk(cpu, ASSIST_BUDGET, walk).ok_or(Fault::Guest)??;
+        if !nested.write {
+            return Err(Fault::Nested { gpa, in_walk, store: true });
+        }
+        if !nested.dirty {
+            self.set_word_used(nested.word, true);
+        }
+        Ok(Nested { dirty: true, ..nested })
+    }
+
+    /// Sets accessed bits in the nested entries that were read just now.
+    fn set_nested_bits(&mut self) {
+        for index in 0..self.steps.len() {
+            let step = self.steps[index];
+            if step.format.stage == Stage::Nested && !is_accessed(&step) {
+                self.set_word_used(step.word, false);
+            }
+        }
+    }
+
+    fn set_word_used(&mut self, word: u64, store: bool) {
+        let format = self.format(Stage::Nested);
+        let entry = self.memory.load(word);
+        self.memory.store(word, format.used(entry, store));
+    }
+
+    /// Whether the processor holds one translation of an address and would load another one: on Arm64 that must not be, for
+    /// it may then use either, or neither (break-before-make, D8.17.1).
+    fn check_break(&mut self, cpu: usize, gpa: u64, held: Nested) -> Result<(), Fault> {
+        let now = self.memory.now();
+        if self.arch != Arch::Arm64 || held.time >= now {
+            return Ok(());
+        }
+        let mark = self.steps.len();
+        let current = self.walk(cpu, 0, |walker| walker.nested_walk(now, gpa, false));
+        self.steps.truncate(mark);
+        let page = |nested: &Nested| (nested.level, nested.place.pa);
+        match current {
+            Some(Ok(current)) if page(&current) != page(&held) => Err(Fault::Forbidden(format!(
+                "break-before-make: {gpa:#x} is held as {:?} in {} since {}, and memory has {:?} in {}",
+                held.level,
+                self.memory.name(held.place.pa),
+                held.time,
+                current.level,
+                self.memory.name(current.place.pa)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether what a translation leads to is in use still, in the life that was meant.
+    fn check(&self, place: Place) -> Result<(), Fault> {
+        match self.memory.presence(place.pa, self.memory.now()) {
+            Presence::Alive(life) if life == place.life => Ok(()),
+            _ => Err(Fault::Forbidden(format!(
+                "an access reaches {}, which is free",
+                self.memory.name(place.pa)
+            ))),
+        }
+    }
+}
+
+fn is_accessed(step: &Step) -> bool {
+    match step.format.decode(step.entry, step.level) {
+        Entry::Table { accessed, .. } | Entry::Leaf { accessed, .. } => accessed,
+        Entry::Absent => true,
+    }
+}

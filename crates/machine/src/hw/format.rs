@@ -1,0 +1,257 @@
+//! Entries of page tables as the hardware reads them.
+//!
+//! Written from the manuals and not from the crates under test, so that what a crate encodes is held against what a
+//! processor would make of it: AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42), 5.3, 5.4 and 15.25; Arm
+//! Architecture Reference Manual (DDI 0487), D8.3 "Translation table descriptor formats" and D8.5.5 "Hardware management
+//! of the dirty state".
+
+use paging::Level;
+
+/// Whose processors the machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arch {
+    /// AMD64 with SVM and nested paging: address space tags per CPU, invalidation on the own CPU only.
+    Amd64,
+    /// Arm64 with two stages, 4 KiB granule: VMIDs, invalidation by broadcast.
+    Arm64,
+}
+
+/// Which of the two tables that an access goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The guest's: virtual to guest physical.
+    Guest,
+    /// The hypervisor's: guest physical to physical.
+    Nested,
+}
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Nothing: the access faults.
+    Absent,
+    /// Where the next table is.
+    Table {
+        /// Its address.
+        next: u64,
+        /// The processor need not set the accessed bit any more.
+        accessed: bool,
+    },
+    /// A page.
+    Leaf {
+        /// Where it begins.
+        page: u64,
+        /// Stores are allowed.
+        write: bool,
+        /// The processor need not set the accessed bit any more.
+        accessed: bool,
+        /// The processor need not record a store any more.
+        dirty: bool,
+    },
+}
+
+const AMD_PRESENT: u64 = 1 << 0;
+const AMD_WRITE: u64 = 1 << 1;
+const AMD_USER: u64 = 1 << 2;
+const AMD_ACCESSED: u64 = 1 << 5;
+const AMD_DIRTY: u64 = 1 << 6;
+const AMD_LARGE: u64 = 1 << 7;
+const AMD_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// Bits 58:52 and 11:9.
+const AMD_IGNORED: u64 = 0x7f << 52 | 0x7 << 9;
+
+/// Bits 58:55.
+const ARM_IGNORED: u64 = 0xf << 55;
+const ARM_VALID: u64 = 1 << 0;
+/// A table, or a page at the last level; otherwise a block.
+const ARM_TABLE: u64 = 1 << 1;
+/// Stage 1: AP\[2\], which forbids stores.
+const ARM_READ_ONLY: u64 = 1 << 7;
+/// Stage 2: S2AP\[1\], which allows stores; the dirty state where DBM is set.
+const ARM_S2_WRITE: u64 = 1 << 7;
+const ARM_S2_READ: u64 = 1 << 6;
+const ARM_ACCESSED: u64 = 1 << 10;
+/// Dirty bit modifier.
+const ARM_DBM: u64 = 1 << 51;
+const ARM_ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+
+/// Level of the root in both stages; Arm's level 0.
+pub const ROOT: Level = Level::Page512G;
+
+/// How a stage's entries look on an architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Format {
+    /// Whose.
+    pub arch: Arch,
+    /// Of which stage.
+    pub stage: Stage,
+}
+
+impl Format {
+    /// What `entry` of a table of `level` says.
+    pub fn decode(self, entry: u64, level: Level) -> Entry {
+        match self.arch {
+            Arch::Amd64 => self.decode_amd(entry, level),
+            Arch::Arm64 => self.decode_arm(entry, level),
+        }
+    }
+
+    fn decode_amd(self, entry: u64, level: Level) -> Entry {
+        // The nested walk counts as a user's: without U/S it is refused (APM volume 2, 15.25.5).
+        if entry & AMD_PRESENT == 0 || self.stage == Stage::Nested && entry & AMD_USER == 0 {
+            return Entry::Absent;
+        }
+        let accessed = entry & AMD_ACCESSED != 0;
+        if level != Level::Page4K && entry & AMD_LARGE == 0 {
+            return Entry::Table { next: entry & AMD_ADDRESS, accessed };
+        }
+        Entry::Leaf {
+            page: entry & AMD_ADDRESS & !level.offset_mask(),
+            write: entry & AMD_WRITE != 0,
+            accessed,
+            dirty: entry & AMD_DIRTY != 0,
+        }
+    }
+
+    fn decode_arm(self, entry: u64, level: Level) -> Entry {
+        let is_table = entry & ARM_TABLE != 0;
+        // A block where there are none, and the reserved encoding of the last level, are invalid.
+        let is_reserved = !is_table && matches!(level, Level::Page4K | Level::Page512G);
+        if entry & ARM_VALID == 0 || is_reserved {
+            return Entry::Absent;
+        }
+        if is_table && level != Level::Page4K {
+            // The hardware does not set the accessed flag of tables.
+            return Entry::Table { next: entry & ARM_ADDRESS, accessed: true };
+        }
+        let modifies = entry & ARM_DBM != 0;
+        let (readable, clean) = match self.stage {
+            Stage::Guest => (true, entry & ARM_READ_ONLY != 0),
+            Stage::Nested => (entry & ARM_S2_READ != 0, entry & ARM_S2_WRITE == 0),
+        };
+        if !readable {
+            return Entry::Absent;
+        }
+        Entry::Leaf {
+            page: entry & ARM_ADDRESS & !level.offset_mask(),
+            write: !clean || modifies,
+            accessed: entry & ARM_ACCESSED != 0,
+            dirty: !clean || !modifies,
+        }
+    }
+
+    /// Bits that say nothing to the processor.
+    const fn ignored(self) -> u64 {
+        match self.arch {
+            Arch::Amd64 => AMD_IGNORED,
+            Arch::Arm64 => ARM_IGNORED,
+        }
+    }
+
+    /// `entry` after the processor has used it, for a store if `store`.
+    pub const fn used(self, entry: u64, store: bool) -> u64 {
+        match (self.arch, self.stage) {
+            (Arch::Amd64, _) => entry | AMD_ACCESSED | if store { AMD_DIRTY } else { 0 },
+            (Arch::Arm64, Stage::Guest) => {
+                (entry | ARM_ACCESSED) & if store && entry & ARM_DBM != 0 { !ARM_READ_ONLY } else { !0 }
+            }
+            (Arch::Arm64, Stage::Nested) => {
+                entry | ARM_ACCESSED | if store && entry & ARM_DBM != 0 { ARM_S2_WRITE } else { 0 }
+            }
+        }
+    }
+
+    /// Whether a processor that uses `held` although memory has `now` uses what was replaced. That the processor itself
+    /// has set a bit since is no replacement, and accessed bits may be cleared at any time (P15); a dirty bit may not.
+    pub fn is_replaced(self, held: u64, now: u64, level: Level) -> bool {
+        self.used(held, true) & !self.ignored() != self.used(now, true) & !self.ignored()
+            || matches!(
+                (self.decode(held, level), self.decode(now, level)),
+                (Entry::Leaf { dirty: true, .. }, Entry::Leaf { dirty: false, .. })
+            )
+    }
+
+    /// A leaf as a guest writes it: `level`-sized, at `page`, used before if `used`.
+    pub const fn guest_leaf(arch: Arch, page: u64, level: Level, write: bool, used: bool) -> u64 {
+        match arch {
+            Arch::Amd64 => {
+                page | AMD_PRESENT
+                    | AMD_USER
+                    | if write { AMD_WRITE } else { 0 }
+                    | if used { AMD_ACCESSED } else { 0 }
+                    | if matches!(level, Level::Page4K) { 0 } else { AMD_LARGE }
+            }
+            Arch::Arm64 => {
+                page | ARM_VALID
+                    | ARM_ACCESSED
+                    | if write { 0 } else { ARM_READ_ONLY }
+                    | if matches!(level, Level::Page4K) { ARM_TABLE } else { 0 }
+            }
+        }
+    }
+
+    /// An entry of a guest's that points to a table.
+    pub const fn guest_table(arch: Arch, next: u64) -> u64 {
+        match arch {
+            Arch::Amd64 => next | AMD_PRESENT | AMD_WRITE | AMD_USER | AMD_ACCESSED,
+            Arch::Arm64 => next | ARM_VALID | ARM_TABLE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NPT: Format = Format { arch: Arch::Amd64, stage: Stage::Nested };
+    const S2: Format = Format { arch: Arch::Arm64, stage: Stage::Nested };
+
+    #[test]
+    fn leaves_and_tables_are_what_the_manuals_say() {
+        let leaf = |page, write, accessed, dirty| Entry::Leaf { page, write, accessed, dirty };
+        assert_eq!(NPT.decode(0x5067, Level::Page4K), leaf(0x5000, true, true, true));
+        assert_eq!(NPT.decode(0x5025, Level::Page4K), leaf(0x5000, false, true, false));
+        assert_eq!(NPT.decode(0x5023, Level::Page4K), Entry::Absent, "not a user's");
+        assert_eq!(NPT.decode(0x60_00a7, Level::Page2M), leaf(0x60_0000, true, true, false));
+        assert_eq!(NPT.decode(0x7027, Level::Page2M), Entry::Table { next: 0x7000, accessed: true });
+        assert_eq!(S2.decode(0x54c3, Level::Page4K), leaf(0x5000, true, true, true));
+        assert_eq!(S2.decode(0x5443, Level::Page4K), leaf(0x5000, false, true, true));
+        assert_eq!(S2.decode(ARM_DBM | 0x5443, Level::Page4K), leaf(0x5000, true, true, false));
+        assert_eq!(S2.decode(0x54c1, Level::Page4K), Entry::Absent, "reserved");
+        assert_eq!(S2.decode(0x60_04c1, Level::Page2M), leaf(0x60_0000, true, true, true));
+        assert_eq!(S2.decode(0x7003, Level::Page2M), Entry::Table { next: 0x7000, accessed: true });
+    }
+
+    #[test]
+    fn what_the_processor_sets_is_no_replacement_and_a_cleared_dirty_bit_is() {
+        for (format, clean) in [(NPT, 0x5027), (S2, ARM_DBM | 0x5443)] {
+            let dirty = format.used(clean, true);
+            assert!(!format.is_replaced(clean, dirty, Level::Page4K), "set by the processor");
+            assert!(format.is_replaced(dirty, clean, Level::Page4K), "cleared by software");
+            assert!(format.is_replaced(clean, 0, Level::Page4K));
+            assert!(!format.is_replaced(clean, clean, Level::Page4K));
+        }
+        assert!(!NPT.is_replaced(0x5027, 0x5007, Level::Page4K), "P15: accessed bits may go");
+        assert!(NPT.is_replaced(0x5067, 0x5065, Level::Page4K), "the right to store may not");
+        assert!(!NPT.is_replaced(0x5065, 0x5065, Level::Page4K));
+    }
+
+    #[test]
+    fn a_guest_reads_what_it_writes() {
+        for arch in [Arch::Amd64, Arch::Arm64] {
+            let format = Format { arch, stage: Stage::Guest };
+            for level in [Level::Page4K, Level::Page2M] {
+                for write in [false, true] {
+                    let entry = Format::guest_leaf(arch, 0x60_0000, level, write, true);
+                    let Entry::Leaf { page, write: may, accessed, .. } = format.decode(entry, level) else {
+                        panic!("{arch:?} {level:?}")
+                    };
+                    assert_eq!((page, may, accessed), (0x60_0000, write, true));
+                }
+            }
+            let table = Format::guest_table(arch, 0x7000);
+            assert_eq!(format.decode(table, Level::Page2M), Entry::Table { next: 0x7000, accessed: true });
+        }
+    }
+}

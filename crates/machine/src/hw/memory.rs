@@ -1,0 +1,477 @@
+//! Physical memory: frames for page tables, and regions that back guest memory.
+//!
+//! It is real memory, because the crates under test access it by address. A physical address of the model is an address
+//! of this process. Who owns a frame, and since when, is known for each; what is free is poisoned. Of tables it is known
+//! what they held at earlier times: the crates write them by atomics that nobody sees, so [`Memory::sync`] compares the
+//! frame with what it was.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use paging::{ENTRY_COUNT, Entries};
+
+use super::bytes::Bytes;
+use super::history::History;
+
+/// Bytes of a frame.
+pub const FRAME_SIZE: u64 = 4096;
+/// Bytes of a region, and its alignment: the largest page of the model.
+pub const REGION_SIZE: u64 = 2 << 20;
+/// Frames of a region.
+pub const REGION_FRAMES: usize = (REGION_SIZE / FRAME_SIZE) as usize;
+/// What is in free memory. To page tables it is an absent entry, so that nothing goes wrong before it is noticed.
+pub const POISON: u64 = 0x0dea_d0dd_ba11_0000;
+/// Words of a free region's frame that are poisoned: nobody reads more.
+const POISONED_WORDS: usize = 16;
+/// Lives of a frame that are remembered.
+const LIVES_MAX: usize = 4;
+/// Moments of change that are remembered: how far back a processor of the model reaches.
+const MOMENTS_MAX: usize = 96;
+
+/// Whether something was there at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// In its life of this number.
+    Alive(u32),
+    /// It was free.
+    Free,
+    /// Too long ago.
+    Unknown,
+}
+
+/// From when to when a frame was in use.
+#[derive(Debug, Default)]
+struct Lives {
+    /// The last few, each with the time after its end.
+    spans: VecDeque<(u64, u64)>,
+    count: u32,
+}
+
+impl Lives {
+    fn begin(&mut self, time: u64) {
+        if self.spans.len() == LIVES_MAX {
+            self.spans.pop_front();
+        }
+        self.spans.push_back((time, u64::MAX));
+        self.count += 1;
+    }
+
+    /// False if it is free already.
+    fn end(&mut self, time: u64) -> bool {
+        match self.spans.back_mut() {
+            Some((_, end)) if *end == u64::MAX => {
+                *end = time;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn at(&self, time: u64) -> Presence {
+        for (age, &(begin, end)) in (0u32..).zip(self.spans.iter().rev()) {
+            if time >= end {
+                return Presence::Free;
+            }
+            if time >= begin {
+                return Presence::Alive(self.count - age);
+            }
+        }
+        if self.count as usize > self.spans.len() { Presence::Unknown } else { Presence::Free }
+    }
+}
+
+#[derive(Debug, Default)]
+struct TableFrame {
+    lives: Lives,
+    history: Option<Box<History>>,
+}
+
+#[derive(Debug)]
+struct Region {
+    lives: Lives,
+    /// Of the frames that hold a guest's page tables.
+    histories: Vec<Option<Box<History>>>,
+    touched: Vec<bool>,
+}
+
+/// All of physical memory, and the time.
+#[derive(Debug)]
+pub struct Memory {
+    bytes: Rc<Bytes>,
+    tables: Vec<TableFrame>,
+    free_tables: VecDeque<usize>,
+    regions: Vec<Region>,
+    free_regions: VecDeque<usize>,
+    now: u64,
+    /// Times at which tables changed, in order.
+    moments: VecDeque<u64>,
+}
+
+impl Memory {
+    /// Memory with room for `tables` tables, and `regions` regions.
+    pub fn new(tables: usize, regions: usize) -> Self {
+        let table_bytes = (tables as u64 * FRAME_SIZE).next_multiple_of(REGION_SIZE);
+        let bytes = Bytes::new(table_bytes + regions as u64 * REGION_SIZE);
+        let region = |_| Region {
+            lives: Lives::default(),
+            histories: (0..REGION_FRAMES).map(|_| None).collect(),
+            touched: vec![false; REGION_FRAMES],
+        };
+        Self {
+            bytes: Rc::new(bytes),
+            tables: (0..tables).map(|_| TableFrame::default()).collect(),
+            free_tables: (0..tables).collect(),
+            regions: (0..regions).map(region).collect(),
+            free_regions: (0..regions).collect(),
+            now: 1,
+            moments: VecDeque::new(),
+        }
+    }
+
+    /// The time.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Lets time go on, and returns it.
+    pub fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// Times at which something changed that a processor may hold, the earliest first.
+    pub fn moments(&self) -> &VecDeque<u64> {
+        &self.moments
+    }
+
+    fn moment(&mut self) -> u64 {
+        let time = self.tick();
+        if self.moments.len() == MOMENTS_MAX {
+            self.moments.pop_front();
+        }
+        self.moments.push_back(time);
+        time
+    }
+
+    fn start(&self) -> u64 {
+        self.bytes.start()
+    }
+
+    /// The bytes, for who must reach them while something else of the memory is in use.
+    pub fn bytes(&self) -> Rc<Bytes> {
+        Rc::clone(&self.bytes)
+    }
+
+    fn regions_start(&self) -> u64 {
+        self.start() + (self.tables.len() as u64 * FRAME_SIZE).next_multiple_of(REGION_SIZE)
+    }
+
+    fn table_index(&self, pa: u64) -> Option<usize> {
+        let index = (pa.checked_sub(self.start())? / FRAME_SIZE) as usize;
+        (index < self.tables.len()).then_some(index)
+    }
+
+    fn region_index(&self, pa: u64) -> Option<usize> {
+        let index = (pa.checked_sub(self.regions_start())? / REGION_SIZE) as usize;
+        (index < self.regions.len()).then_some(index)
+    }
+
+    /// Number of the frame of `pa`, for messages.
+    pub fn name(&self, pa: u64) -> String {
+        match (self.table_index(pa), self.region_index(pa)) {
+            (Some(index), _) => format!("table {index}"),
+            (_, Some(index)) => format!("region {index}+{:#x}", (pa - self.regions_start()) % REGION_SIZE),
+            _ => format!("nothing at {pa:#x}"),
+        }
+    }
+
+    fn word(&self, pa: u64) -> Option<&AtomicU64> {
+        self.bytes.word(pa)
+    }
+
+    /// What memory holds at `pa`; poison where there is none.
+    pub fn load(&self, pa: u64) -> u64 {
+        self.word(pa).map_or(POISON, |word| word.load(Relaxed))
+    }
+
+    /// A zeroed table, the one that has been free for the longest time; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// Somebody has written to it while it was free.
+    pub fn allocate_table(&mut self) -> Result<Option<u64>, String> {
+        let Some(index) = self.free_tables.pop_front() else { return Ok(None) };
+        let pa = self.start() + index as u64 * FRAME_SIZE;
+        self.check_free(index)?;
+        self.fill(pa, ENTRY_COUNT, 0);
+        let time = self.moment();
+        let frame = &mut self.tables[index];
+        frame.lives.begin(time);
+        match &mut frame.history {
+            Some(history) => history.restart(time),
+            None => frame.history = Some(History::new(time)),
+        }
+        Ok(Some(pa))
+    }
+
+    /// Whether nobody has written to tables that are free.
+    ///
+    /// # Errors
+    ///
+    /// Somebody has.
+    pub fn check_free_tables(&self) -> Result<(), String> {
+        self.free_tables.iter().try_for_each(|&index| self.check_free(index))
+    }
+
+    fn check_free(&self, index: usize) -> Result<(), String> {
+        let pa = self.start() + index as u64 * FRAME_SIZE;
+        let expected = if self.tables[index].lives.count == 0 { 0 } else { POISON };
+        match self.entries(pa).is_some_and(|words| words.iter().all(|word| word.load(Relaxed) == expected)) {
+            true => Ok(()),
+            false => Err(format!("{} was written to after it was freed", self.name(pa))),
+        }
+    }
+
+    /// Takes back a table and poisons it; false if it is none, or free already. What it held is remembered.
+    pub fn free_table(&mut self, pa: u64) -> bool {
+        let Some(index) = self.table_index(pa) else { return false };
+        self.sync([pa]);
+        let time = self.moment();
+        if !self.tables[index].lives.end(time) {
+            return false;
+        }
+        self.fill(pa, ENTRY_COUNT, POISON);
+        self.free_tables.push_back(index);
+        true
+    }
+
+    /// Number of tables that are in use.
+    pub fn tables_in_use(&self) -> usize {
+        self.tables.len() - self.free_tables.len()
+    }
+
+    /// The words of a table.
+    pub fn entries(&self, pa: u64) -> Option<&Entries> {
+        self.table_index(pa)?;
+        self.bytes.entries(pa)
+    }
+
+    /// A region, all zero. The frames of it whose numbers are in `tracked` hold page tables.
+    pub fn allocate_region(&mut self, tracked: &[usize]) -> Option<u64> {
+        let index = self.free_regions.pop_front()?;
+        let pa = self.regions_start() + index as u64 * REGION_SIZE;
+        for frame in 0..REGION_FRAMES {
+            if core::mem::take(&mut self.regions[index].touched[frame]) {
+                self.fill(pa + frame as u64 * FRAME_SIZE, ENTRY_COUNT, 0);
+            }
+        }
+        let time = self.moment();
+        let region = &mut self.regions[index];
+        region.lives.begin(time);
+        region.histories.iter_mut().for_each(|history| *history = None);
+        for &frame in tracked {
+            region.histories[frame] = Some(History::new(time));
+            region.touched[frame] = true;
+        }
+        Some(pa)
+    }
+
+    /// Takes back a region and poisons it; false if it is none, or free already.
+    pub fn free_region(&mut self, pa: u64) -> bool {
+        let Some(index) = self.region_index(pa) else { return false };
+        let time = self.moment();
+        if !self.regions[index].lives.end(time) {
+            return false;
+        }
+        let start = self.regions_start() + index as u64 * REGION_SIZE;
+        for frame in 0..REGION_FRAMES {
+            if self.regions[index].touched[frame] {
+                self.fill(start + frame as u64 * FRAME_SIZE, POISONED_WORDS, POISON);
+            }
+        }
+        self.free_regions.push_back(index);
+        true
+    }
+
+    /// The word at `pa` will be written by software, and poisoned and zeroed with the region.
+    pub fn touch(&mut self, pa: u64) {
+        if let Some(index) = self.region_index(pa) {
+            let frame = (pa - self.regions_start()) % REGION_SIZE / FRAME_SIZE;
+            self.regions[index].touched[frame as usize] = true;
+        }
+    }
+
+    fn fill(&self, pa: u64, words: usize, value: u64) {
+        for word in 0..words as u64 {
+            if let Some(word) = self.word(pa + word * 8) {
+                word.store(value, Relaxed);
+            }
+        }
+    }
+
+    /// Whether the frame of `pa` was in use at `time`.
+    pub fn presence(&self, pa: u64, time: u64) -> Presence {
+        let lives = match (self.table_index(pa), self.region_index(pa)) {
+            (Some(index), _) => &self.tables[index].lives,
+            (_, Some(index)) => &self.regions[index].lives,
+            _ => return Presence::Free,
+        };
+        lives.at(time)
+    }
+
+    fn history(&self, pa: u64) -> Option<&History> {
+        if let Some(index) = self.table_index(pa) {
+            return self.tables[index].history.as_deref();
+        }
+        let frame = (pa - self.regions_start()) % REGION_SIZE / FRAME_SIZE;
+        self.regions[self.region_index(pa)?].histories[frame as usize].as_deref()
+    }
+
+    fn history_mut(&mut self, pa: u64) -> Option<&mut History> {
+        if let Some(index) = self.table_index(pa) {
+            return self.tables[index].history.as_deref_mut();
+        }
+        let (frame, index) = ((pa - self.regions_start()) % REGION_SIZE / FRAME_SIZE, self.region_index(pa)?);
+        self.regions[index].histories[frame as usize].as_deref_mut()
+    }
+
+    /// What the word at `pa` was at `time`; `None` if nobody knows. Memory that holds no tables is what it is.
+    pub fn value_at(&self, pa: u64, time: u64) -> Option<u64> {
+        match self.history(pa) {
+            Some(history) => history.value_at(index_of(pa), time),
+            None => Some(self.load(pa)),
+        }
+    }
+
+    /// When the word at `pa`, as it was at `time`, became something for which `is_replaced` is true.
+    pub fn replaced_at(&self, pa: u64, time: u64, is_replaced: impl Fn(u64) -> bool) -> u64 {
+        self.history(pa).map_or(u64::MAX, |history| history.replaced_at(index_of(pa), time, is_replaced))
+    }
+
+    /// The last few times at which the word at `pa` changed.
+    pub fn changes_of(&self, pa: u64) -> impl Iterator<Item = u64> {
+        self.history(pa).into_iter().flat_map(move |history| history.changes(index_of(pa)).take(3))
+    }
+
+    /// A processor stores `value`. Whether the frame is in use is for the caller to see.
+    pub fn store(&mut self, pa: u64, value: u64) {
+        self.touch(pa);
+        if self.history(pa).is_some() && self.load(pa) != value {
+            let time = self.moment();
+            if let Some(history) = self.history_mut(pa) {
+                history.change(time, index_of(pa), value);
+            }
+        }
+        if let Some(word) = self.word(pa) {
+            word.store(value, Relaxed);
+        }
+    }
+
+    /// Learns what the software has written to these tables, all at one moment; true if it has.
+    pub fn sync(&mut self, tables: impl IntoIterator<Item = u64>) -> bool {
+        let mut time = None;
+        for pa in tables {
+            if self.differs(pa) {
+                let time = *time.get_or_insert_with(|| self.moment());
+                self.learn(pa, time);
+            }
+        }
+        time.is_some()
+    }
+
+    /// Learns of all tables.
+    pub fn sync_all(&mut self) -> bool {
+        let start = self.start();
+        self.sync((0..self.tables.len() as u64).map(|index| start + index * FRAME_SIZE))
+    }
+
+    fn table_words(&self, pa: u64) -> Option<(&[u64; ENTRY_COUNT], &History)> {
+        let frame = &self.tables[self.table_index(pa)?];
+        let is_alive = matches!(frame.lives.at(self.now), Presence::Alive(_));
+        let entries = self.entries(pa).filter(|_| is_alive)?;
+        // SAFETY: atomics have the layout of their integers, and nothing runs at the same time.
+        let words = unsafe { &*core::ptr::from_ref(entries).cast() };
+        Some((words, frame.history.as_deref()?))
+    }
+
+    fn differs(&self, pa: u64) -> bool {
+        self.table_words(pa).is_some_and(|(words, history)| words != history.words())
+    }
+
+    fn learn(&mut self, pa: u64, time: u64) {
+        let Some((words, history)) = self.table_words(pa) else { return };
+        let changed: Vec<_> = (0..ENTRY_COUNT)
+            .filter(|&index| words[index] != history.words()[index])
+            .map(|index| (index, words[index]))
+            .collect();
+        if let Some(history) = self.history_mut(pa) {
+            changed.iter().for_each(|&(index, word)| history.change(time, index, word));
+        }
+    }
+}
+
+const fn index_of(pa: u64) -> usize {
+    (pa % FRAME_SIZE / 8) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_known_as_they_were() {
+        let mut memory = Memory::new(2, 0);
+        let pa = memory.allocate_table().unwrap().unwrap();
+        let before = memory.now();
+        memory.entries(pa).unwrap()[3].store(7, Relaxed);
+        assert_eq!(memory.value_at(pa + 24, memory.now()), Some(0), "not noticed yet");
+        assert!(memory.sync([pa]) && !memory.sync([pa]));
+        assert_eq!(memory.value_at(pa + 24, memory.now()), Some(7));
+        assert_eq!(memory.value_at(pa + 24, before), Some(0));
+        assert_eq!(memory.replaced_at(pa + 24, before, |word| word != 0), memory.now());
+        assert_eq!(memory.moments().back(), Some(&memory.now()));
+    }
+
+    #[test]
+    fn frames_have_lives() {
+        let mut memory = Memory::new(1, 1);
+        let pa = memory.allocate_table().unwrap().unwrap();
+        assert_eq!(memory.allocate_table(), Ok(None));
+        let alive = memory.now();
+        assert_eq!(memory.presence(pa, alive), Presence::Alive(1));
+        assert_eq!(memory.presence(pa, alive - 1), Presence::Free);
+        assert!(memory.free_table(pa));
+        assert_eq!(memory.presence(pa, memory.now()), Presence::Free);
+        assert!(!memory.free_table(pa));
+        assert_eq!(memory.load(pa), POISON);
+        for life in 2..9 {
+            assert_eq!(memory.allocate_table(), Ok(Some(pa)));
+            assert_eq!((memory.load(pa), memory.presence(pa, memory.now())), (0, Presence::Alive(life)));
+            assert!(memory.free_table(pa));
+        }
+        assert_eq!(memory.presence(pa, alive), Presence::Unknown);
+        assert!(memory.check_free_tables().is_ok());
+        memory.entries(pa).unwrap()[5].store(1, Relaxed);
+        assert!(memory.check_free_tables().is_err() && memory.allocate_table().is_err());
+        assert_eq!(memory.presence(pa + FRAME_SIZE, alive), Presence::Free, "there is nothing");
+    }
+
+    #[test]
+    fn regions_come_back_zeroed_and_go_poisoned() {
+        let mut memory = Memory::new(1, 1);
+        let pa = memory.allocate_region(&[1]).unwrap();
+        assert_eq!(pa % REGION_SIZE, 0);
+        let before = memory.now();
+        memory.store(pa, 1);
+        memory.store(pa + FRAME_SIZE, 2);
+        assert_eq!(
+            (memory.value_at(pa, before), memory.value_at(pa + FRAME_SIZE, before)),
+            (Some(1), Some(0))
+        );
+        assert!(memory.free_region(pa) && !memory.free_region(pa));
+        assert_eq!(memory.load(pa), POISON);
+        assert_eq!(memory.allocate_region(&[]), Some(pa));
+        assert_eq!((memory.load(pa), memory.load(pa + FRAME_SIZE)), (0, 0));
+    }
+}

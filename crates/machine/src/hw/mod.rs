@@ -1,0 +1,12 @@
+//! The hardware: memory, and processors with adversarial TLBs and walk caches.
+
+pub mod bytes;
+pub mod cache;
+pub mod cpu;
+pub mod format;
+mod history;
+pub mod instruction;
+pub mod memory;
+#[cfg(test)]
+mod tests;
+pub mod walk;

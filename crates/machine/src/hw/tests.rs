@@ -1,0 +1,243 @@
+//! The processors, with nested tables that are written by hand.
+
+use coherence::asid::TlbControl;
+use paging::Level;
+
+use super::cpu::{Hw, Roots};
+use super::format::{Arch, Format};
+use super::instruction::Tlbi;
+use super::memory::{FRAME_SIZE, Memory};
+use super::walk::Fault;
+use crate::rng::Rng;
+
+const VA: u64 = 0x40_3000;
+const GPA: u64 = 0x7000;
+const TAG: u32 = 1;
+
+/// One CPU or two, and a guest whose tables are in the first frames of a region that is mapped to address 0.
+struct World {
+    hw: Hw,
+    region: u64,
+    /// The nested tables, the root first.
+    nested: [u64; 4],
+}
+
+/// A nested leaf, or a pointer to a table, that allows everything and is dirty.
+fn nested_entry(arch: Arch, pa: u64, is_table: bool) -> u64 {
+    match (arch, is_table) {
+        (Arch::Amd64, false) => pa | 0x67,
+        (Arch::Amd64, true) => pa | 0x27,
+        (Arch::Arm64, false) => pa | 0x4c3,
+        (Arch::Arm64, true) => pa | 3,
+    }
+}
+
+impl World {
+    fn new(arch: Arch, seed: u64) -> Self {
+        let mut memory = Memory::new(8, 2);
+        let nested = std::array::from_fn(|_| memory.allocate_table().unwrap().unwrap());
+        let region = memory.allocate_region(&[0, 1, 2, 3]).unwrap();
+        let mut world = Self { hw: Hw::new(arch, 2, memory, Rng::new(seed)), region, nested };
+        for level in 0..3 {
+            world.put(nested[level], nested_entry(arch, nested[level + 1], true));
+        }
+        for page in 0..16 {
+            world.put(nested[3] + page * 8, nested_entry(arch, region + page * FRAME_SIZE, false));
+        }
+        for (level, table) in [Level::Page512G, Level::Page1G, Level::Page2M].into_iter().zip(0u64..) {
+            let entry = Format::guest_table(arch, (table + 1) * FRAME_SIZE);
+            world.put(region + table * FRAME_SIZE + level.index(VA) as u64 * 8, entry);
+        }
+        world.map(GPA);
+        world
+    }
+
+    fn put(&mut self, pa: u64, value: u64) {
+        self.hw.memory.store(pa, value);
+    }
+
+    /// Points the guest's page elsewhere.
+    fn map(&mut self, gpa: u64) {
+        let entry = Format::guest_leaf(self.hw.arch(), gpa, Level::Page4K, true, true);
+        let dirty = self.hw.format(super::format::Stage::Guest).used(entry, true);
+        self.put(self.region + 3 * FRAME_SIZE + Level::Page4K.index(VA) as u64 * 8, dirty);
+    }
+
+    fn enter(&mut self, cpu: usize) {
+        self.hw.enter(cpu, TAG, Roots { nested: self.nested[0], guest: 0 });
+    }
+
+    /// Where a load may lead, by many tries.
+    fn reachable(&mut self, cpu: usize) -> Vec<u64> {
+        let mut found = Vec::new();
+        for _ in 0..300 {
+            let place = self.hw.access(cpu, VA, None).unwrap().translation.nested.place.pa - self.region;
+            let page = place & !(FRAME_SIZE - 1);
+            if !found.contains(&page) {
+                found.push(page);
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+}
+
+#[test]
+fn a_processor_may_use_what_was_replaced_until_it_is_invalidated() {
+    for arch in [Arch::Amd64, Arch::Arm64] {
+        let mut world = World::new(arch, 1);
+        world.enter(0);
+        assert_eq!(world.reachable(0), [GPA]);
+        world.map(0x8000);
+        assert_eq!(world.reachable(0), [GPA, 0x8000], "{arch:?}: either");
+        world.hw.invalidate_own(0, VA + FRAME_SIZE);
+        assert_eq!(world.reachable(0), [GPA, 0x8000], "{arch:?}: that was another page");
+        world.hw.invalidate_own(0, VA);
+        assert_eq!(world.reachable(0), [0x8000], "{arch:?}");
+    }
+}
+
+#[test]
+fn entries_outlive_exits_and_go_with_their_tag() {
+    let mut world = World::new(Arch::Amd64, 2);
+    world.enter(0);
+    world.hw.leave(0);
+    world.map(0x8000);
+    world.enter(0);
+    assert_eq!(world.reachable(0), [GPA, 0x8000], "it could have been loaded before the exit");
+    world.hw.leave(0);
+    world.map(0x9000);
+    world.hw.tlb_control(0, TAG, TlbControl::FlushAsid);
+    world.enter(0);
+    assert_eq!(world.reachable(0), [0x9000]);
+    world.hw.leave(0);
+    world.map(0xa000);
+    world.hw.tlb_control(0, TAG + 1, TlbControl::FlushAsid);
+    world.enter(0);
+    assert_eq!(world.reachable(0), [0x9000, 0xa000], "another tag was flushed");
+    world.enter(1);
+    assert_eq!(world.reachable(1), [0xa000], "another CPU has nothing of it");
+}
+
+#[test]
+fn amd64_does_not_walk_for_a_guest_that_does_not_run_and_arm64_does() {
+    for (arch, expected) in [(Arch::Amd64, &[GPA, 0x9000][..]), (Arch::Arm64, &[GPA, 0x8000, 0x9000])] {
+        let mut world = World::new(arch, 3);
+        world.enter(0);
+        world.hw.leave(0);
+        world.map(0x8000);
+        world.map(0x9000);
+        world.enter(0);
+        assert_eq!(world.reachable(0), expected, "{arch:?}");
+    }
+}
+
+#[test]
+fn tlbi_is_done_by_the_barrier_and_on_all_processors() {
+    let mut world = World::new(Arch::Arm64, 4);
+    world.enter(0);
+    world.enter(1);
+    world.map(0x8000);
+    world.hw.tlbi(0, TAG, Tlbi::Va { va: VA, level: None });
+    assert_eq!(world.reachable(1), [GPA, 0x8000], "no barrier yet");
+    world.hw.dsb(1);
+    assert_eq!(world.reachable(1), [GPA, 0x8000], "another processor's barrier");
+    world.hw.dsb(0);
+    assert_eq!((world.reachable(0), world.reachable(1)), (vec![0x8000], vec![0x8000]));
+    world.map(0x9000);
+    world.hw.tlbi(0, TAG, Tlbi::VmallLocal);
+    world.hw.dsb(0);
+    assert_eq!((world.reachable(0), world.reachable(1)), (vec![0x9000], vec![0x8000, 0x9000]));
+}
+
+/// Points the nested leaf of the guest's page to another frame, by way of nothing.
+fn move_nested(world: &mut World, page: u64) {
+    let leaf = world.nested[3] + (GPA / FRAME_SIZE) * 8;
+    world.put(leaf, 0);
+    world.put(leaf, nested_entry(Arch::Arm64, world.region + page, false));
+}
+
+#[test]
+fn p18_p19_stage_2_is_invalidated_with_the_right_hint_and_the_combined_entries_too() {
+    let stage2 = |level| Tlbi::Stage2 { ipa: GPA, len: FRAME_SIZE, level };
+    let cases = [
+        (vec![stage2(None), Tlbi::Vmall], true),
+        (vec![stage2(Some(Level::Page4K)), Tlbi::Vmall], true),
+        (vec![stage2(Some(Level::Page2M)), Tlbi::Vmall], false),
+        (vec![stage2(None)], false),
+        (vec![Tlbi::Vmall], false),
+        (vec![Tlbi::VmallS12], true),
+    ];
+    for (instructions, is_enough) in cases {
+        let mut world = World::new(Arch::Arm64, 5);
+        world.enter(0);
+        move_nested(&mut world, 0x9000);
+        instructions.iter().for_each(|&instruction| world.hw.tlbi(0, TAG, instruction));
+        world.hw.dsb(0);
+        let met_old = (0..300).any(|_| matches!(world.hw.access(0, VA, None), Err(Fault::Forbidden(_))));
+        assert_eq!(met_old, !is_enough, "{instructions:?}");
+    }
+}
+
+#[test]
+fn a_walk_that_gets_to_a_free_table_is_noticed() {
+    for arch in [Arch::Amd64, Arch::Arm64] {
+        let mut world = World::new(arch, 6);
+        world.enter(0);
+        world.put(world.nested[2], 0);
+        assert!(world.hw.memory.free_table(world.nested[3]));
+        let is_noticed = (0..300).any(|_| matches!(world.hw.access(0, VA, None), Err(Fault::Forbidden(_))));
+        assert!(is_noticed, "{arch:?}: it may hold the entry that pointed there");
+    }
+}
+
+#[test]
+fn stores_set_dirty_bits_in_memory_unless_the_processor_holds_the_leaf_as_dirty() {
+    let mut world = World::new(Arch::Amd64, 7);
+    let leaf = world.nested[3] + (GPA / FRAME_SIZE) * 8;
+    let entry = nested_entry(Arch::Amd64, world.region + GPA, false);
+    world.put(leaf, entry & !0x40);
+    world.enter(0);
+    assert_eq!(world.hw.is_noted(0, GPA), Some(false));
+    world.hw.access(0, VA, Some(1)).unwrap();
+    assert_eq!(world.hw.is_noted(0, GPA), Some(true));
+    // Cleared by software, without a flush.
+    world.put(leaf, entry & !0x40);
+    let is_lost = (0..300).any(|_| {
+        world.put(leaf, entry & !0x40);
+        world.hw.access(0, VA, Some(2)).unwrap();
+        world.hw.is_noted(0, GPA) == Some(false)
+    });
+    assert!(is_lost, "P14");
+    world.hw.leave(0);
+    world.hw.tlb_control(0, TAG, TlbControl::FlushAll);
+    world.put(leaf, entry & !0x40);
+    world.enter(0);
+    world.hw.access(0, VA, Some(3)).unwrap();
+    assert_eq!(world.hw.is_noted(0, GPA), Some(true));
+}
+
+#[test]
+fn what_nested_tables_forbid_faults() {
+    let mut world = World::new(Arch::Amd64, 8);
+    let leaf = world.nested[3] + (GPA / FRAME_SIZE) * 8;
+    world.put(leaf, (world.region + GPA) | 0x25);
+    world.enter(0);
+    assert!(world.hw.access(0, VA, None).is_ok());
+    let fault = Fault::Nested { gpa: GPA, in_walk: false, store: true };
+    assert_eq!(world.hw.access(0, VA, Some(1)).unwrap_err(), fault);
+    world.put(world.nested[3] + 3 * 8, 0);
+    world.hw.leave(0);
+    world.hw.tlb_control(0, TAG, TlbControl::FlushAll);
+    world.enter(0);
+    let fault = Fault::Nested {
+        gpa: 3 * FRAME_SIZE + Level::Page4K.index(VA) as u64 * 8,
+        in_walk: true,
+        store: false,
+    };
+    assert_eq!(world.hw.access(0, VA, None).unwrap_err(), fault);
+    assert_eq!(
+        world.hw.load_direct(0, 20 * FRAME_SIZE).unwrap_err(),
+        Fault::Nested { gpa: 20 * FRAME_SIZE, in_walk: false, store: false }
+    );
+}

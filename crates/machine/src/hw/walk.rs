@@ -1,0 +1,384 @@
+//! Translations that a processor may use at a moment: it picks among what it may hold, or walks.
+//!
+//! Everything is a walk as of some time. Which times are worth looking at is known: those just before a table changed. To
+//! use what was loaded at an earlier time is to walk as of that time, and to ask whether what was found survived; and each
+//! such walk may itself begin with what a still earlier one has left in a walk cache, and so on.
+
+use paging::Level;
+
+use super::cache::{Context, Item};
+use super::format::{Arch, Entry, Format, ROOT};
+use super::memory::{Memory, Presence};
+use crate::rng::Rng;
+
+/// An entry that a translation depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Of the guest's tables or of the nested ones.
+    pub format: Format,
+    /// The address that was being translated: virtual for the guest's tables, guest physical for nested ones.
+    pub address: u64,
+    /// Level of the entry.
+    pub level: Level,
+    /// Where the entry is.
+    pub word: u64,
+    /// Where the entry of a guest is in its own view: guest physical.
+    pub word_gpa: Option<u64>,
+    /// What it was.
+    pub entry: u64,
+    /// As of when.
+    pub time: u64,
+}
+
+/// Why there is no translation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The guest's tables have none: the guest's own affair.
+    Guest,
+    /// The nested tables have none.
+    Nested {
+        /// For this address.
+        gpa: u64,
+        /// Which is that of an entry of the guest's tables.
+        in_walk: bool,
+        /// It was to be stored to.
+        store: bool,
+    },
+    /// Nobody knows any more what a table was at that time.
+    Unknown,
+    /// What must never happen: the walk got to what is free or has become something else, or it met two translations of one
+    /// address.
+    Forbidden(String),
+}
+
+/// Where something is, and which life of the frame is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Physical address.
+    pub pa: u64,
+    /// Number of the frame's life.
+    pub life: u32,
+}
+
+/// A nested translation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nested {
+    /// Where the address is.
+    pub place: Place,
+    /// Size of the page.
+    pub level: Level,
+    /// Stores are allowed.
+    pub write: bool,
+    /// The store need not be recorded any more.
+    pub dirty: bool,
+    /// The leaf.
+    pub word: u64,
+    /// As of when.
+    pub time: u64,
+}
+
+/// A translation of a virtual address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// Guest physical.
+    pub gpa: u64,
+    /// The nested half.
+    pub nested: Nested,
+    /// The guest allows stores.
+    pub write: bool,
+    /// The store need not be recorded in the guest's tables any more.
+    pub dirty: bool,
+    /// Size of the guest's page.
+    pub level: Level,
+    /// The guest's root as of when it was loaded.
+    pub guest_root: u64,
+    /// The nested root as of when it was loaded.
+    pub nested_root: u64,
+}
+
+/// Where a walk of nested tables has got.
+enum Reached {
+    Table(Place),
+    Leaf(Nested),
+}
+
+/// A table of the guest's, to be read next.
+struct GuestTable {
+    gpa: u64,
+    level: Level,
+    /// Where it is, if that comes from a walk cache.
+    cached: Option<Nested>,
+}
+
+/// One search for a translation.
+pub struct Walker<'a> {
+    /// The memory.
+    pub memory: &'a Memory,
+    /// What the CPU may hold.
+    pub context: &'a Context,
+    /// Whose formats.
+    pub formats: [Format; 2],
+    /// Decides.
+    pub rng: &'a mut Rng,
+    /// Entries that the translation depends on.
+    pub steps: &'a mut Vec<Step>,
+    /// How often it may still go back in time.
+    pub budget: u32,
+    /// Words that it has read, whatever was in them.
+    pub words: &'a mut Vec<u64>,
+    /// Times before which something was different that concerns the address.
+    pub turns: &'a mut Vec<u64>,
+}
+
+impl Walker<'_> {
+    /// A translation of `va` that the processor may use now.
+    pub fn translate(&mut self, va: u64) -> Result<Translation, Fault> {
+        let now = self.memory.now();
+        self.look_back(|walker| drop(walker.guest_walk(now, va)));
+        let held = self.earlier(now, |walker, loaded| {
+            walker.demand_same_space(loaded, now)?;
+            let found = walker.guest_walk(loaded, va)?;
+            let item = Item::Combined { va, guest: found.level, nested: found.nested.level };
+            Ok((found, item))
+        })?;
+        match held {
+            Some(translation) => Ok(translation),
+            None => self.guest_walk(now, va),
+        }
+    }
+
+    /// The same for a guest physical address.
+    pub fn translate_nested(&mut self, gpa: u64) -> Result<Nested, Fault> {
+        let now = self.memory.now();
+        self.look_back(|walker| drop(walker.nested_walk(now, gpa, false)));
+        self.nested(now, gpa, false)
+    }
+
+    /// Finds out when the entries changed that `walk` reads from memory.
+    fn look_back(&mut self, walk: impl FnOnce(&mut Self)) {
+        self.turns.clear();
+        if self.rng.one_in(2) {
+            return;
+        }
+        self.words.clear();
+        let budget = core::mem::take(&mut self.budget);
+        walk(self);
+        self.budget = budget;
+        self.steps.clear();
+        for &word in &*self.words {
+            self.turns.extend(self.memory.changes_of(word));
+        }
+    }
+
+    /// A translation of `va` from memory, though perhaps by way of walk caches and the nested TLB.
+    pub fn translate_anew(&mut self, va: u64) -> Result<Translation, Fault> {
+        self.guest_walk(self.memory.now(), va)
+    }
+
+    /// On Arm64 what is held of the guest's tables is tagged with the guest's own ASID, so it is of use in its own space
+    /// only. On AMD64 without PCIDs it is not.
+    fn demand_same_space(&self, loaded: u64, time: u64) -> Result<(), Fault> {
+        let root = |time| self.context.roots_at(time).map(|(_, root)| root);
+        match self.formats[0].arch {
+            Arch::Arm64 if root(loaded) != root(time) => Err(Fault::Unknown),
+            _ => Ok(()),
+        }
+    }
+
+    /// Perhaps what `load` finds as of some time before `time`, if it survived until then. What was not possible at that
+    /// time is no reason not to go on; what must never be possible is.
+    fn earlier<T>(
+        &mut self,
+        time: u64,
+        load: impl FnOnce(&mut Self, u64) -> Result<(T, Item), Fault>,
+    ) -> Result<Option<T>, Fault> {
+        if self.budget == 0 || self.rng.one_in(2) {
+            return Ok(None);
+        }
+        let moments = self.memory.moments();
+        let moment = if !self.turns.is_empty() && !self.rng.one_in(4) {
+            self.rng.pick(self.turns)
+        } else if moments.is_empty() {
+            return Ok(None);
+        } else {
+            // Recent ones more often.
+            let span = if self.rng.one_in(2) { moments.len() } else { moments.len().min(8) };
+            moments[moments.len() - 1 - self.rng.below(span)]
+        };
+        let Some(loaded) = self.context.loadable(moment - 1).filter(|&loaded| loaded < time) else {
+            return Ok(None);
+        };
+        self.budget -= 1;
+        let mark = self.steps.len();
+        match load(self, loaded) {
+            Ok((found, item)) if self.context.survives(item, loaded, time) => return Ok(Some(found)),
+            Err(Fault::Forbidden(what)) => return Err(Fault::Forbidden(what)),
+            _ => self.steps.truncate(mark),
+        }
+        Ok(None)
+    }
+
+    /// Translates as of `time`, by walk caches or from the root.
+    fn guest_walk(&mut self, time: u64, va: u64) -> Result<Translation, Fault> {
+        let (_, guest_root) = self.context.roots_at(time).ok_or(Fault::Unknown)?;
+        let cut = self.rng.pick(&[Level::Page512G, Level::Page1G, Level::Page2M]);
+        let cached = self.earlier(time, |walker, loaded| {
+            walker.demand_same_space(loaded, time)?;
+            let (_, root) = walker.context.roots_at(loaded).ok_or(Fault::Unknown)?;
+            let start = GuestTable { gpa: root, level: ROOT, cached: None };
+            let mut table =
+                walker.guest_walk_from(loaded, va, start, Some(cut))?.err().ok_or(Fault::Unknown)?;
+            table.cached = Some(walker.nested(loaded, table.gpa, true)?);
+            Ok((table, Item::GuestWalk { va, level: cut }))
+        })?;
+        let root = GuestTable { gpa: guest_root, level: ROOT, cached: None };
+        self.guest_walk_from(time, va, cached.unwrap_or(root), None)?.map_err(|_| Fault::Unknown)
+    }
+
+    /// Goes down the guest's tables from `table`, to the table below `cut` (`Err`) or to the leaf (`Ok`).
+    fn guest_walk_from(
+        &mut self,
+        time: u64,
+        va: u64,
+        mut table: GuestTable,
+        cut: Option<Level>,
+    ) -> Result<Result<Translation, GuestTable>, Fault> {
+        let (nested_root, guest_root) = self.context.roots_at(time).ok_or(Fault::Unknown)?;
+        let format = self.formats[0];
+        loop {
+            let level = table.level;
+            let offset = level.index(va) as u64 * 8;
+            let place = match table.cached {
+                Some(cached) => Place { pa: cached.place.pa + offset, ..cached.place },
+                None => self.nested(time, table.gpa + offset, true)?.place,
+            };
+            let at = (place, Some(table.gpa + offset));
+            let entry = self.read(format, va, level, at, time)?;
+            match entry {
+                Entry::Absent => return Err(Fault::Guest),
+                Entry::Table { next, .. } => {
+                    let below = level.below().ok_or(Fault::Guest)?;
+                    table = GuestTable { gpa: next, level: below, cached: None };
+                    if cut == Some(level) {
+                        return Ok(Err(table));
+                    }
+                }
+                Entry::Leaf { page, write, dirty, .. } => {
+                    let gpa = page | va & level.offset_mask();
+                    let nested = self.nested(time, gpa, false)?;
+                    let found = Translation { gpa, nested, write, dirty, level, guest_root, nested_root };
+                    return Ok(Ok(found));
+                }
+            }
+        }
+    }
+
+    /// A nested translation that may be used at `time`, from the nested TLB or by a walk.
+    pub fn nested(&mut self, time: u64, gpa: u64, in_walk: bool) -> Result<Nested, Fault> {
+        let held = self.earlier(time, |walker, loaded| {
+            let found = walker.nested_walk(loaded, gpa, in_walk)?;
+            Ok((found, Item::NestedLeaf { gpa, level: found.level }))
+        })?;
+        match held {
+            Some(nested) => Ok(nested),
+            None => self.nested_walk(time, gpa, in_walk),
+        }
+    }
+
+    /// A nested translation as of `time`, by walk caches or from the root.
+    pub fn nested_walk(&mut self, time: u64, gpa: u64, in_walk: bool) -> Result<Nested, Fault> {
+        let cut = self.rng.pick(&[Level::Page512G, Level::Page1G, Level::Page2M]);
+        let cached = self.earlier(time, |walker, loaded| {
+            let root = walker.nested_root(loaded)?;
+            match walker.nested_walk_from(loaded, gpa, in_walk, (root, ROOT), Some(cut))? {
+                Reached::Table(place) => Ok((place, Item::NestedWalk { gpa, level: cut })),
+                Reached::Leaf(_) => Err(Fault::Unknown),
+            }
+        })?;
+        let start = match (cached, cut.below()) {
+            (Some(place), Some(below)) => (place, below),
+            _ => (self.nested_root(time)?, ROOT),
+        };
+        match self.nested_walk_from(time, gpa, in_walk, start, None)? {
+            Reached::Leaf(nested) => Ok(nested),
+            Reached::Table(_) => Err(Fault::Unknown),
+        }
+    }
+
+    fn nested_root(&self, time: u64) -> Result<Place, Fault> {
+        let (pa, _) = self.context.roots_at(time).ok_or(Fault::Unknown)?;
+        self.place(pa, time)
+    }
+
+    fn nested_walk_from(
+        &mut self,
+        time: u64,
+        gpa: u64,
+        in_walk: bool,
+        (mut table, mut level): (Place, Level),
+        cut: Option<Level>,
+    ) -> Result<Reached, Fault> {
+        let format = self.formats[1];
+        loop {
+            let word = Place { pa: table.pa + level.index(gpa) as u64 * 8, ..table };
+            match self.read(format, gpa, level, (word, None), time)? {
+                Entry::Absent => return Err(Fault::Nested { gpa, in_walk, store: false }),
+                Entry::Table { next, .. } => {
+                    table = self.place(next, time)?;
+                    if cut == Some(level) {
+                        return Ok(Reached::Table(table));
+                    }
+                    level = level.below().ok_or(Fault::Unknown)?;
+                }
+                Entry::Leaf { page, write, dirty, .. } => {
+                    let place = self.place(page | gpa & level.offset_mask(), time)?;
+                    return Ok(Reached::Leaf(Nested { place, level, write, dirty, word: word.pa, time }));
+                }
+            }
+        }
+    }
+
+    /// What an entry points to, as of `time`.
+    fn place(&self, pa: u64, time: u64) -> Result<Place, Fault> {
+        match self.memory.presence(pa, time) {
+            Presence::Alive(life) => Ok(Place { pa, life }),
+            Presence::Unknown => Err(Fault::Unknown),
+            Presence::Free => {
+                Err(Fault::Forbidden(format!("an entry points to {}, which is free", self.memory.name(pa))))
+            }
+        }
+    }
+
+    /// Reads an entry as of `time`, in the life of the frame that is meant.
+    fn read(
+        &mut self,
+        format: Format,
+        address: u64,
+        level: Level,
+        (at, word_gpa): (Place, Option<u64>),
+        time: u64,
+    ) -> Result<Entry, Fault> {
+        match self.memory.presence(at.pa, time) {
+            Presence::Alive(life) if life == at.life => {}
+            Presence::Unknown => return Err(Fault::Unknown),
+            _ => {
+                return Err(Fault::Forbidden(format!(
+                    "a walk reads {}, which is free",
+                    self.memory.name(at.pa)
+                )));
+            }
+        }
+        self.words.push(at.pa);
+        let entry = self.memory.value_at(at.pa, time).ok_or(Fault::Unknown)?;
+        let meaning = format.decode(entry, level);
+        let (Entry::Table { accessed, .. } | Entry::Leaf { accessed, .. }) = meaning else {
+            return Ok(meaning);
+        };
+        // To load it, the processor would have set the bit then.
+        if !accessed && time < self.memory.now() {
+            return Err(Fault::Unknown);
+        }
+        self.steps.push(Step { format, address, level, word: at.pa, word_gpa, entry, time });
+        Ok(meaning)
+    }
+}

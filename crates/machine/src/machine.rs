@@ -1,0 +1,323 @@
+//! The machine that a program runs on: hardware, scheduler, oracle, and the hooks that join them to the crates under test.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use paging::{Entries, FlushRange, Level, PhysAddr, TableMemory};
+
+use crate::bug::Bug;
+use crate::hw::bytes::Bytes;
+use crate::hw::cpu::Hw;
+use crate::hw::format::Arch;
+use crate::hw::instruction::Tlbi;
+use crate::hw::memory::{Memory, Presence};
+use crate::oracle::Oracle;
+use crate::program::Config;
+use crate::rng::Rng;
+use crate::sched::Scheduler;
+
+/// Frames for page tables.
+const TABLES: usize = 96;
+/// Regions that back slots.
+const REGIONS: usize = 24;
+/// Tables that an actor may have got hold of and write to later.
+const HANDED_MAX: usize = 6;
+/// Instructions of a guest that an interrupt may take.
+const LATENCY_MAX: u32 = 6;
+/// Lines of a trace.
+const TRACE_MAX: usize = 60;
+/// Points of a run for each of its operations, after which it is taken for endless.
+const POINTS_PER_OPERATION: u64 = 40_000;
+
+/// What all actors share.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    /// Processors and memory. Borrowed for the length of one access only.
+    pub(crate) hw: RefCell<Hw>,
+    /// What was promised.
+    pub(crate) oracle: RefCell<Oracle>,
+    pub(crate) sched: Scheduler,
+    pub(crate) config: Config,
+    pub(crate) bug: Option<Bug>,
+    bytes: Rc<Bytes>,
+    failure: RefCell<Option<String>>,
+    trace: Option<RefCell<VecDeque<String>>>,
+    /// By actor: tables that the software has got references to.
+    handed: RefCell<Vec<VecDeque<u64>>>,
+    done: Cell<u64>,
+    /// By CPU: instructions of a guest that it may still execute before it must have left for a kick.
+    latency: RefCell<Vec<Option<u32>>>,
+}
+
+impl Machine {
+    /// A machine for a program of `operations` operations. With `traced`, it takes down what happens.
+    pub(crate) fn new(config: Config, seed: u64, operations: usize, bug: Option<Bug>, traced: bool) -> Self {
+        let memory = Memory::new(TABLES, REGIONS);
+        let points_max = (operations as u64 + 10) * POINTS_PER_OPERATION;
+        Self {
+            bytes: memory.bytes(),
+            hw: RefCell::new(Hw::new(config.arch, config.cpus, memory, Rng::new(seed ^ 0x11))),
+            oracle: RefCell::new(Oracle::new(config.vms, config.vcpus)),
+            sched: Scheduler::new(Rng::new(seed ^ 0x22), points_max),
+            config,
+            bug,
+            failure: RefCell::new(None),
+            trace: traced.then(RefCell::default),
+            handed: RefCell::new(vec![VecDeque::new(); config.cpus + config.vms]),
+            done: Cell::new(0),
+            latency: RefCell::new(vec![None; config.cpus]),
+        }
+    }
+
+    /// Whether the driver makes this mistake.
+    pub(crate) fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// Another actor may go on here. The actor that runs holds no reference to a table.
+    pub(crate) fn point(&self) {
+        self.sync();
+        self.let_go();
+        self.sched.point();
+    }
+
+    /// Another actor goes on here: the one that runs waits for something.
+    pub(crate) fn give_way(&self) {
+        self.sync();
+        self.let_go();
+        self.sched.give_way();
+    }
+
+    /// Another actor may go on here, in the middle of what a crate does.
+    fn hook(&self) {
+        self.sync();
+        self.sched.point_inside();
+    }
+
+    /// Learns what the actor that runs has written to tables.
+    fn sync(&self) {
+        let Some(actor) = self.sched.current() else { return };
+        let handed = &self.handed.borrow()[actor];
+        if !handed.is_empty() {
+            self.hw.borrow_mut().memory.sync(handed.iter().copied());
+        }
+    }
+
+    fn let_go(&self) {
+        if let Some(actor) = self.sched.current() {
+            self.handed.borrow_mut()[actor].clear();
+        }
+    }
+
+    fn hand_out(&self, table: u64) {
+        let Some(actor) = self.sched.current() else { return };
+        let handed = &mut self.handed.borrow_mut()[actor];
+        if handed.back() != Some(&table) {
+            handed.retain(|&other| other != table);
+            if handed.len() == HANDED_MAX {
+                handed.pop_front();
+            }
+            handed.push_back(table);
+        }
+    }
+
+    /// The time.
+    pub(crate) fn now(&self) -> u64 {
+        self.hw.borrow().memory.now()
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&self, end: usize) -> usize {
+        self.hw.borrow_mut().rng.below(end)
+    }
+
+    /// Takes down what happens.
+    pub(crate) fn note(&self, what: impl FnOnce() -> String) {
+        let Some(trace) = &self.trace else { return };
+        let mut trace = trace.borrow_mut();
+        if trace.len() == TRACE_MAX {
+            trace.pop_front();
+        }
+        let actor = match self.sched.current() {
+            Some(actor) if actor < self.config.cpus => format!("CPU {actor}"),
+            Some(actor) => format!("host {}", actor - self.config.cpus),
+            None => "end".into(),
+        };
+        trace.push_back(format!("{:>8}  {actor:<7} {}", self.now(), what()));
+    }
+
+    /// Something has happened that must not. The run ends.
+    pub(crate) fn fail(&self, what: impl FnOnce() -> String) {
+        if self.failure.borrow().is_none() {
+            let what = what();
+            self.note(|| format!("FAILED: {what}"));
+            *self.failure.borrow_mut() = Some(what);
+        }
+        self.sched.stop();
+        self.sched.give_way();
+    }
+
+    /// Fails unless `result` is good.
+    pub(crate) fn demand(&self, result: Result<(), String>) {
+        if let Err(what) = result {
+            self.fail(|| what);
+        }
+    }
+
+    /// An interrupt is sent that makes a CPU leave guest mode.
+    pub(crate) fn kick(&self, cpu: usize) {
+        self.latency.borrow_mut()[cpu].get_or_insert(LATENCY_MAX);
+        if !self.has(Bug::LostKick) {
+            self.hw.borrow_mut().interrupt(cpu);
+        }
+    }
+
+    /// Whether the guest on a CPU leaves guest mode for an interrupt before its next instruction. It may take some.
+    pub(crate) fn is_due(&self, cpu: usize) -> bool {
+        let Some(left) = self.latency.borrow_mut()[cpu].as_mut().map(|left| {
+            *left = left.saturating_sub(1);
+            *left
+        }) else {
+            return false;
+        };
+        let is_interrupted = self.hw.borrow().is_interrupted(cpu);
+        if left == 0 && !is_interrupted {
+            self.fail(|| format!("G5: CPU {cpu} was kicked and is still in guest mode"));
+        }
+        is_interrupted && (left <= 1 || self.below(2) == 0)
+    }
+
+    /// A CPU is out of guest mode and takes the interrupt that is pending.
+    pub(crate) fn take_interrupt(&self, cpu: usize) {
+        self.latency.borrow_mut()[cpu] = None;
+        self.hw.borrow_mut().take_interrupt(cpu);
+    }
+
+    /// Counts an operation that was done.
+    pub(crate) fn count(&self) {
+        self.done.set(self.done.get() + 1);
+    }
+
+    /// Number of operations that were done.
+    pub(crate) fn done(&self) -> u64 {
+        self.done.get()
+    }
+
+    /// What has happened that must not.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.failure.borrow().clone()
+    }
+
+    /// The last things that happened.
+    pub(crate) fn trace(&self) -> Vec<String> {
+        self.trace.as_ref().map(|trace| trace.borrow().iter().cloned().collect()).unwrap_or_default()
+    }
+}
+
+/// Where the nested tables of one virtual machine come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TablePool<'m> {
+    machine: &'m Machine,
+    vm: usize,
+}
+
+impl<'m> TablePool<'m> {
+    /// The tables of a virtual machine.
+    pub(crate) fn new(machine: &'m Machine, vm: usize) -> Self {
+        Self { machine, vm }
+    }
+}
+
+// SAFETY: a table is handed out only while it is free, and zero; what its words are is up to the atomics, and they live as
+// long as the machine. What the contract forbids callers is found and ends the run.
+unsafe impl TableMemory for TablePool<'_> {
+    fn allocate(&self) -> Option<PhysAddr> {
+        self.machine.hook();
+        let table = self.machine.hw.borrow_mut().memory.allocate_table();
+        let table = match table {
+            Ok(table) => table?,
+            Err(what) => {
+                self.machine.fail(|| what);
+                return None;
+            }
+        };
+        self.machine.hand_out(table);
+        Some(PhysAddr(table))
+    }
+
+    unsafe fn free(&self, table: PhysAddr) {
+        self.machine.hook();
+        self.machine.sync();
+        let is_zero = self.machine.bytes.entries(table.0).is_some_and(|entries| {
+            entries.iter().all(|entry| entry.load(core::sync::atomic::Ordering::Relaxed) == 0)
+        });
+        if !is_zero {
+            self.machine.fail(|| format!("table {table} is freed with entries in it"));
+        }
+        let was_used = self.machine.hw.borrow_mut().memory.free_table(table.0);
+        if !was_used {
+            self.machine.fail(|| format!("table {table} is freed twice"));
+        }
+        self.machine.note(|| format!("frees {}", self.machine.hw.borrow().memory.name(table.0)));
+    }
+
+    unsafe fn entries(&self, table: PhysAddr) -> &Entries {
+        self.machine.hook();
+        let is_alive = {
+            let memory = &self.machine.hw.borrow().memory;
+            matches!(memory.presence(table.0, memory.now()), Presence::Alive(_))
+                && memory.entries(table.0).is_some()
+        };
+        if !is_alive {
+            self.machine.fail(|| {
+                format!("software walks {}, which is free", self.machine.hw.borrow().memory.name(table.0))
+            });
+        }
+        self.machine.hand_out(table.0);
+        self.machine.bytes.entries(table.0).expect("a table lies in memory")
+    }
+
+    fn publish(&self) {
+        self.machine.hook();
+    }
+
+    fn break_before_make(&self, range: FlushRange) {
+        self.machine.sync();
+        if self.machine.config.arch == Arch::Arm64 && !self.machine.has(Bug::NoBreak) {
+            invalidate_stage2(self.machine, self.vm, range);
+        }
+        self.machine.hook();
+    }
+}
+
+/// What Arm64 does for a range of stage 2: by address if the range has few pages, and by level where only leaves have
+/// changed. Combined translations are not found by IPA, so they all go (P19).
+pub(crate) fn invalidate_stage2(machine: &Machine, vm: usize, range: FlushRange) {
+    let cpu = machine.sched.current().filter(|&actor| actor < machine.config.cpus).unwrap_or(0);
+    let vmid = vmid(vm);
+    let FlushRange { start: ipa, len, level, tables } = range;
+    let mut hw = machine.hw.borrow_mut();
+    let what = match (tables, machine.bug) {
+        (true, Some(Bug::WrongLevelHint)) => Tlbi::Stage2 { ipa, len, level: Some(Level::Page2M) },
+        (false, Some(Bug::WrongLevelHint)) => Tlbi::Stage2Leaf {
+            ipa,
+            len,
+            level: Some(if level == Level::Page4K { Level::Page2M } else { level }),
+        },
+        (true, Some(Bug::WalkCacheKept)) => Tlbi::Stage2Leaf { ipa, len, level: None },
+        (true, _) => Tlbi::Stage2 { ipa, len, level: None },
+        (false, _) => Tlbi::Stage2Leaf { ipa, len, level: Some(level) },
+    };
+    hw.tlbi(cpu, vmid, what);
+    hw.dsb(cpu);
+    if machine.bug != Some(Bug::CombinedKept) {
+        hw.tlbi(cpu, vmid, Tlbi::Vmall);
+        hw.dsb(cpu);
+    }
+}
+
+/// The VMID of a virtual machine.
+pub(crate) const fn vmid(vm: usize) -> u32 {
+    vm as u32 + 1
+}

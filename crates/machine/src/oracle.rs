@@ -1,0 +1,187 @@
+//! What was promised, and whether an access keeps it.
+//!
+//! The hardware does what it may. Each promise says that from now on nobody uses something that was replaced before a
+//! certain time: a flush that has returned, an update of the slots that has ended. An access tells by which entries it was
+//! translated; the tables know when each of them was replaced.
+
+use std::collections::HashMap;
+
+use crate::hw::format::Stage;
+use crate::hw::memory::Memory;
+use crate::hw::walk::Step;
+use crate::layout::{AREA_PAGES, AREAS, PAGE_SIZE, PAGES, SPACES, VA_PAGES, area_of, va, window};
+use paging::Level;
+
+/// Times before which everything that was replaced is out of use, of one vCPU, by space and page.
+type GuestPromises = [[u64; VA_PAGES]; SPACES];
+
+/// The dirty log of one slot's memory, as it must be.
+#[derive(Debug)]
+struct Log {
+    /// The earliest store to each page that no fetch has reported yet.
+    unreported: Vec<Option<u64>>,
+}
+
+/// What was promised about one virtual machine.
+#[derive(Debug)]
+struct VmPromises {
+    nested_all: u64,
+    nested: Vec<[u64; AREA_PAGES]>,
+    vcpus: Vec<GuestPromises>,
+}
+
+/// What was promised.
+#[derive(Debug)]
+pub(crate) struct Oracle {
+    vms: Vec<VmPromises>,
+    /// By the first address of the slot's memory.
+    logs: HashMap<u64, Log>,
+}
+
+impl Oracle {
+    /// Nothing yet, to `vms` machines of `vcpus` each.
+    pub(crate) fn new(vms: usize, vcpus: usize) -> Self {
+        let vm = |_| VmPromises {
+            nested_all: 0,
+            nested: vec![[0; AREA_PAGES]; AREAS],
+            vcpus: vec![[[0; VA_PAGES]; SPACES]; vcpus],
+        };
+        Self { vms: (0..vms).map(vm).collect(), logs: HashMap::new() }
+    }
+
+    /// Nested translations of `start` and the `len` bytes from there that were replaced before `time` are out of use.
+    pub(crate) fn promise_nested(&mut self, vm: usize, start: u64, len: u64, time: u64) {
+        for (number, pages) in self.vms[vm].nested.iter_mut().enumerate() {
+            for (page, promised) in pages.iter_mut().enumerate() {
+                let gpa = crate::layout::area(number) + page as u64 * PAGE_SIZE;
+                if gpa + PAGE_SIZE > start && gpa < start.saturating_add(len) {
+                    *promised = (*promised).max(time);
+                }
+            }
+        }
+    }
+
+    /// All nested translations that were replaced before `time` are out of use.
+    pub(crate) fn promise_nested_all(&mut self, vm: usize, time: u64) {
+        let promised = &mut self.vms[vm].nested_all;
+        *promised = (*promised).max(time);
+    }
+
+    /// A vCPU's translations of `pages` (bits) in `space`, or in all, that were replaced before `time` are out of use.
+    pub(crate) fn promise_guest(
+        &mut self,
+        vm: usize,
+        vcpu: usize,
+        space: Option<usize>,
+        pages: u16,
+        time: u64,
+    ) {
+        for (number, promises) in self.vms[vm].vcpus[vcpu].iter_mut().enumerate() {
+            if space.is_some_and(|space| space != number) {
+                continue;
+            }
+            for (page, promised) in promises.iter_mut().enumerate() {
+                if pages >> page & 1 != 0 {
+                    *promised = (*promised).max(time);
+                }
+            }
+        }
+    }
+
+    /// Whether an access of a vCPU in `space` by way of these entries keeps all promises; if not, why.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong.
+    pub(crate) fn check(
+        &self,
+        memory: &Memory,
+        vm: usize,
+        vcpu: usize,
+        space: usize,
+        steps: &[Step],
+    ) -> Result<(), String> {
+        for step in steps {
+            let promised = match step.format.stage {
+                Stage::Nested => self.nested_promise(vm, step.address),
+                Stage::Guest => self.guest_promise(vm, vcpu, space, step),
+            };
+            // Most entries are as they were, or were replaced later than promised.
+            if promised <= step.time {
+                continue;
+            }
+            let is_replaced = |word| step.format.is_replaced(step.entry, word, step.level);
+            let replaced = memory.replaced_at(step.word, step.time, is_replaced);
+            if replaced <= promised {
+                return Err(format!(
+                    "{:?} entry for {:#x} ({:?}, in {}) was loaded at {} and replaced at {replaced}; \
+                     what was replaced until {promised} must be out of use",
+                    step.format.stage,
+                    step.address,
+                    step.level,
+                    memory.name(step.word),
+                    step.time,
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn nested_promise(&self, vm: usize, gpa: u64) -> u64 {
+        let vm = &self.vms[vm];
+        area_of(gpa).map_or(0, |(area, page)| vm.nested[area][page]).max(vm.nested_all)
+    }
+
+    /// An address in a large page stands for all of the page.
+    fn guest_promise(&self, vm: usize, vcpu: usize, space: usize, step: &Step) -> u64 {
+        let promises = &self.vms[vm].vcpus[vcpu][space];
+        let is_large_leaf = step.level == Level::Page2M
+            && matches!(step.format.decode(step.entry, step.level), crate::hw::format::Entry::Leaf { .. });
+        let is_meant = |page: usize| match is_large_leaf {
+            true => {
+                window(page / PAGES.len()) >> Level::Page2M.shift() == step.address >> Level::Page2M.shift()
+            }
+            false => va(page) / PAGE_SIZE == step.address / PAGE_SIZE,
+        };
+        (0..VA_PAGES).filter(|&page| is_meant(page)).map(|page| promises[page]).max().unwrap_or(0)
+    }
+
+    /// From now on stores to the memory at `host` must be in the log.
+    pub(crate) fn start_log(&mut self, host: u64, pages: usize) {
+        self.logs.insert(host, Log { unreported: vec![None; pages] });
+    }
+
+    /// From now on nobody asks for them any more.
+    pub(crate) fn stop_log(&mut self, host: u64) {
+        self.logs.remove(&host);
+    }
+
+    /// There was a store to the memory at `pa`.
+    pub(crate) fn stored(&mut self, pa: u64, time: u64) {
+        for (host, log) in &mut self.logs {
+            let page = pa.checked_sub(*host).map(|offset| (offset / PAGE_SIZE) as usize);
+            if let Some(unreported) = page.and_then(|page| log.unreported.get_mut(page)) {
+                unreported.get_or_insert(time);
+            }
+        }
+    }
+
+    /// A fetch that began at `begin` has ended and reported the pages whose bits are in `words`.
+    ///
+    /// # Errors
+    ///
+    /// A page that it should have reported.
+    pub(crate) fn fetched(&mut self, host: u64, words: &[u64], begin: u64) -> Result<(), String> {
+        let Some(log) = self.logs.get_mut(&host) else { return Ok(()) };
+        for (page, unreported) in log.unreported.iter_mut().enumerate() {
+            if words[page / 64] >> (page % 64) & 1 != 0 {
+                *unreported = None;
+            } else if let Some(time) = unreported.filter(|&time| time < begin) {
+                return Err(format!(
+                    "page {page} was stored to at {time}, and the fetch from {begin} lacks it"
+                ));
+            }
+        }
+        Ok(())
+    }
+}

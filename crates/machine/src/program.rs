@@ -1,0 +1,215 @@
+//! Programs: what guests and the host do, in which order each.
+
+use crate::hw::format::Arch;
+
+/// A page of guest physical memory that programs touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpaPage {
+    /// Its area.
+    pub area: usize,
+    /// Index into [`PAGES`].
+    pub page: usize,
+}
+
+/// A flush by hypercall.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushOp {
+    /// VP indices; `None` for all processors.
+    pub targets: Option<u64>,
+    /// Name a processor that does not exist as well, so that the set needs a second bank.
+    pub sparse: bool,
+    /// `None` for all address spaces.
+    pub space: Option<usize>,
+    /// Global mappings can stay; there are none.
+    pub non_global_only: bool,
+    /// Bits for [`VA_PAGES`]; `None` for everything.
+    pub pages: Option<u16>,
+    /// Name large pages as such.
+    pub large: bool,
+    /// Pass the input in registers if it fits.
+    pub xmm: bool,
+}
+
+/// What a vCPU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestOp {
+    /// Loads from a virtual page.
+    Load(usize),
+    /// Stores to a virtual page.
+    Store(usize),
+    /// Loads from or stores to a physical page, by the direct map.
+    Direct(GpaPage, bool),
+    /// Maps a virtual page.
+    Map {
+        /// In the table that is in use there.
+        space: usize,
+        /// The page.
+        page: usize,
+        /// Where to.
+        to: GpaPage,
+        /// Allow stores.
+        write: bool,
+        /// With the accessed bit set beforehand.
+        used: bool,
+    },
+    /// Maps a window by a large page.
+    MapLarge {
+        /// In this space.
+        space: usize,
+        /// The window.
+        window: usize,
+        /// Where to.
+        area: usize,
+        /// Allow stores.
+        write: bool,
+    },
+    /// Removes a virtual page's mapping.
+    Unmap {
+        /// In this space.
+        space: usize,
+        /// The page.
+        page: usize,
+    },
+    /// Puts a table of the last level into a window.
+    Link {
+        /// In this space.
+        space: usize,
+        /// The window.
+        window: usize,
+        /// Which table.
+        table: usize,
+    },
+    /// Goes over to the other table of the level above.
+    LinkMiddle {
+        /// In this space.
+        space: usize,
+        /// Which one.
+        number: usize,
+    },
+    /// Drops its own translations of a page: INVLPG.
+    FlushOwn(usize),
+    /// Drops all of its own: loads the root again.
+    Reload,
+    /// Goes over to an address space.
+    Switch(usize),
+    /// Flushes by hypercall. On Arm64, which has no use for that, by TLBI of its own.
+    Flush(FlushOp),
+    /// Halts until it is woken.
+    Halt,
+    /// Gives the CPU up.
+    Yield,
+    /// Stays where it is for some instructions.
+    Spin(u8),
+    /// Ends the time slice: another CPU may take the vCPU.
+    Preempt,
+}
+
+/// What backs a slot that is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// A whole area, which one large page can map.
+    Large,
+    /// A whole area, whose memory lies so that small pages alone can map it.
+    Shifted,
+    /// Four pages.
+    Small,
+}
+
+/// How dirty pages of a slot are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Track {
+    /// By the dirty bits of nested leaves.
+    DirtyBits,
+    /// By taking write access away.
+    WriteProtection,
+}
+
+/// What the host does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostOp {
+    /// Adds a slot.
+    Add {
+        /// Its name.
+        slot: u16,
+        /// Where.
+        area: usize,
+        /// With what.
+        backing: Backing,
+        /// The guest may not store.
+        read_only: bool,
+    },
+    /// Deletes a slot.
+    Remove(u16),
+    /// Moves a slot.
+    Move(u16, usize),
+    /// Makes a slot read-only, or no more.
+    SetReadOnly(u16, bool),
+    /// Deletes a slot and adds another at its place, in one update.
+    Replace(u16, Backing),
+    /// Begins to log dirty pages.
+    StartLog(u16),
+    /// Fetches the log.
+    Fetch(u16),
+    /// Stops logging.
+    StopLog(u16),
+    /// Splits the large pages of a slot.
+    Split(u16),
+    /// Makes the small pages of a slot large ones.
+    Collapse(u16),
+    /// Zaps an area without a reason: what a fault can bring back.
+    Zap(usize),
+    /// Stores to guest memory, as a device would.
+    Write(GpaPage),
+    /// Adds and deletes a small slot so many times.
+    Toggle(u16, u8),
+    /// Posts an event to a vCPU.
+    Wake(usize),
+}
+
+/// The machine that a program runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Whose processors.
+    pub arch: Arch,
+    /// Physical CPUs.
+    pub cpus: usize,
+    /// Virtual machines.
+    pub vms: usize,
+    /// vCPUs of each.
+    pub vcpus: usize,
+    /// Largest tag.
+    pub tags: u32,
+    /// TLB_CONTROL can flush one tag.
+    pub flush_by_asid: bool,
+    /// How dirty pages are found.
+    pub track: Track,
+    /// Entries that a change visits before it gives way.
+    pub step: u32,
+    /// Nested pages are all large.
+    pub large_only: bool,
+}
+
+/// Everything that is done in a run. Each list is done in order; how the lists interleave the seed decides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// On what.
+    pub config: Config,
+    /// Decides everything else.
+    pub seed: u64,
+    /// Of all vCPUs, those of the first machine first.
+    pub guests: Vec<Vec<GuestOp>>,
+    /// Of the host, one list for each machine.
+    pub hosts: Vec<Vec<HostOp>>,
+}
+
+impl Program {
+    /// Number of operations.
+    pub fn len(&self) -> usize {
+        self.guests.iter().map(Vec::len).sum::<usize>() + self.hosts.iter().map(Vec::len).sum::<usize>()
+    }
+
+    /// Whether it does nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,52 @@
+//! Running one program.
+
+use paging::{Amd64Nested, Arm64Stage2, Format};
+
+use crate::bug::Bug;
+use crate::driver::{Vm, check_end, run_cpu, run_host};
+use crate::hw::format::Arch;
+use crate::machine::Machine;
+use crate::program::Program;
+use crate::sched::{Actor, Ended};
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// What went wrong.
+    pub failure: Option<String>,
+    /// Operations that were done.
+    pub done: u64,
+    /// The last things that happened, if they were taken down.
+    pub trace: Vec<String>,
+}
+
+/// Runs a program, with a driver that makes a mistake or not. The same program runs in the same way each time; `traced`
+/// takes down what happens.
+pub fn run(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
+    match program.config.arch {
+        Arch::Amd64 => run_with::<Amd64Nested>(program, bug, traced),
+        Arch::Arm64 => run_with::<Arm64Stage2<4>>(program, bug, traced),
+    }
+}
+
+fn run_with<F: Format>(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
+    let machine = Machine::new(program.config, program.seed, program.len(), bug, traced);
+    let vms: Vec<Vm<'_, F>> =
+        (0..program.config.vms).map(|index| Vm::new(&machine, index, program)).collect();
+    let mut actors: Vec<Actor<'_>> = Vec::new();
+    for cpu in 0..program.config.cpus {
+        let (machine, vms) = (&machine, &vms);
+        actors.push(Box::new(move || run_cpu(machine, vms, cpu)));
+    }
+    for (vm, ops) in vms.iter().zip(&program.hosts) {
+        actors.push(Box::new(move || run_host(vm, ops)));
+    }
+    let ended = machine.sched.run(actors);
+    let failure = machine.failure().or(match ended {
+        Ok(()) => check_end(&machine, &vms).err(),
+        Err(Ended::Panicked(message)) => Some(format!("panic: {message}")),
+        Err(Ended::Endless) => Some("the run does not end".into()),
+        Err(Ended::Stopped) => Some("stopped without a reason".into()),
+    });
+    Run { failure, done: machine.done(), trace: machine.trace() }
+}

@@ -1,0 +1,86 @@
+//! Making a program that fails short: delta debugging by leaving operations out.
+//!
+//! What is left out changes the order in which the rest happens, so each candidate is tried with several seeds.
+
+use crate::bug::Bug;
+use crate::program::Program;
+use crate::run::run;
+
+/// Operations that are run for a candidate, with a seed after the other, and seeds at least and at most.
+const OPERATIONS: u64 = 400;
+const SEEDS: (u64, u64) = (4, 40);
+/// Runs in all.
+const RUNS_MAX: u32 = 6000;
+
+/// A part of `program` that fails too, though perhaps in another way.
+pub(crate) fn shrink(mut program: Program, bug: Option<Bug>) -> Program {
+    let mut runs = 0;
+    let mut chunk = program.len().div_ceil(2);
+    while chunk > 0 {
+        let (mut start, length) = (0, program.len());
+        while start < program.len() && runs < RUNS_MAX {
+            match fails(&without(&program, start, chunk), bug, &mut runs) {
+                // What follows has moved up.
+                Some(shorter) => program = shorter,
+                None => start += chunk,
+            }
+        }
+        // Once more as long as that helps.
+        if chunk > 1 || program.len() == length || runs >= RUNS_MAX {
+            chunk /= 2;
+        }
+    }
+    program
+}
+
+/// The candidate with a seed with which it fails.
+fn fails(candidate: &Program, bug: Option<Bug>, runs: &mut u32) -> Option<Program> {
+    let seeds = (OPERATIONS / (candidate.len() as u64 + 1)).clamp(SEEDS.0, SEEDS.1);
+    (0..seeds).find_map(|turn| {
+        *runs += 1;
+        let candidate = Program { seed: candidate.seed.wrapping_add(turn), ..candidate.clone() };
+        run(&candidate, bug, false).failure.map(|_| candidate)
+    })
+}
+
+/// The program without `count` operations from the one with number `start` on, all lists being numbered through.
+fn without(program: &Program, start: usize, count: usize) -> Program {
+    let mut next = 0;
+    let mut stays = || {
+        let number = next;
+        next += 1;
+        !(start..start + count).contains(&number)
+    };
+    let mut shorter = program.clone();
+    shorter.guests.iter_mut().for_each(|ops| ops.retain(|_| stays()));
+    shorter.hosts.iter_mut().for_each(|ops| ops.retain(|_| stays()));
+    shorter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::explore;
+    use crate::hw::format::Arch;
+
+    #[test]
+    fn operations_are_left_out_by_their_number() {
+        let program = explore::program(Arch::Amd64, 0);
+        let first = program.guests[0].len();
+        let shorter = without(&program, first - 1, 2);
+        assert_eq!(shorter.len(), program.len() - 2);
+        assert_eq!(shorter.guests[0][..], program.guests[0][..first - 1]);
+        assert_eq!(shorter.guests[1][..], program.guests[1][1..]);
+        assert_eq!(shorter.hosts, program.hosts);
+    }
+
+    #[test]
+    fn a_program_that_fails_gets_short_and_still_fails() {
+        let bug = Some(Bug::FlushBeforeUnmap);
+        let program = (0..).map(|seed| explore::program(Arch::Amd64, seed));
+        let program = program.into_iter().find(|program| run(program, bug, false).failure.is_some()).unwrap();
+        let short = shrink(program.clone(), bug);
+        assert!(short.len() <= 12 && short.len() < program.len(), "{short:?}");
+        assert!(run(&short, bug, false).failure.is_some());
+    }
+}

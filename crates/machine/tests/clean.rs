@@ -1,0 +1,24 @@
+//! Without a mistake, nothing goes wrong.
+
+use machine::explore::{Effort, explore};
+use machine::hw::format::Arch;
+
+/// Of each architecture; together at least 10^5.
+const OPERATIONS: u64 = 60_000;
+
+fn clean(arch: Arch) {
+    match explore(arch, None, Effort::from_environment(OPERATIONS)) {
+        Ok(summary) => println!("{} programs, {} operations", summary.programs, summary.operations),
+        Err(report) => panic!("{report}"),
+    }
+}
+
+#[test]
+fn random_programs_are_clean_on_amd64() {
+    clean(Arch::Amd64);
+}
+
+#[test]
+fn random_programs_are_clean_on_arm64() {
+    clean(Arch::Arm64);
+}
