@@ -20,26 +20,53 @@ pub(super) struct Step {
     args: &'static [&'static str],
     /// Model-checked: built with `cfg(loom)`, in a target directory of its own.
     loom: bool,
+    /// It is run with `--long` only.
+    pub(super) only_long: bool,
+    /// What it is told by its environment.
+    env: &'static [(&'static str, &'static str)],
 }
 
 const fn step(name: &'static str, about: &'static str, args: &'static [&'static str]) -> Step {
-    Step { name, about, args, loom: false }
+    Step { name, about, args, loom: false, only_long: false, env: &[] }
+}
+
+impl Step {
+    const fn under_loom(self) -> Self {
+        Self { loom: true, ..self }
+    }
+
+    const fn only_long(self, env: &'static [(&'static str, &'static str)]) -> Self {
+        Self { only_long: true, env, ..self }
+    }
 }
 
 /// Everything that cargo checks. The bare-metal images are linted for their own target.
-pub(super) const STEPS: [Step; 7] = [
+pub(super) const STEPS: [Step; 9] = [
     step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
     step(
         "unit-tests",
         "unit and property tests of all crates",
         &["test", "--workspace", "--exclude", "quell-probe"],
     ),
-    Step {
-        name: "model-tests",
-        about: "flush protocol and memslot generations under loom, all interleavings",
-        args: &["test", "--release", "--package", "quell-coherence", "--package", "quell-memslots"],
-        loom: true,
-    },
+    step(
+        "model-tests",
+        "flush protocol, memory slots and dirty logs under loom, all interleavings",
+        &["test", "--release", "--package", "quell-coherence", "--package", "quell-memslots"],
+    )
+    .under_loom(),
+    // Its documentation's examples cannot run under loom.
+    step(
+        "model-tests-paging",
+        "faults, changes and processors at one page table under loom",
+        &["test", "--package", "quell-paging", "--lib"],
+    )
+    .under_loom(),
+    step(
+        "machine-at-length",
+        "random programs on the abstract machine: 10^8 operations, or ten minutes",
+        &["test", "--release", "--package", "quell-machine", "--test", "clean"],
+    )
+    .only_long(&[("QUELL_MACHINE_OPERATIONS", "50000000"), ("QUELL_MACHINE_SECONDS", "300")]),
     step(
         "lint-host",
         "clippy on everything that runs on the host",
@@ -153,6 +180,7 @@ impl Step {
     fn command(&self) -> Command {
         let mut command = workspace::cargo();
         command.args(self.args).env("CARGO_TERM_COLOR", "never");
+        command.envs(self.env.iter().copied());
         if self.name == "lint-docs" {
             command.env("RUSTDOCFLAGS", "-Dwarnings");
         }

@@ -45,7 +45,8 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     }
     let mut total = Tally::default();
     let mut progress = Progress::new();
-    for step in host::STEPS.iter().filter(|step| wanted(step.name)) {
+    let steps = host::STEPS.iter().filter(|step| wanted(step.name) && (args.long || !step.only_long));
+    for step in steps {
         if signals.caught().is_some() {
             break;
         }
