@@ -10,11 +10,12 @@ use std::path::Path;
 const DOCUMENTS: [(&str, &str); 2] = [("docs/coherence.md", "coherence"), ("docs/pitfalls.md", "")];
 
 /// Where the tests of each prefix are.
-const SOURCES: [(&str, &str); 7] = [
+const SOURCES: [(&str, &str); 8] = [
     ("coherence", "crates/coherence/src"),
     ("tlfs", "crates/tlfs/src"),
     ("paging", "crates/paging"),
     ("memslots", "crates/memslots"),
+    ("machine", "crates/machine"),
     ("hypervisor", "hypervisor/src"),
     ("host", "host/src"),
     ("probe", "guests/probe/src/tests"),
@@ -61,7 +62,7 @@ fn sources(directory: &Path) -> String {
 }
 
 /// Whether `sources` define the test: as a function, as what a mutant of the protocol fails, or as a
-/// row of the bare guest's table. A name that ends in `*` stands for several.
+/// row of the bare guest's table, or as a mistake that the abstract machine must find. A name that ends in `*` stands for several.
 fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
     let (name, end) = match name.strip_suffix('*') {
         Some(start) => (start, ""),
@@ -69,6 +70,9 @@ fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
     };
     if prefix == "probe" {
         return sources.contains(&format!("test(\"{name}{end}"));
+    }
+    if prefix == "machine" && sources.contains(&format!("    {name}: ")) {
+        return true;
     }
     let fails_ends: &[&str] = if end.is_empty() { &[""] } else { &[":", " within "] };
     sources.contains(&format!("fn {name}{end}"))
