@@ -147,6 +147,12 @@ pub(crate) enum BenchCommand {
     /// entries only. The same with everything zapped, for comparison; and a GiB that is added and taken away again. Then, by the
     /// clock, a Linux guest with 8 threads that use memory. Ends with status 1 if a target is missed.
     Memslot(MemslotArgs),
+    /// The page tables on this machine, beside those of other crates
+    ///
+    /// Maps and unmaps 512 MiB in pages of 4 KiB by our crate, by x86_64 and by page_table_multiarch in turn (criterion), and lets
+    /// 1, 2 and 4 threads fault pages into one table. Ends with status 1 if another crate is faster, or threads hold each
+    /// other up. Times are of this machine: let it have nothing else to do.
+    Paging(PagingArgs),
     Boot(BootArgs),
 }
 
@@ -257,6 +263,14 @@ impl From<Way> for LogWay {
 /// A decimal number, or a hexadecimal one behind `0x`.
 fn number(text: &str) -> Result<u64, String> {
     parse_number(text).map_err(|_| format!("'{text}' is not a number; write for example 0x100000000"))
+}
+
+/// Arguments of `bench paging`.
+#[derive(Debug, Args)]
+pub(crate) struct PagingArgs {
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// Arguments of `bench memslot`.

@@ -41,6 +41,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Bench(BenchCommand::Exits(args)) => bench::counts::exits(args, &signals),
         Command::Bench(BenchCommand::Flush(args)) => bench::counts::flush(args, &signals),
         Command::Bench(BenchCommand::Memslot(args)) => bench::memslot::memslot(args, &signals),
+        Command::Bench(BenchCommand::Paging(args)) => bench::paging::paging(args),
         Command::Bench(BenchCommand::Boot(args)) => bench::boot::boot(args, &signals),
         Command::Ctl(args) => ctl::ctl(args),
         Command::Test(args) => test::test(args, &signals),

@@ -233,7 +233,7 @@ fn print_zap(samples: &Samples) -> bool {
 }
 
 /// Prints values with their limits; says whether all are within.
-fn judge<const N: usize>(rows: [(&str, f64, f64); N]) -> bool {
+pub(super) fn judge<const N: usize>(rows: [(&str, f64, f64); N]) -> bool {
     let good = |value: f64, limit: f64| value <= limit;
     let cells = rows.map(|(label, value, limit)| {
         let text =

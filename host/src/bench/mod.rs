@@ -3,4 +3,5 @@
 pub(crate) mod boot;
 pub(crate) mod counts;
 pub(crate) mod memslot;
+pub(crate) mod paging;
 mod running;

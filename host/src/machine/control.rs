@@ -139,6 +139,10 @@ impl Control {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     bail!("the hypervisor has not answered for {} s", SILENCE_MAX.as_secs())
                 }
+                // It had not read all that was sent.
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                    bail!("the machine ended before it had answered")
+                }
                 Err(error) => return Err(error).context("the machine has gone"),
             }
             match Answer::parse(&String::from_utf8_lossy(&line), self.asked) {

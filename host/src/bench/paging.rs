@@ -1,0 +1,133 @@
+//! `quell bench paging`: the page tables on the host, beside those of other crates.
+
+use super::memslot::judge;
+use crate::cli::PagingArgs;
+use crate::results::{self, Samples, Subject};
+use crate::table::table;
+use crate::workspace;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Stdio;
+use std::thread::available_parallelism;
+use std::{fs, io};
+
+/// Pages that one iteration maps or unmaps.
+const PAGES: f64 = 131_072.0;
+const CASES: [&str; 2] = ["map-512M-4K", "unmap-512M-4K"];
+const PEERS: [&str; 2] = ["x86_64", "page_table_multiarch"];
+const FAULTS: &str = "faults";
+/// Rates of threads that fault at once, relative to one.
+const SCALING_MIN: [(u32, f64); 2] = [(2, 1.8), (4, 3.2)];
+
+/// Measures, prints, and judges.
+pub(crate) fn paging(args: &PagingArgs) -> Result<u8> {
+    let mut samples = Samples::default();
+    eprintln!("mapping and unmapping 512 MiB in pages of 4 KiB, by three crates in turn …");
+    bench("peers", Stdio::null())?;
+    let criterion = workspace::root().join("target/criterion");
+    for case in CASES {
+        for who in ["quell"].into_iter().chain(PEERS) {
+            let path = criterion.join(case).join(who).join("new/estimates.json");
+            samples.add(&format!("{case}-{who}"), Subject::Quell, "time", "ns", median(&path)? / PAGES);
+        }
+    }
+    eprintln!("1, 2 and 4 threads that fault pages of 4 KiB into one table …");
+    for line in bench("faults", Stdio::piped())?.lines() {
+        faults(line, &mut samples)?;
+    }
+    let good = print(&samples);
+    if let Some(path) = &args.json {
+        results::write(path, "paging", None, &samples)?;
+    }
+    Ok(u8::from(!good))
+}
+
+/// Runs a benchmark of the crate; what it printed, if that is piped.
+fn bench(name: &str, output: Stdio) -> Result<String> {
+    let mut command = workspace::cargo();
+    command.args(["bench", "--quiet", "--package", "quell-paging", "--bench", name]);
+    command.args(["--target-dir"]).arg(workspace::root().join("target"));
+    let output = command.stdout(output).output().context("cannot run cargo")?;
+    if !output.status.success() {
+        io::Write::write_all(&mut io::stderr(), &output.stderr)?;
+        bail!("the benchmark {name} failed");
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Nanoseconds per iteration, as criterion has written them down.
+fn median(path: &Path) -> Result<f64> {
+    let text = fs::read(path).with_context(|| format!("criterion left no {}", path.display()))?;
+    let estimates: Value = serde_json::from_slice(&text)?;
+    estimates["median"]["point_estimate"].as_f64().context("criterion's estimates have no median")
+}
+
+/// Reads a line of the table of threads; its header is no line.
+fn faults(line: &str, samples: &mut Samples) -> Result<()> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let Some(threads) = words.first().and_then(|word| word.parse::<u32>().ok()) else { return Ok(()) };
+    ensure!(words.len() >= 5, "unexpected line '{line}'");
+    let case = format!("{FAULTS}-{threads}");
+    for (metric, unit, word) in [
+        ("wall", "Mfaults/s", words[1]),
+        ("a core for each", "Mfaults/s", words[2]),
+        ("failed exchanges", "count", words[4]),
+    ] {
+        samples.add(&case, Subject::Quell, metric, unit, word.parse().with_context(|| line.to_owned())?);
+    }
+    Ok(())
+}
+
+fn value(samples: &Samples, case: &str, metric: &str) -> f64 {
+    samples.row(case, Subject::Quell, metric).map_or(f64::NAN, |row| row.median)
+}
+
+/// Prints all; says whether the targets were met.
+fn print(samples: &Samples) -> bool {
+    let time = |case: &str, who: &str| value(samples, &format!("{case}-{who}"), "time");
+    let rows = ["quell"].into_iter().chain(PEERS).map(|who| {
+        let cells = CASES.map(|case| format!("{:.2} ns", time(case, who)));
+        [vec![who.to_owned()], cells.to_vec()].concat()
+    });
+    println!("{}", table(["per page of 4 KiB", "map", "unmap"], rows));
+    let fastest = |case| PEERS.into_iter().map(|who| time(case, who)).fold(f64::INFINITY, f64::min);
+    let [map, unmap] = CASES.map(|case| time(case, "quell") / fastest(case));
+    let cores = available_parallelism().map_or(1, usize::from);
+    // With fewer cores than threads, by the time that each has had on a core.
+    let one_per = |threads: u32| {
+        let metric = if cores >= threads as usize { "wall" } else { "a core for each" };
+        let rate = |threads: u32| value(samples, &format!("{FAULTS}-{threads}"), metric);
+        rate(1) * f64::from(threads) / rate(threads)
+    };
+    let [two, four] = SCALING_MIN.map(|(threads, _)| one_per(threads));
+    let [two_max, four_max] = SCALING_MIN.map(|(threads, least)| f64::from(threads) / least);
+    let failed = value(samples, "faults-4", "failed exchanges");
+    judge([
+        ("map, relative to the fastest other", map, 1.0),
+        ("unmap, relative to the fastest other", unmap, 1.0),
+        ("2 threads: time of a fault, relative to one thread's", two, two_max),
+        ("4 threads: time of a fault, relative to one thread's", four, four_max),
+        ("4 threads: exchanges that failed", failed, f64::INFINITY),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_measured_is_not_within_its_limit() {
+        assert!(!print(&Samples::default()));
+    }
+
+    #[test]
+    fn lines_of_threads_are_read() {
+        let mut samples = Samples::default();
+        faults("threads Mfaults/s wall", &mut samples).expect("is a header");
+        faults("      2           51.4           60.0     1.67x           0 0.00195/fault", &mut samples)
+            .expect("reads");
+        assert!((value(&samples, "faults-2", "wall") - 51.4).abs() < 1e-9);
+        assert!(faults("4 x", &mut samples).is_err());
+    }
+}
