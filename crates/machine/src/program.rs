@@ -7,7 +7,7 @@ use crate::hw::format::Arch;
 pub struct GpaPage {
     /// Its area.
     pub area: usize,
-    /// Index into [`PAGES`].
+    /// Index into [`PAGES`](crate::layout::PAGES).
     pub page: usize,
 }
 
@@ -22,7 +22,7 @@ pub struct FlushOp {
     pub space: Option<usize>,
     /// Global mappings can stay; there are none.
     pub non_global_only: bool,
-    /// Bits for [`VA_PAGES`]; `None` for everything.
+    /// Bits for [`VA_PAGES`](crate::layout::VA_PAGES); `None` for everything.
     pub pages: Option<u16>,
     /// Name large pages as such.
     pub large: bool,

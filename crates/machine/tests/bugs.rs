@@ -1,4 +1,5 @@
 //! Each mistake that the driver can make is found.
+#![cfg(not(loom))]
 
 use machine::bug::Bug;
 use machine::explore::{Effort, search};

@@ -1,4 +1,5 @@
 //! Without a mistake, nothing goes wrong.
+#![cfg(not(loom))]
 
 use machine::explore::{Effort, explore};
 use machine::hw::format::Arch;

@@ -163,8 +163,8 @@ const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/ttyS1";
 /// More threads than a 64-bit mask of processors can name.
 const THRASH_65: &str = "thrash --threads 65 --rounds 3 --settle 100 --report /dev/ttyS1";
 /// Threads that touch their memory while a ROM comes and goes.
-const MMTEST: &str = "mmtest --threads 4 --memory 16 --toggles 100 --passes 2 --report /dev/ttyS1";
-const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 1000 --passes 2 --report /dev/ttyS1";
+const MMTEST: &str = "mmtest --threads 4 --memory 16 --toggles 200 --passes 2 --report /dev/ttyS1";
+const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --passes 2 --report /dev/ttyS1";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
 
 pub(super) const CASES: [Case; 37] = [

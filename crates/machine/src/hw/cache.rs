@@ -2,7 +2,7 @@
 //!
 //! Nothing is stored there. A processor may hold whatever it could have loaded at some time while the tag was in use on
 //! it, unless an invalidation since then must have removed it. So there is a record of when the tag was in use, and of the
-//! invalidations; the tables know what they were at each time ([`History`](super::history)). An invalidation removes
+//! invalidations; the tables know what they were at each time (`history.rs`). An invalidation removes
 //! no more than the architecture demands.
 
 use std::collections::VecDeque;

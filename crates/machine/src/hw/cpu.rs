@@ -2,7 +2,8 @@
 
 use super::cache::{Context, Invalidation};
 use super::format::{Arch, Entry, Format, Stage};
-use super::memory::{Memory, Presence};
+use super::lives::Presence;
+use super::memory::Memory;
 use super::walk::{Fault, Nested, Place, Step, Translation, Walker};
 use crate::rng::Rng;
 

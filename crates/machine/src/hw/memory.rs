@@ -13,6 +13,7 @@ use paging::{ENTRY_COUNT, Entries};
 
 use super::bytes::Bytes;
 use super::history::History;
+use super::lives::{Lives, Presence};
 
 /// Bytes of a frame.
 pub const FRAME_SIZE: u64 = 4096;
@@ -24,62 +25,8 @@ pub const REGION_FRAMES: usize = (REGION_SIZE / FRAME_SIZE) as usize;
 pub const POISON: u64 = 0x0dea_d0dd_ba11_0000;
 /// Words of a free region's frame that are poisoned: nobody reads more.
 const POISONED_WORDS: usize = 16;
-/// Lives of a frame that are remembered.
-const LIVES_MAX: usize = 4;
 /// Moments of change that are remembered: how far back a processor of the model reaches.
 const MOMENTS_MAX: usize = 96;
-
-/// Whether something was there at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
-    /// In its life of this number.
-    Alive(u32),
-    /// It was free.
-    Free,
-    /// Too long ago.
-    Unknown,
-}
-
-/// From when to when a frame was in use.
-#[derive(Debug, Default)]
-struct Lives {
-    /// The last few, each with the time after its end.
-    spans: VecDeque<(u64, u64)>,
-    count: u32,
-}
-
-impl Lives {
-    fn begin(&mut self, time: u64) {
-        if self.spans.len() == LIVES_MAX {
-            self.spans.pop_front();
-        }
-        self.spans.push_back((time, u64::MAX));
-        self.count += 1;
-    }
-
-    /// False if it is free already.
-    fn end(&mut self, time: u64) -> bool {
-        match self.spans.back_mut() {
-            Some((_, end)) if *end == u64::MAX => {
-                *end = time;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    fn at(&self, time: u64) -> Presence {
-        for (age, &(begin, end)) in (0u32..).zip(self.spans.iter().rev()) {
-            if time >= end {
-                return Presence::Free;
-            }
-            if time >= begin {
-                return Presence::Alive(self.count - age);
-            }
-        }
-        if self.count as usize > self.spans.len() { Presence::Unknown } else { Presence::Free }
-    }
-}
 
 #[derive(Debug, Default)]
 struct TableFrame {
@@ -226,7 +173,7 @@ impl Memory {
 
     fn check_free(&self, index: usize) -> Result<(), String> {
         let pa = self.start() + index as u64 * FRAME_SIZE;
-        let expected = if self.tables[index].lives.count == 0 { 0 } else { POISON };
+        let expected = if self.tables[index].lives.has_none() { 0 } else { POISON };
         match self.entries(pa).is_some_and(|words| words.iter().all(|word| word.load(Relaxed) == expected)) {
             true => Ok(()),
             false => Err(format!("{} was written to after it was freed", self.name(pa))),

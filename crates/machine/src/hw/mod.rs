@@ -6,6 +6,7 @@ pub mod cpu;
 pub mod format;
 mod history;
 pub mod instruction;
+pub mod lives;
 pub mod memory;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,8 @@ use paging::Level;
 
 use super::cache::{Context, Item};
 use super::format::{Arch, Entry, Format, ROOT};
-use super::memory::{Memory, Presence};
+use super::lives::Presence;
+use super::memory::Memory;
 use crate::rng::Rng;
 
 /// An entry that a translation depends on.

@@ -16,8 +16,8 @@ use std::time::Duration;
 /// Threads, vCPUs, and CPUs that they share.
 const THREADS: u32 = 8;
 const CPUS: u32 = 2;
-/// Times that the ROM is switched on, read, and switched off. Linux switches it for each of the 64 pages that are read.
-const TOGGLES: u32 = 10;
+/// Times that the ROM is switched on, read, and switched off.
+const TOGGLES: u32 = 300;
 /// Memory that is left to the guest's kernel.
 const KERNEL_MEMORY: u64 = 256 * MIB;
 /// Idle time before and after, for the counters.

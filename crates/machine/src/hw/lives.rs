@@ -1,0 +1,65 @@
+//! When a frame was in use.
+
+use std::collections::VecDeque;
+
+/// Lives of a frame that are remembered.
+const LIVES_MAX: usize = 4;
+
+/// Whether something was there at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// In its life of this number.
+    Alive(u32),
+    /// It was free.
+    Free,
+    /// Too long ago.
+    Unknown,
+}
+
+/// From when to when a frame was in use.
+#[derive(Debug, Default)]
+pub(super) struct Lives {
+    /// The last few, each with the time after its end.
+    spans: VecDeque<(u64, u64)>,
+    count: u32,
+}
+
+impl Lives {
+    /// A life begins.
+    pub(super) fn begin(&mut self, time: u64) {
+        if self.spans.len() == LIVES_MAX {
+            self.spans.pop_front();
+        }
+        self.spans.push_back((time, u64::MAX));
+        self.count += 1;
+    }
+
+    /// A life ends; false if it has ended already.
+    pub(super) fn end(&mut self, time: u64) -> bool {
+        match self.spans.back_mut() {
+            Some((_, end)) if *end == u64::MAX => {
+                *end = time;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// How it was at a time.
+    pub(super) fn at(&self, time: u64) -> Presence {
+        for (age, &(begin, end)) in (0u32..).zip(self.spans.iter().rev()) {
+            if time >= end {
+                return Presence::Free;
+            }
+            if time >= begin {
+                return Presence::Alive(self.count - age);
+            }
+        }
+        if self.count as usize > self.spans.len() { Presence::Unknown } else { Presence::Free }
+    }
+
+    /// Whether it was never in use.
+    pub(super) fn has_none(&self) -> bool {
+        self.count == 0
+    }
+}
