@@ -22,6 +22,7 @@ impl Context<'_> {
     ///
     /// Decoding, translation and access are one section for the flush engine: an initiator that has changed the
     /// translation waits until the access is done, or the walk here finds the change (H30).
+    #[inline(never)] // Seldom, and with room for what other exits need not make.
     pub(super) fn emulate_access(&mut self, mmio: Option<Gpa>) {
         let vm = self.vm;
         self.state.rsp_from_vmcb();

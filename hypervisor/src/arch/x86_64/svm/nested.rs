@@ -15,6 +15,7 @@ const FAULT_FETCH: u64 = 1 << 4;
 
 impl Context<'_> {
     /// #NPF: `exit_info_2` is the guest physical address.
+    #[inline(never)] // Apart from the exits that are many.
     pub(crate) fn on_nested_fault(&mut self) {
         let gpa = Gpa(self.state.vmcb.exit_info_2);
         let info = self.state.vmcb.exit_info_1;
