@@ -83,6 +83,11 @@ impl Samples {
         let same = |s: &&Series| s.case == case && s.subject == subject && s.metric == metric;
         self.series.iter().find(same)?.row()
     }
+
+    /// The median of a metric of Quell's; not a number if it was not measured.
+    pub(crate) fn of_quell(&self, case: &str, metric: &str) -> f64 {
+        self.row(case, Subject::Quell, metric).map_or(f64::NAN, |row| row.median)
+    }
 }
 
 impl Series {

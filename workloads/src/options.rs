@@ -1,5 +1,25 @@
 //! Command lines of `--name value` pairs.
 
+use std::env::{self, Args};
+use std::iter::Skip;
+use std::process::ExitCode;
+
+/// The options of this process, as `parse` reads them.
+///
+/// # Errors
+///
+/// It does not: then what is wrong and `usage` have been printed, and the process is to end with this status.
+pub fn of_process<O>(
+    program: &str,
+    usage: &str,
+    parse: impl FnOnce(Skip<Args>) -> Result<O, String>,
+) -> Result<O, ExitCode> {
+    parse(env::args().skip(1)).map_err(|message| {
+        eprintln!("{program}: {message}\n{usage}");
+        ExitCode::from(2)
+    })
+}
+
 /// The pairs of name and value. A name without a value is an error, and the last item.
 pub fn pairs(
     args: impl IntoIterator<Item = String>,

@@ -19,7 +19,8 @@ const PAGES: u64 = (1 << 30) / 4096;
 const TABLES: usize = 4 * (PAGES as usize / 512) + 64;
 const ROUNDS: usize = 25;
 
-/// Tables from one piece, in turn; a counter of its own line for what is shared.
+/// Tables from one piece, in turn, zeroed by the thread that takes them, as kernels do; a counter of its own line for
+/// what is shared.
 struct Pool {
     tables: Vec<Entries>,
     used: Line,
@@ -36,11 +37,13 @@ impl Pool {
     }
 }
 
-// SAFETY: each table is handed out once, zeroed as it was built.
+// SAFETY: each table is handed out once, zeroed.
 unsafe impl TableMemory for &Pool {
     fn allocate(&self) -> Option<PhysAddr> {
         let index = self.used.0.fetch_add(1, Relaxed);
-        ((index as usize) < TABLES).then(|| PhysAddr((index + 1) << 12))
+        let table = self.tables.get(index as usize)?;
+        table.iter().for_each(|entry| entry.store(0, Relaxed));
+        Some(PhysAddr((index + 1) << 12))
     }
     unsafe fn free(&self, _: PhysAddr) {
         self.freed.0.fetch_add(1, Relaxed);

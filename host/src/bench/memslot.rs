@@ -190,28 +190,24 @@ fn reported_value(outcome: &Outcome, case: &str) -> Result<f64> {
         .with_context(|| format!("the guest did not report '{case}'"))
 }
 
-fn value(samples: &Samples, case: &str, metric: &str) -> f64 {
-    samples.row(case, Subject::Quell, metric).map_or(f64::NAN, |row| row.median)
-}
-
 /// Prints what deletions of the ROM took; says whether they met their targets.
 fn print_deletions(samples: &Samples, everything: &str) -> bool {
     let metrics = ["deletion", "cycle with refaults", "entries visited", "pages installed", "flushes"];
     let mut rows = Vec::new();
     for case in SIZES.iter().map(|(_, case)| *case).chain([everything]) {
-        let cells = metrics.map(|metric| format!("{:.0}", value(samples, case, metric)));
+        let cells = metrics.map(|metric| format!("{:.0}", samples.of_quell(case, metric)));
         rows.push([vec![case.to_owned()], cells.to_vec()].concat());
     }
     let header = ["per deletion", "instructions", "with refaults", "visited", "installed", "flushes"];
     println!("{}", table(header, rows));
-    let costs = SIZES.map(|(_, case)| value(samples, case, "deletion"));
+    let costs = SIZES.map(|(_, case)| samples.of_quell(case, "deletion"));
     let spread =
         costs.iter().copied().fold(f64::MIN, f64::max) / costs.iter().copied().fold(f64::MAX, f64::min);
-    let visited = SIZES.map(|(_, case)| value(samples, case, "entries visited"));
+    let visited = SIZES.map(|(_, case)| samples.of_quell(case, "entries visited"));
     let most = visited.iter().copied().fold(f64::MIN, f64::max);
-    let ratio =
-        value(samples, SIZES[0].1, "cycle with refaults") / value(samples, everything, "cycle with refaults");
-    let refaults = SIZES.map(|(_, case)| value(samples, case, "pages installed"));
+    let ratio = samples.of_quell(SIZES[0].1, "cycle with refaults")
+        / samples.of_quell(everything, "cycle with refaults");
+    let refaults = SIZES.map(|(_, case)| samples.of_quell(case, "pages installed"));
     let refaulted = refaults.iter().copied().fold(f64::MIN, f64::max);
     judge([
         ("deletion with most memory elsewhere, relative to least", spread, SPREAD_MAX),
@@ -223,7 +219,7 @@ fn print_deletions(samples: &Samples, everything: &str) -> bool {
 
 /// Prints what the GiB took; says whether it met its targets.
 fn print_zap(samples: &Samples) -> bool {
-    let of = |metric| value(samples, ZAP_CASE, metric);
+    let of = |metric| samples.of_quell(ZAP_CASE, metric);
     judge([
         ("zap of 1 GiB: entries visited per page", of("entries visited") / ZAP_PAGES, VISITED_PER_PAGE_MAX),
         ("flushes", of("flushes"), 1.0),

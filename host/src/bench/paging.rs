@@ -79,13 +79,9 @@ fn faults(line: &str, samples: &mut Samples) -> Result<()> {
     Ok(())
 }
 
-fn value(samples: &Samples, case: &str, metric: &str) -> f64 {
-    samples.row(case, Subject::Quell, metric).map_or(f64::NAN, |row| row.median)
-}
-
 /// Prints all; says whether the targets were met.
 fn print(samples: &Samples) -> bool {
-    let time = |case: &str, who: &str| value(samples, &format!("{case}-{who}"), "time");
+    let time = |case: &str, who: &str| samples.of_quell(&format!("{case}-{who}"), "time");
     let rows = ["quell"].into_iter().chain(PEERS).map(|who| {
         let cells = CASES.map(|case| format!("{:.2} ns", time(case, who)));
         [vec![who.to_owned()], cells.to_vec()].concat()
@@ -97,12 +93,12 @@ fn print(samples: &Samples) -> bool {
     // With fewer cores than threads, by the time that each has had on a core.
     let one_per = |threads: u32| {
         let metric = if cores >= threads as usize { "wall" } else { "a core for each" };
-        let rate = |threads: u32| value(samples, &format!("{FAULTS}-{threads}"), metric);
+        let rate = |threads: u32| samples.of_quell(&format!("{FAULTS}-{threads}"), metric);
         rate(1) * f64::from(threads) / rate(threads)
     };
     let [two, four] = SCALING_MIN.map(|(threads, _)| one_per(threads));
     let [two_max, four_max] = SCALING_MIN.map(|(threads, least)| f64::from(threads) / least);
-    let failed = value(samples, "faults-4", "failed exchanges");
+    let failed = samples.of_quell("faults-4", "failed exchanges");
     judge([
         ("map, relative to the fastest other", map, 1.0),
         ("unmap, relative to the fastest other", unmap, 1.0),
@@ -127,7 +123,7 @@ mod tests {
         faults("threads Mfaults/s wall", &mut samples).expect("is a header");
         faults("      2           51.4           60.0     1.67x           0 0.00195/fault", &mut samples)
             .expect("reads");
-        assert!((value(&samples, "faults-2", "wall") - 51.4).abs() < 1e-9);
+        assert!((samples.of_quell("faults-2", "wall") - 51.4).abs() < 1e-9);
         assert!(faults("4 x", &mut samples).is_err());
     }
 }

@@ -47,16 +47,6 @@ const ID: u8 = 0;
 const COMMAND: u8 = 1;
 const CLASS: u8 = 2;
 
-/// The ROM is seen elsewhere from now on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct RomMove {
-    /// Guest physical address of its first byte before; `None` if it was not seen.
-    pub from: Option<u64>,
-    /// And now; it is another one.
-    pub to: Option<u64>,
-}
-
 /// A device on the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Device {
@@ -104,18 +94,19 @@ impl Pci {
         Some(lanes.to_port(value))
     }
 
-    /// OUT to one of the registers' ports; `None` if it belongs to another device. Bytes beyond the last port are lost.
-    pub fn port_write(&mut self, port: u16, size: PortSize, value: u32) -> Option<Option<RomMove>> {
+    /// OUT to one of the registers' ports; false if it belongs to another device. Bytes beyond the last port are lost.
+    ///
+    /// The ROM may be seen [elsewhere](Self::rom_base) afterwards.
+    pub fn port_write(&mut self, port: u16, size: PortSize, value: u32) -> bool {
         if port == CONFIG_ADDRESS && size == PortSize::Dword {
             self.address = value & ADDRESS_BITS;
-            return Some(None);
+            return true;
         }
-        let lanes = Lanes::of(port, size)?;
-        let Some((Device::Rom, register)) = self.selected() else { return Some(None) };
-        let from = self.rom.base();
-        self.rom.write(register, lanes.to_register(value), lanes.mask());
-        let to = self.rom.base();
-        Some((from != to).then_some(RomMove { from, to }))
+        let Some(lanes) = Lanes::of(port, size) else { return false };
+        if let Some((Device::Rom, register)) = self.selected() {
+            self.rom.write(register, lanes.to_register(value), lanes.mask());
+        }
+        true
     }
 
     /// The device and the index of the double word that the address names.

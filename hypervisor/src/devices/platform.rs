@@ -7,7 +7,7 @@
 
 use super::ioapic::{self, IoApic, Messages};
 use super::message::Message;
-use super::pci::{Pci, RomMove};
+use super::pci::Pci;
 use super::power::{self, PowerEvent};
 use super::uart16550::{self, Uart16550};
 
@@ -95,8 +95,6 @@ pub enum Output {
     Transmit(SerialPort, u8),
     /// The machine is to end or to start again.
     Power(PowerEvent),
-    /// The ROM's memory is to be seen elsewhere.
-    Rom(RomMove),
 }
 
 /// What a port write asks for.
@@ -149,12 +147,10 @@ impl Platform {
         power::read(port).map_or(size.all_ones(), u32::from)
     }
 
-    /// OUT to a port. Of `value` only the low bits of the access's size count.
+    /// OUT to a port. Of `value` only the low bits of the access's size count. One to PCI's configuration may change
+    /// [where the ROM is seen](Self::rom_base).
     pub fn port_write(&mut self, port: u16, size: PortSize, value: u32) -> PlatformEffect {
-        if let Some(moved) = self.pci.port_write(port, size, value) {
-            return PlatformEffect { output: moved.map_or(Output::None, Output::Rom), interrupt: None };
-        }
-        if size != PortSize::Byte {
+        if self.pci.port_write(port, size, value) || size != PortSize::Byte {
             return PlatformEffect::NONE;
         }
         let value = value as u8;
@@ -295,11 +291,10 @@ mod tests {
     fn configuration_ports_are_pcis() {
         let mut platform = platform();
         assert_eq!(platform.port_read(0xcfc, PortSize::Dword), u32::MAX, "nothing is selected yet");
-        let mut write = |port, value| platform.port_write(port, PortSize::Dword, value).output;
-        assert_eq!(write(0xcf8, 0x8000_0830), Output::None);
-        let moved = RomMove { from: None, to: Some(0xe000_0000) };
-        assert_eq!(write(0xcfc, 0xe000_0001), Output::Rom(moved));
-        assert_eq!(write(0xcfc, 0xe000_0001), Output::None);
+        assert_eq!(platform.port_write(0xcf8, PortSize::Dword, 0x8000_0830), PlatformEffect::NONE);
+        assert_eq!(platform.rom_base(), None);
+        assert_eq!(platform.port_write(0xcfc, PortSize::Dword, 0xe000_0001), PlatformEffect::NONE);
+        assert_eq!(platform.rom_base(), Some(0xe000_0000));
         assert_eq!(platform.port_read(0xcf8, PortSize::Dword), 0x8000_0830);
         assert_eq!(platform.port_read(0xcff, PortSize::Byte), 0xe0);
         assert_eq!(platform.port_read(0xcf9, PortSize::Byte), 0, "the reset register lies between");

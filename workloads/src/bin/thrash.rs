@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
-use std::{env, error, fs, io, ptr, thread};
+use std::{error, fs, io, ptr, thread};
 use workloads::interrupts::IpiCounts;
 use workloads::options::{self, number, unknown};
 use workloads::report::Report;
@@ -186,12 +186,9 @@ fn run(options: &Options) -> Result<(), Box<dyn error::Error>> {
 }
 
 fn main() -> ExitCode {
-    let options = match Options::parse(env::args().skip(1)) {
+    let options = match options::of_process("thrash", USAGE, Options::parse) {
         Ok(options) => options,
-        Err(message) => {
-            eprintln!("thrash: {message}\n{USAGE}");
-            return ExitCode::from(2);
-        }
+        Err(status) => return status,
     };
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
@@ -227,7 +224,7 @@ mod tests {
 
     #[test]
     fn every_round_of_every_thread_is_made() {
-        let dir = env::temp_dir();
+        let dir = std::env::temp_dir();
         let (file, report) = (format!("thrash-test-{}", std::process::id()), "jsonl");
         let file = dir.join(file);
         let report_path = file.with_extension(report);
@@ -248,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_mapping_past_the_end_of_the_offsets_is_an_error() {
-        let path = env::temp_dir().join(format!("thrash-round-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("thrash-round-{}", std::process::id()));
         let shared = SharedFile::create(&path, 2 * PAGE_BYTES).expect("creates");
         assert_eq!(round(&shared.file, 1, 1).expect("maps"), 0);
         assert!(round(&shared.file, 0, 0).is_err(), "an empty mapping is refused by the kernel");

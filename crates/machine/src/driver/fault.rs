@@ -54,17 +54,12 @@ impl Cpu<'_> {
         let outcome = if self.machine.has(Bug::NoSection) {
             vm.space.fault(gpa, fault.store)
         } else {
-            let section = loop {
-                if let Ok(section) = owner.begin_translation() {
-                    break section;
-                }
-                self.take_flush(vm, vcpu, owner);
-            };
-            self.machine.point();
-            let outcome = vm.space.fault(gpa, fault.store);
-            self.machine.point();
-            section.end();
-            outcome
+            self.in_section(vm, vcpu, owner, |cpu, _| {
+                cpu.machine.point();
+                let outcome = vm.space.fault(gpa, fault.store);
+                cpu.machine.point();
+                outcome
+            })
         };
         self.machine.note(|| format!("fault of vCPU {}.{number} at {gpa}: {outcome:?}", vm.index));
         match outcome {
@@ -93,6 +88,24 @@ impl Cpu<'_> {
         }
     }
 
+    /// Uses translations on the guest's behalf, after the flushes that have been asked for.
+    fn in_section<F: TableFormat, R>(
+        &mut self,
+        vm: &Vm<'_, F>,
+        vcpu: &mut Vcpu,
+        owner: &mut Owner<'_>,
+        work: impl FnOnce(&mut Self, &Vcpu) -> R,
+    ) -> R {
+        loop {
+            if let Ok(section) = owner.begin_translation() {
+                let result = work(self, vcpu);
+                section.end();
+                return result;
+            }
+            self.take_flush(vm, vcpu, owner);
+        }
+    }
+
     /// The operation is done as far as it goes.
     fn give_up(&self, vcpu: &mut Vcpu) {
         vcpu.call = None;
@@ -110,21 +123,16 @@ impl Cpu<'_> {
         (was_absent, updates): (bool, u64),
     ) {
         let gpa = Gpa(fault.gpa);
-        let mut is_still_meant = true;
         if let (Some(page), Arch::Amd64) = (fault.page, self.machine.config.arch) {
-            let section = loop {
-                if let Ok(section) = owner.begin_translation() {
-                    break section;
-                }
-                self.take_flush(vm, vcpu, owner);
-            };
             let access = if fault.store { Access::WRITE } else { Access::empty() };
-            is_still_meant = self.translate(vm, number, vcpu, page, access) == Some(gpa);
-            self.machine.point();
-            section.end();
-        }
-        if !is_still_meant {
-            return;
+            let is_still_meant = self.in_section(vm, vcpu, owner, |cpu, vcpu| {
+                let found = cpu.translate(vm, number, vcpu, page, access);
+                cpu.machine.point();
+                found == Some(gpa)
+            });
+            if !is_still_meant {
+                return;
+            }
         }
         // There is no memory now, or there was none when the access began, or the slots changed in between.
         if !was_absent && !is_absent(vm, gpa) && updates == vm.updates.get() {

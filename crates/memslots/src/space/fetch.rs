@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use paging::{FlushReceipt, Format, Gpa, Stamp, TableMemory};
+use paging::{FlushReceipt, Format, Gpa, TableMemory};
 
 use super::job::{Owed, Progress, Report};
 use super::task::Task;
@@ -34,8 +34,6 @@ pub struct FetchJob<'a, 'w, F: Format, M: TableMemory> {
     stage: Stage<'a, 'w>,
     walk: Option<Walk<'a, F, M>>,
     owed: Owed<M>,
-    last: Stamp,
-    flushes: bool,
     _turn: Turn<'a>,
 }
 
@@ -58,9 +56,7 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
         } else {
             (Stage::Transferring(words), Some(Task::Transfer(slot.range(), 0)))
         };
-        let last = space.stamp();
-        let mut job =
-            Self { space, slot, stage, walk: None, owed: Owed::new(), last, flushes: false, _turn: turn };
+        let mut job = Self { space, slot, stage, walk: None, owed: Owed::new(space.stamp()), _turn: turn };
         if let Some(task) = task {
             let editor = space.tables.edit().ok_or(SlotError::Busy)?;
             job.walk = Walk::begin(editor, &space.slots, task, paging::Permissions::R, job.owed.gather());
@@ -70,17 +66,13 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
 
     /// Goes on, for at most `entries_max` entries.
     pub fn step(&mut self, entries_max: u32) -> Progress {
-        if self.flushes {
-            return Progress::Flush;
-        }
-        if self.owed.free(entries_max) {
-            return Progress::More;
+        if let Some(progress) = self.owed.step(entries_max) {
+            return progress;
         }
         if let Some(walk) = &mut self.walk {
             return match walk.step(entries_max) {
                 Walked::More => Progress::More,
                 Walked::Through(gather) | Walked::OutOfTables(gather) => {
-                    self.last = gather.stamp();
                     self.owed.put(gather);
                     self.walk = None;
                     Progress::More
@@ -92,8 +84,7 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
                 match self.space.slots.memory().fetch_dirty(self.slot.id, 0, words) {
                     Ok(fetch) => {
                         self.stage = Stage::Taken(fetch);
-                        self.flushes = true;
-                        Progress::Flush
+                        self.owed.await_flush()
                     }
                     // Its slot cannot go while this is the job.
                     Err(_) => Progress::Waiting,
@@ -102,8 +93,7 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
             // A flush even if nothing was changed: it waits for faults that are being dealt with.
             Stage::Taken(fetch) => {
                 self.stage = Stage::Taken(fetch);
-                self.flushes = true;
-                Progress::Flush
+                self.owed.await_flush()
             }
             Stage::Over(count) => {
                 self.stage = Stage::Over(count);
@@ -117,16 +107,15 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
     /// nothing has changed.
     #[must_use = "without a receipt the fetch does not go on"]
     pub fn flushed(&mut self, receipt: &impl FlushReceipt) -> bool {
-        if !receipt.covers(self.last) || !self.owed.release(receipt) {
+        if !self.owed.release(receipt) {
             return false;
         }
         if let Stage::Taken(fetch) = core::mem::replace(&mut self.stage, Stage::Moving) {
-            self.stage = match fetch.finish(receipt, self.last) {
+            self.stage = match fetch.finish(receipt, self.owed.last()) {
                 Ok(count) => Stage::Over(count),
                 Err(fetch) => Stage::Taken(fetch),
             };
         }
-        self.flushes = false;
         matches!(self.stage, Stage::Over(_))
     }
 

@@ -10,7 +10,7 @@ use paging::{
 use super::task::{self, Task};
 use super::walk::{Walk, Walked};
 use super::{GuestSpace, Turn};
-use crate::{Generation, Published, Quiesced, Retired, SpaceId};
+use crate::{Generation, Published, Quiesced, Retired, SlotChange, SpaceId};
 
 /// How far a step has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,13 +43,38 @@ pub(super) struct Owed<M: TableMemory> {
     freeing: Option<Freeing<M>>,
     /// Entries that `gather`'s changes visited, as far as they are counted.
     counted: u64,
+    /// When tables were last changed: a flush has to be later.
+    last: Stamp,
+    /// A flush has to come now.
+    awaits_flush: bool,
     pub(super) report: Report,
 }
 
 impl<M: TableMemory> Owed<M> {
-    pub(super) const fn new() -> Self {
-        let report = Report { visited: 0, tables: 0, flushes: 0 };
-        Self { gather: None, freeing: None, counted: 0, report }
+    /// Nothing, when it is `now`.
+    pub(super) fn new(now: Stamp) -> Self {
+        let report = Report::default();
+        Self { gather: None, freeing: None, counted: 0, last: now, awaits_flush: false, report }
+    }
+
+    /// When tables were last changed.
+    pub(super) const fn last(&self) -> Stamp {
+        self.last
+    }
+
+    /// What has to be done before anything else: a flush by others, or freeing, which this goes on with for about as long
+    /// as it takes to visit so many entries.
+    pub(super) fn step(&mut self, entries_max: u32) -> Option<Progress> {
+        if self.awaits_flush {
+            return Some(Progress::Flush);
+        }
+        self.free(entries_max).then_some(Progress::More)
+    }
+
+    /// Nothing more is done before a flush.
+    pub(super) fn await_flush(&mut self) -> Progress {
+        self.awaits_flush = true;
+        Progress::Flush
     }
 
     /// What the next pass is to add to.
@@ -60,6 +85,7 @@ impl<M: TableMemory> Owed<M> {
     pub(super) fn put(&mut self, gather: Gather<M>) {
         self.report.visited += gather.visited_count() - self.counted;
         self.counted = gather.visited_count();
+        self.last = gather.stamp();
         self.gather = Some(gather);
     }
 
@@ -67,8 +93,11 @@ impl<M: TableMemory> Owed<M> {
         self.gather.as_ref().is_some_and(|gather| gather.invalidation() != Invalidation::Nothing)
     }
 
-    /// Lets [`free`](Self::free) free what the receipt is for; false if it is for an earlier flush.
+    /// Everything was flushed: what the receipt is for is freed from now on. False if it is for an earlier flush.
     pub(super) fn release(&mut self, receipt: &impl FlushReceipt) -> bool {
+        if !receipt.covers(self.last) {
+            return false;
+        }
         if let Some(gather) = self.gather.take() {
             match gather.release_in_steps(receipt) {
                 Ok(freeing) => {
@@ -84,11 +113,12 @@ impl<M: TableMemory> Owed<M> {
             }
         }
         self.report.flushes += 1;
+        self.awaits_flush = false;
         true
     }
 
-    /// Frees tables, for about as long as it takes to visit so many entries; false if there are none.
-    pub(super) fn free(&mut self, entries_max: u32) -> bool {
+    /// Frees tables; false if there are none.
+    fn free(&mut self, entries_max: u32) -> bool {
         let Some(freeing) = &mut self.freeing else { return false };
         let tables_max = (entries_max as usize / ENTRY_COUNT).max(1);
         if !freeing.step(tables_max) {
@@ -124,10 +154,7 @@ pub struct Job<'a, F: Format, M: TableMemory> {
     /// What is left to do for the present change, the next one last.
     tasks: ArrayVec<Task, 4>,
     walk: Option<Walk<'a, F, M>>,
-    /// A flush has to come now.
-    flushes: bool,
     owed: Owed<M>,
-    last: Stamp,
     _turn: Turn<'a>,
 }
 
@@ -138,20 +165,15 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
             stage: Stage::Draining(published),
             tasks: ArrayVec::new(),
             walk: None,
-            flushes: false,
-            owed: Owed::new(),
-            last: space.stamp(),
+            owed: Owed::new(space.stamp()),
             _turn: turn,
         }
     }
 
     /// Goes on, for at most `entries_max` entries. `retire` gets the memory and logs that are out of use in the end.
     pub fn step(&mut self, entries_max: u32, retire: impl FnMut(Retired)) -> Progress {
-        if self.flushes {
-            return Progress::Flush;
-        }
-        if self.owed.free(entries_max) {
-            return Progress::More;
+        if let Some(progress) = self.owed.step(entries_max) {
+            return progress;
         }
         if let Some(walk) = &mut self.walk {
             let walked = walk.step(entries_max);
@@ -184,15 +206,14 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
     /// nothing has changed.
     #[must_use = "without a receipt the job does not go on"]
     pub fn flushed(&mut self, receipt: &impl FlushReceipt) -> bool {
-        if !receipt.covers(self.last) || !self.owed.release(receipt) {
+        if !self.owed.release(receipt) {
             return false;
         }
-        self.flushes = false;
         if let Stage::Treating { update, next } = &mut self.stage
             && self.tasks.is_empty()
             && update.change(*next).is_none()
         {
-            return update.settle(SpaceId::FIRST, receipt, self.last);
+            return update.settle(SpaceId::FIRST, receipt, self.owed.last());
         }
         true
     }
@@ -213,13 +234,11 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
     fn walked(&mut self, walked: Walked<M>) -> Progress {
         match walked {
             Walked::More => return Progress::More,
-            Walked::Through(gather) => self.owe(gather),
+            Walked::Through(gather) => self.owed.put(gather),
             Walked::OutOfTables(gather) => {
-                self.owe(gather);
+                self.owed.put(gather);
                 // What cannot be split goes: faults bring it back in small pages.
-                if let Stage::Treating { update, next } = &self.stage
-                    && let Some(change) = next.checked_sub(1).and_then(|index| update.change(index))
-                {
+                if let Some(change) = self.present() {
                     self.tasks.clear();
                     self.tasks.push(Task::Zap(change.former.range()));
                 }
@@ -229,9 +248,10 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         Progress::More
     }
 
-    fn owe(&mut self, gather: Gather<M>) {
-        self.last = gather.stamp();
-        self.owed.put(gather);
+    /// The change that is being dealt with.
+    fn present(&self) -> Option<SlotChange> {
+        let Stage::Treating { update, next } = &self.stage else { return None };
+        update.change(next.checked_sub(1)?)
     }
 
     fn next_task(&mut self, retire: impl FnMut(Retired)) -> Progress {
@@ -247,7 +267,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
         match self.tasks.pop() {
             None => Progress::More,
-            Some(Task::Flush) => self.flush(),
+            Some(Task::Flush) => self.owed.await_flush(),
             Some(task) => self.begin(task),
         }
     }
@@ -274,24 +294,17 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
 
     /// What leaves of the slot that is being dealt with allow.
     fn rights(&self) -> Permissions {
-        let Stage::Treating { update, next } = &self.stage else { return Permissions::R };
-        let change = next.checked_sub(1).and_then(|index| update.change(index));
-        match change.and_then(|change| change.current) {
+        match self.present().and_then(|change| change.current) {
             Some(slot) if !slot.is_read_only() => Permissions::RWX,
             _ => Permissions::RX,
         }
-    }
-
-    fn flush(&mut self) -> Progress {
-        self.flushes = true;
-        Progress::Flush
     }
 
     /// All changes are dealt with: flush if need be, and end the update.
     fn conclude(&mut self, retire: impl FnMut(Retired)) -> Progress {
         let Stage::Treating { update, .. } = &self.stage else { return Progress::Waiting };
         if self.owed.needs_flush() || update.needs_receipt(SpaceId::FIRST) {
-            return self.flush();
+            return self.owed.await_flush();
         }
         let Stage::Treating { update, .. } = core::mem::replace(&mut self.stage, Stage::Stuck) else {
             return Progress::Waiting;

@@ -27,7 +27,7 @@ use super::slot_memory::SlotMemory;
 use super::space::Space;
 use super::svm::state::{Permissions, VcpuState};
 use super::svm::{cpuid, invalidate, msr};
-use super::{apic, clock, console};
+use super::{apic, clock, console, control};
 use crate::devices::acpi;
 use crate::devices::apic_ids::Assignment;
 use crate::devices::inbox::Inbox;
@@ -337,11 +337,14 @@ impl Machine {
     }
 
     /// The ROM is not decoded after a reset. No vCPU runs.
-    fn reset_rom(&self) {
+    fn reset_rom(&self, cpu: &PerCpu) {
         let mut scratch = Box::new(FlushScratch::new());
-        // A request from outside may just be changing the slots; it goes on on its own CPU.
+        // A request from outside may just be changing the slots. It goes on on the CPU that serves requests, and that may
+        // be this one.
         while self.rom.lock().follow(self, None, &mut scratch).is_err() {
-            core::hint::spin_loop();
+            if !control::serve(cpu) {
+                core::hint::spin_loop();
+            }
         }
     }
 
@@ -607,7 +610,7 @@ impl Machine {
     /// B  parked += 1 (AcqRel)                  D  states and memory reset, RESET cleared, all woken
     /// ```
     /// B before C, so A before D.
-    pub(super) fn park(&self) {
+    pub(super) fn park(&self, cpu: &PerCpu) {
         if self.parked.fetch_add(1, Ordering::AcqRel) + 1 < self.vcpu_count() {
             return;
         }
@@ -625,7 +628,7 @@ impl Machine {
         }
         self.partition.reset();
         *self.overlays.lock() = Overlays::default();
-        self.reset_rom();
+        self.reset_rom(cpu);
         *self.platform.lock() = Platform::new();
         // The plan was made from the same files before.
         self.load_guest().unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));

@@ -15,8 +15,8 @@ use crate::devices::pci::rom_device::RomLen;
 const SLOT: SlotId = SlotId(u16::MAX);
 const PAGE: usize = 4096;
 
-/// The ROM. Its lock is held from before the register's write to the end of what follows from it, so that the slots
-/// follow in the order of the writes.
+/// The ROM. Whoever writes to its device's registers holds its lock until [`follow`](Rom::follow) is over, so that the
+/// slots follow in the order of the writes.
 pub(super) struct Rom {
     image: PhysAddr,
     len: RomLen,
@@ -37,7 +37,7 @@ impl Rom {
         Self { image: PhysAddr(image), len, base: None }
     }
 
-    /// Makes the slot follow what the device decodes, and returns what that took; nothing if it is there already.
+    /// Makes the slot be where the device decodes the ROM, and returns what that took; nothing if it is there already.
     ///
     /// # Errors
     ///

@@ -275,7 +275,7 @@ impl<'a> Context<'a> {
                 let Block::Next(next) = self.vm.sched.block(self.cpu.index, now, u64::MAX, || true) else {
                     unreachable!("a vCPU that runs can always stop")
                 };
-                self.vm.park();
+                self.vm.park(self.cpu);
                 next
             }
         };

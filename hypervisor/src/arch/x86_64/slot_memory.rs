@@ -12,6 +12,31 @@ use memslots::{DirtyLog, Gpa, PhysAddr, Slot, SlotFlags, SlotId};
 use super::memory::FreeMemory;
 
 const PAGE: u64 = 4096;
+/// Memory that is zeroed in a step.
+const CLEAR_BYTES: u64 = 256 << 10;
+
+/// A slot that is to be added. Nobody else uses its memory, which is being zeroed.
+pub(super) struct NewSlot {
+    slot: Slot,
+    cleared: u64,
+}
+
+impl NewSlot {
+    /// The slot, if all of its memory is zeroed.
+    pub(super) fn ready(&self) -> Option<Slot> {
+        (self.cleared == self.slot.size).then_some(self.slot)
+    }
+
+    /// Zeroes some more of the memory.
+    pub(super) fn clear_some(&mut self) {
+        let bytes = CLEAR_BYTES.min(self.slot.size - self.cleared);
+        let start = self.slot.host.0 + self.cleared;
+        // SAFETY: the memory was free, is mapped one to one, and is nobody's before the slot is added, which takes the
+        // whole of it to be zeroed.
+        unsafe { core::slice::from_raw_parts_mut(start as *mut [u64; 8], (bytes / 64) as usize) }.fill([0; 8]);
+        self.cleared += bytes;
+    }
+}
 
 /// A dirty log, and where a fetch puts its result.
 struct Log {
@@ -45,15 +70,13 @@ impl SlotMemory {
         self.free.largest()
     }
 
-    /// Zeroed memory for a slot that is to be added under `id`; `None` if there is not so much in one piece.
-    pub(super) fn take(&mut self, id: SlotId, gpa: Gpa, size: u64, flags: SlotFlags) -> Option<Slot> {
+    /// Memory for a slot that is to be added under `id`; `None` if there is not so much in one piece.
+    pub(super) fn take(&mut self, id: SlotId, gpa: Gpa, size: u64, flags: SlotFlags) -> Option<NewSlot> {
         // Aligned to the largest page that may be mapped, as far as the guest address allows.
         let alignments = [1 << 30, 2 << 20, PAGE].into_iter().filter(|&align| size >= align);
         let host = alignments.into_iter().find_map(|align| self.free.take(size, align, u64::MAX))?;
-        // SAFETY: the memory was free, and is mapped one to one.
-        unsafe { core::slice::from_raw_parts_mut(host as *mut [u64; 8], (size / 64) as usize) }.fill([0; 8]);
         self.added.push(id);
-        Some(Slot { id, gpa, size, host: PhysAddr(host), flags })
+        Some(NewSlot { slot: Slot { id, gpa, size, host: PhysAddr(host), flags }, cleared: 0 })
     }
 
     /// Takes memory back that no slot has: it was refused, or its slot is gone and flushed.

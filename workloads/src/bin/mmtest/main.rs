@@ -9,16 +9,18 @@
 
 mod memory;
 mod rom;
+mod rounds;
 
 use memory::{Damage, Memory, PAGE_BYTES};
-use rom::Rom;
+use rom::{Rom, Toggle};
+use rounds::Rounds;
 use serde_json::{Value, json};
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{env, error, io, thread};
+use std::{error, io, thread};
 use workloads::options::{self, number, unknown};
 use workloads::report::Report;
 use workloads::times::{Stopwatch, Times};
@@ -29,17 +31,19 @@ const STRIDE: usize = 256;
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
 const USAGE: &str = "\
-usage: mmtest [--threads N] [--memory MIB] [--toggles N] [--passes N] [--rom F] [--report F] [--settle MS]
+usage: mmtest [--threads N] [--memory MIB] [--toggles N] [--passes N] [--rounds N] [--rom F] [--report F] [--settle MS]
 
   --threads N   threads that touch memory [one per CPU]
   --memory MIB  memory of each thread [64]
   --toggles N   times that the ROM is turned on, read and turned off [100]
   --passes N    passes over its memory that each thread makes at least [1]
+  --rounds N    the same work each time: N times, all threads make one pass while the ROM is turned on, read from its
+                beginning to its end, and turned off; instead of --toggles and --passes
   --rom F       the ROM's file [/sys/bus/pci/devices/0000:00:01.0/rom]
   --report F    where the JSON lines go [standard output]
   --settle MS   idle time after `begin` and before `end` is reported, for readers of counters [0]
 
-It ends when the toggles and the passes are done. The status is 1 if a canary or the ROM was wrong.";
+It ends when the toggles and the passes, or the rounds, are done. The status is 1 if a canary or the ROM was wrong.";
 
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
@@ -47,6 +51,7 @@ struct Options {
     memory_mib: u64,
     toggles: u64,
     passes: u64,
+    rounds: Option<u64>,
     rom: PathBuf,
     report: Option<PathBuf>,
     settle: Duration,
@@ -60,6 +65,7 @@ impl Options {
             memory_mib: 64,
             toggles: 100,
             passes: 1,
+            rounds: None,
             rom: PathBuf::from("/sys/bus/pci/devices/0000:00:01.0/rom"),
             report: None,
             settle: Duration::ZERO,
@@ -71,6 +77,7 @@ impl Options {
                 "--memory" => options.memory_mib = number(&name, &value, 1, 1 << 20)?,
                 "--toggles" => options.toggles = number(&name, &value, 1, 10_000_000)?,
                 "--passes" => options.passes = number(&name, &value, 1, 1 << 32)?,
+                "--rounds" => options.rounds = Some(number(&name, &value, 1, 10_000_000)?),
                 "--rom" => options.rom = PathBuf::from(value),
                 "--report" => options.report = Some(PathBuf::from(value)),
                 "--settle" => options.settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
@@ -86,6 +93,8 @@ impl Options {
 struct Toggles {
     /// Of each, in microseconds.
     times_us: Vec<f64>,
+    /// Of each round, in microseconds, if there are rounds.
+    rounds_us: Vec<f64>,
     wrong: u64,
     /// The first that was wrong: its number, and the offset in the ROM.
     first_wrong: Option<(u64, u32)>,
@@ -114,41 +123,74 @@ fn toucher(mut memory: Memory, passes: u64, stop: &AtomicBool, done: &AtomicU64)
     memory
 }
 
-/// Toggles the ROM as often as asked for.
-fn toggle(options: &Options, rom: &Rom, report: &mut Report) -> io::Result<Toggles> {
+impl Toggles {
+    /// Takes note of the next one.
+    fn add(&mut self, toggle: Toggle) {
+        let number = self.times_us.len() as u64;
+        self.times_us.push(microseconds(toggle.duration));
+        if let Some(offset) = toggle.wrong {
+            self.wrong += 1;
+            self.first_wrong.get_or_insert((number, offset));
+        }
+    }
+}
+
+/// Toggles the ROM as often as asked for: freely, or once in each round.
+fn toggle(options: &Options, rom: &Rom, rounds: &Rounds, report: &mut Report) -> io::Result<Toggles> {
     let mut toggles = Toggles::default();
     let mut reported = Instant::now();
-    for number in 0..options.toggles {
-        let toggle = rom.toggle(number)?;
-        toggles.times_us.push(toggle.duration.as_secs_f64() * 1e6);
-        if let Some(offset) = toggle.wrong {
-            toggles.wrong += 1;
-            toggles.first_wrong.get_or_insert((number, offset));
+    let total = options.rounds.unwrap_or(options.toggles);
+    for number in 0..total {
+        if options.rounds.is_none() {
+            toggles.add(rom.toggle(number)?);
+        } else {
+            let begin = Instant::now();
+            rounds.begin();
+            toggles.add(rom.read_whole()?);
+            rounds.wait_for_all(options.threads);
+            toggles.rounds_us.push(microseconds(begin.elapsed()));
         }
         if reported.elapsed() >= PROGRESS_PERIOD {
             reported = Instant::now();
-            report.line(&json!({"event": "progress", "done": number + 1, "total": options.toggles}))?;
+            report.line(&json!({"event": "progress", "done": number + 1, "total": total}))?;
         }
     }
     Ok(toggles)
 }
 
+fn microseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
 /// Lets the threads run while the ROM is toggled.
 fn run_threads(options: &Options, rom: &Rom, report: &mut Report) -> io::Result<(Toggles, Touched)> {
-    let (stop, done) = (&AtomicBool::new(false), &AtomicU64::new(0));
+    let (stop, done, rounds) = (&AtomicBool::new(false), &AtomicU64::new(0), &Rounds::default());
     let pages = usize::try_from(options.memory_mib * PAGES_PER_MIB).map_err(io::Error::other)?;
     thread::scope(|scope| {
         let mut threads = Vec::new();
         // Whatever fails, the threads end.
         let toggled = (|| {
             for index in 0..options.threads as u16 {
-                let memory = Memory::new(index, pages)?;
-                let work = move || toucher(memory, options.passes, stop, done);
+                let mut memory = Memory::new(index, pages)?;
+                let work = move || {
+                    if options.rounds.is_none() {
+                        return toucher(memory, options.passes, stop, done);
+                    }
+                    rounds.take_part(|| memory.touch(pages));
+                    memory.check_all();
+                    memory
+                };
                 threads.push(thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, work)?);
             }
-            toggle(options, rom, report)
+            if options.rounds.is_some() {
+                // Memory appears when it is touched first, which is none of the rounds.
+                rounds.begin();
+                rounds.wait_for_all(options.threads);
+            }
+            toggle(options, rom, rounds, report)
         })();
         stop.store(true, Ordering::Relaxed);
+        rounds.close();
         let mut touched = Touched::default();
         for thread in threads {
             let memory = thread.join().map_err(|_| io::Error::other("a thread panicked"))?;
@@ -178,18 +220,22 @@ fn run(options: &Options, rom: &Rom) -> Result<bool, Box<dyn error::Error>> {
     let mut report = Report::open(options.report.as_deref())?;
     report.line(&json!({
         "event": "begin", "workload": "mmtest", "threads": options.threads, "memory_mib": options.memory_mib,
-        "toggles": options.toggles, "passes": options.passes, "rom_bytes": rom.len(),
+        "toggles": options.toggles, "passes": options.passes, "rounds": options.rounds, "rom_bytes": rom.len(),
     }))?;
     thread::sleep(options.settle);
     let watch = Stopwatch::start()?;
     let (toggles, touched) = run_threads(options, rom, &mut report)?;
     let Times { real, user, sys, faults } = watch.elapsed()?;
-    report.line(&json!({
+    let mut end = json!({
         "event": "end", "workload": "mmtest", "toggles": toggles.times_us.len(),
         "real": real.as_secs_f64(), "user": user.as_secs_f64(), "sys": sys.as_secs_f64(),
         "toggle_us": summary(&toggles.times_us), "touches": touched.touches, "passes": touched.passes,
         "faults": faults, "rom_errors": toggles.wrong, "canary_errors": touched.damages,
-    }))?;
+    });
+    if options.rounds.is_some() {
+        end["round_us"] = summary(&toggles.rounds_us);
+    }
+    report.line(&end)?;
     thread::sleep(options.settle);
     for line in damage_lines(&toggles, &touched) {
         eprintln!("mmtest: {line}");
@@ -213,12 +259,9 @@ fn damage_lines(toggles: &Toggles, touched: &Touched) -> Vec<Value> {
 }
 
 fn main() -> ExitCode {
-    let options = match Options::parse(env::args().skip(1)) {
+    let options = match options::of_process("mmtest", USAGE, Options::parse) {
         Ok(options) => options,
-        Err(message) => {
-            eprintln!("mmtest: {message}\n{USAGE}");
-            return ExitCode::from(2);
-        }
+        Err(status) => return status,
     };
     let rom = match Rom::open(&options.rom) {
         Ok(rom) => rom,

@@ -3,6 +3,7 @@
 use hostlink::rom;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -49,17 +50,33 @@ impl Rom {
 
     /// Turns the ROM on, reads and checks a page of it, which is another one for each `number`, and turns it off.
     pub(crate) fn toggle(&self, number: u64) -> io::Result<Toggle> {
-        let pages = u64::from(self.len) / READ_BYTES as u64;
-        let offset = number % pages * READ_BYTES as u64;
+        let page = number % self.page_count();
+        self.read(page..page + 1)
+    }
+
+    /// Turns the ROM on, reads and checks all of it page by page, as `cat` does, and turns it off.
+    pub(crate) fn read_whole(&self) -> io::Result<Toggle> {
+        self.read(0..self.page_count())
+    }
+
+    fn page_count(&self) -> u64 {
+        u64::from(self.len) / READ_BYTES as u64
+    }
+
+    fn read(&self, pages: Range<u64>) -> io::Result<Toggle> {
         let mut bytes = [0; READ_BYTES];
+        let mut wrong = None;
         let begin = Instant::now();
         self.allow(b"1\n")?;
-        let count = self.contents.read_at(&mut bytes, offset)?;
+        for page in pages {
+            let offset = page * READ_BYTES as u64;
+            let count = self.contents.read_at(&mut bytes, offset)?;
+            let start = offset as u32;
+            let short = (count < READ_BYTES).then_some(start + count as u32);
+            wrong = wrong.or_else(|| rom::first_wrong(self.len, start, &bytes[..count]).or(short));
+        }
         self.allow(b"0\n")?;
-        let duration = begin.elapsed();
-        let start = offset as u32;
-        let short = (count < READ_BYTES).then_some(start + count as u32);
-        Ok(Toggle { duration, wrong: rom::first_wrong(self.len, start, &bytes[..count]).or(short) })
+        Ok(Toggle { duration: begin.elapsed(), wrong })
     }
 
     fn allow(&self, what: &[u8]) -> io::Result<()> {
@@ -92,6 +109,7 @@ pub(crate) mod tests {
             let wrong = rom.toggle(number).expect("reads").wrong;
             assert_eq!(wrong, (number % 64 == 5).then_some(0x5678), "{number}");
         }
+        assert_eq!(rom.read_whole().expect("reads").wrong, Some(0x5678));
     }
 
     #[test]

@@ -8,7 +8,7 @@ fn parse(args: &[&str]) -> Result<Options, String> {
 
 /// Runs with these arguments, and returns whether nothing was wrong, and the last lines of the report.
 fn report_of(name: &str, args: &[&str], rom: &Rom) -> (bool, Vec<Value>) {
-    let path = env::temp_dir().join(format!("quell-mmtest-{name}-{}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("quell-mmtest-{name}-{}", std::process::id()));
     let mut options = parse(args).expect("parses");
     options.report = Some(path.clone());
     let is_right = run(&options, rom).expect("runs");
@@ -42,6 +42,18 @@ fn all_toggles_and_passes_are_made() {
     let times = &end["toggle_us"];
     let [min, median, max] = ["min", "median", "max"].map(|key| times[key].as_f64().expect("is there"));
     assert!(0.0 < min && min <= median && median <= max, "{times}");
+}
+
+#[test]
+fn rounds_are_the_same_work_each_time() {
+    let rom = fake("mmtest-rounds", |_| {});
+    let args = ["--threads", "3", "--memory", "2", "--rounds", "7"];
+    let (is_right, lines) = report_of("rounds", &args, &rom);
+    assert!(is_right);
+    let end = lines.last().expect("has lines");
+    assert_eq!((&end["toggles"], &end["passes"]), (&json!(7), &json!(8 * 3)), "one pass comes before");
+    assert_eq!(end["touches"], 8 * 3 * 2 * 256);
+    assert!(end["round_us"]["min"].as_f64() > Some(0.0), "{end}");
 }
 
 #[test]

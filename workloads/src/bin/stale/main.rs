@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
-use std::{env, error, io, thread};
+use std::{error, io, thread};
 use workloads::options::{self, number, unknown};
 use workloads::report::Report;
 
@@ -204,12 +204,9 @@ fn run(options: &Options) -> Result<bool, Box<dyn error::Error>> {
 }
 
 fn main() -> ExitCode {
-    let options = match Options::parse(env::args().skip(1)) {
+    let options = match options::of_process("stale", USAGE, Options::parse) {
         Ok(options) => options,
-        Err(message) => {
-            eprintln!("stale: {message}\n{USAGE}");
-            return ExitCode::from(2);
-        }
+        Err(status) => return status,
     };
     match run(&options) {
         Ok(true) => ExitCode::SUCCESS,

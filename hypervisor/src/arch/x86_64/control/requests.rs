@@ -14,6 +14,7 @@ use super::{Answer, runs};
 use crate::arch::x86_64::clock;
 use crate::arch::x86_64::flush::FlushScratch;
 use crate::arch::x86_64::machine::Machine;
+use crate::arch::x86_64::slot_memory::NewSlot;
 use crate::arch::x86_64::space::{SpaceFetch, SpaceJob};
 
 /// How far a step has got.
@@ -76,6 +77,8 @@ impl fmt::Display for Refusal {
 
 /// A request under way.
 pub(super) enum Work {
+    /// Memory for a slot that is to be added is being zeroed.
+    Clear(NewSlot),
     /// Records, from this one on.
     List { request: Request, next: usize },
     /// A change of the slots.
@@ -157,6 +160,13 @@ impl Work {
                 *self = Self::List { request: *request, next };
                 Progress::More
             }
+            Self::Clear(new) => {
+                match new.ready() {
+                    None => new.clear_some(),
+                    Some(slot) => self.publish(vm, slot),
+                }
+                Progress::More
+            }
             Self::Later(request) => {
                 *self = Self::new(vm, *request);
                 Progress::More
@@ -209,6 +219,22 @@ impl Work {
         }
     }
 
+    /// Adds the slot whose memory is ready, when it is its turn.
+    fn publish(&mut self, vm: &'static Machine, slot: Slot) {
+        // SAFETY: the memory is mapped one to one, and nobody's until the slot is handed back.
+        let begun = unsafe { vm.space.add(slot) };
+        let is_later = matches!(begun, Err(SlotError::Busy));
+        vm.turn_wanted.store(is_later, Ordering::Relaxed);
+        match begun {
+            Ok(job) => *self = Self::change(job, After::Slot(slot.id.0)),
+            Err(_) if is_later => {}
+            Err(error) => {
+                vm.memory_of_slots.lock().retire_memory(&slot);
+                *self = Self::Refused(named(vm, error));
+            }
+        }
+    }
+
     /// What follows when a fetch is over.
     fn fetched(vm: &Machine, id: SlotId) -> Self {
         let mut memory = vm.memory_of_slots.lock();
@@ -241,19 +267,9 @@ fn add(vm: &'static Machine, gpa: Gpa, size: u64, read_only: bool) -> Result<Wor
     // What is wrong with the request itself is said before what is missing here.
     let probe = Slot { id, gpa, size, host: memslots::PhysAddr(0), flags };
     vm.space.slots().would_add(&probe).map_err(|error| named(vm, error))?;
-    let slot = {
-        let mut memory = vm.memory_of_slots.lock();
-        let largest = memory.largest_free();
-        memory.take(id, gpa, size, flags).ok_or(Refusal::NoMemory { size, largest })?
-    };
-    // SAFETY: the memory is free, mapped one to one, and nobody's until the slot is handed back.
-    match unsafe { vm.space.add(slot) } {
-        Ok(job) => Ok(Work::change(job, After::Slot(id.0))),
-        Err(error) => {
-            vm.memory_of_slots.lock().retire_memory(&slot);
-            Err(named(vm, error))
-        }
-    }
+    let mut memory = vm.memory_of_slots.lock();
+    let largest = memory.largest_free();
+    memory.take(id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
 }
 
 /// Says where the slot is that is in the way.

@@ -473,8 +473,6 @@ impl Context<'_> {
             }
             Output::Power(PowerEvent::PowerOff) => Next::PowerOff,
             Output::Power(PowerEvent::Reset) => Next::Reset,
-            // Of the port above.
-            Output::Rom(_) => Next::Resume,
         }
     }
 
