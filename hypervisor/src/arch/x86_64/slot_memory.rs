@@ -33,7 +33,8 @@ impl NewSlot {
         let start = self.slot.host.0 + self.cleared;
         // SAFETY: the memory was free, is mapped one to one, and is nobody's before the slot is added, which takes the
         // whole of it to be zeroed.
-        unsafe { core::slice::from_raw_parts_mut(start as *mut [u64; 8], (bytes / 64) as usize) }.fill([0; 8]);
+        unsafe { core::slice::from_raw_parts_mut(start as *mut [u64; 8], (bytes / 64) as usize) }
+            .fill([0; 8]);
         self.cleared += bytes;
     }
 }
