@@ -13,10 +13,13 @@
 //! | `kick` | `off`: a flush neither kicks targets out of guest mode nor waits for them, for tests that must notice | `on` |
 //! | `zap` | `everything`: when a memory slot goes, all translations of the guest go, for comparison | `slot` |
 //! | `nested_page` | largest page of the nested page table: `4K`, `2M`, or `1G` where the processor has them | `1G` |
+//! | `defect` | what is wrong with flush hypercalls, by the name of a [defect](crate::defect); only an image built for that takes one | `none` |
 //! | `paranoid` | `on`: after each change of the memory slots the nested page table is compared with the slots | `off` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 
 use core::fmt;
+
+use crate::defect::Defect;
 
 /// Most virtual CPUs of one guest: every APIC id must be reachable in x2APIC physical mode without
 /// interrupt remapping, and 255 is the broadcast id.
@@ -115,6 +118,8 @@ pub struct Switches {
     pub nested_page: NestedPage,
     /// Whether the nested page table is compared with the slots after each change of them.
     pub paranoid: bool,
+    /// What is wrong with flush hypercalls; only an image with defects built in takes one.
+    pub defect: Option<Defect>,
 }
 
 impl Default for Switches {
@@ -126,13 +131,15 @@ impl Default for Switches {
             zap: Zap::Slot,
             nested_page: NestedPage::Huge,
             paranoid: false,
+            defect: None,
         }
     }
 }
 
 impl Switches {
     /// Their keys.
-    pub const KEYS: [&str; 6] = ["apic_ids", "flush_pages", "kick", "zap", "nested_page", "paranoid"];
+    pub const KEYS: [&str; 7] =
+        ["apic_ids", "flush_pages", "kick", "zap", "nested_page", "paranoid", "defect"];
 
     /// Sets the switch `key` of the table above; false if there is no such switch.
     ///
@@ -168,6 +175,12 @@ impl Switches {
                 self.nested_page = named.ok_or("4K, 2M or 1G")?;
             }
             "paranoid" => self.paranoid = on_or_off(value)?,
+            "defect" => {
+                self.defect = match value {
+                    "none" => None,
+                    _ => Some(Defect::named(value).ok_or("none, or the name of a defect")?),
+                };
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -199,7 +212,8 @@ impl fmt::Display for Switches {
         };
         let word = |switch| if switch { "on" } else { "off" };
         writeln!(f, "kick={}\nzap={zap}", word(self.kick))?;
-        writeln!(f, "nested_page={}\nparanoid={}", self.nested_page.name(), word(self.paranoid))
+        writeln!(f, "nested_page={}\nparanoid={}", self.nested_page.name(), word(self.paranoid))?;
+        writeln!(f, "defect={}", self.defect.map_or("none", Defect::name))
     }
 }
 
@@ -389,6 +403,7 @@ mod tests {
                 zap: Zap::Everything,
                 nested_page: NestedPage::Small,
                 paranoid: true,
+                defect: Some(Defect::BankRank),
             },
             cmdline: "console=ttyS0 quiet a=b # not a comment",
         };
@@ -410,6 +425,7 @@ mod tests {
             ("zap=some", 1),
             ("nested_page=3M", 1),
             ("paranoid=a bit", 1),
+            ("defect=many", 1),
             ("apic_ids=shuffled", 1),
             ("flush_pages=15", 1),
             ("flush_pages=all", 1),

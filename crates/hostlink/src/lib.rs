@@ -11,5 +11,6 @@ pub mod bundle;
 pub mod config;
 pub mod counters;
 pub mod ctl;
+pub mod defect;
 pub mod exit;
 pub mod rom;

@@ -14,6 +14,8 @@ use std::process::{Command, Stdio};
 /// Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.
 const KERNEL_PACKAGES: [&str; 3] = ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-generic"];
 const BUSYBOX_PACKAGE: &str = "busybox-static";
+/// The kernel's modules that make it a hypervisor, in the order in which they are loaded.
+pub(crate) const KVM_MODULES: [&str; 3] = ["irqbypass.ko", "kvm.ko", "kvm-amd.ko"];
 
 /// The guest's files, and which packages they are from.
 #[derive(Clone, Debug)]
@@ -22,6 +24,8 @@ pub(crate) struct GuestFiles {
     pub(crate) kernel: PathBuf,
     /// A statically linked busybox.
     pub(crate) busybox: PathBuf,
+    /// Directory with those of [`KVM_MODULES`] that the kernel's package has.
+    pub(crate) modules: PathBuf,
     /// Where they are from.
     pub(crate) versions: Versions,
 }
@@ -66,8 +70,9 @@ pub(crate) fn guest_files(refresh: bool) -> Result<GuestFiles> {
 fn cached(guest: &Path) -> Option<GuestFiles> {
     let text = fs::read_to_string(guest.join("versions.json")).ok()?;
     let versions = serde_json::from_str(&text).ok()?;
-    let (kernel, busybox) = (guest.join("vmlinuz"), guest.join("busybox"));
-    (kernel.is_file() && busybox.is_file()).then_some(GuestFiles { kernel, busybox, versions })
+    let (kernel, busybox, modules) = (guest.join("vmlinuz"), guest.join("busybox"), guest.join("modules"));
+    let is_whole = kernel.is_file() && busybox.is_file() && modules.is_dir();
+    is_whole.then_some(GuestFiles { kernel, busybox, modules, versions })
 }
 
 /// Puts `new` in the place of `old`. A concurrent run may have done the same; either result is good.
@@ -86,7 +91,7 @@ fn replace(new: &Path, old: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fetches and unpacks into `work`: `vmlinuz`, `busybox`.
+/// Fetches and unpacks into `work`: `vmlinuz`, `modules/`, `busybox`.
 fn fetch(cache: &Path, work: &Path) -> Result<Versions> {
     // First with the system's package lists; a fresh machine has none, or old ones that name versions
     // which the servers no longer have: then with private lists, which need no rights.
@@ -117,6 +122,7 @@ fn fetch_with(apt: &Apt, work: &Path) -> Result<Versions> {
     let kernel = unpack(work, &kernel_package)?;
     let busybox = unpack(work, BUSYBOX_PACKAGE)?;
     fs::rename(find(&kernel.root.join("boot"), "vmlinuz-")?, work.join("vmlinuz"))?;
+    keep_modules(&kernel.root, &work.join("modules"))?;
     let places = ["bin/busybox", "usr/bin/busybox"];
     let binary = places.iter().map(|place| busybox.root.join(place)).find(|path| path.is_file());
     fs::rename(binary.context("the package has no busybox in it")?, work.join("busybox"))?;
@@ -137,6 +143,25 @@ fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
     names.sort();
     let starts = |path: &&PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(prefix));
     names.iter().find(starts).cloned().with_context(|| format!("no {prefix}* in {}", directory.display()))
+}
+
+/// Moves the modules of KVM from the package's tree to `directory`. Some distributions have them in another package.
+fn keep_modules(tree: &Path, directory: &Path) -> Result<()> {
+    fs::create_dir(directory)?;
+    let mut left = vec![tree.join("lib/modules"), tree.join("usr/lib/modules")];
+    while let Some(place) = left.pop() {
+        // Without modules there is no such directory.
+        for entry in fs::read_dir(place).into_iter().flatten() {
+            let entry = entry?;
+            let name = entry.file_name();
+            if entry.file_type()?.is_dir() {
+                left.push(entry.path());
+            } else if KVM_MODULES.iter().any(|module| name == *module) {
+                fs::rename(entry.path(), directory.join(name))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 struct Unpacked {
@@ -234,6 +259,22 @@ mod tests {
     }
 
     #[test]
+    fn the_modules_of_kvm_are_kept_and_no_others() {
+        let directory = tempfile::tempdir().expect("makes");
+        let (tree, kept) = (directory.path().join("tree"), directory.path().join("modules"));
+        let place = tree.join("lib/modules/6.1/kernel/arch/x86/kvm");
+        fs::create_dir_all(&place).expect("makes");
+        for name in ["kvm.ko", "kvm-amd.ko", "kvm-intel.ko"] {
+            fs::write(place.join(name), name).expect("writes");
+        }
+        keep_modules(&tree, &kept).expect("moves");
+        let names = fs::read_dir(&kept).expect("is there").map(|entry| entry.expect("reads").file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, ["kvm-amd.ko", "kvm.ko"]);
+    }
+
+    #[test]
     fn an_incomplete_cache_is_not_used() {
         let directory = tempfile::tempdir().expect("makes");
         assert!(cached(directory.path()).is_none());
@@ -241,6 +282,8 @@ mod tests {
         fs::write(directory.path().join("vmlinuz"), "kernel").expect("writes");
         assert!(cached(directory.path()).is_none(), "busybox is missing");
         fs::write(directory.path().join("busybox"), "busybox").expect("writes");
+        assert!(cached(directory.path()).is_none(), "the modules are missing");
+        fs::create_dir(directory.path().join("modules")).expect("makes");
         assert_eq!(cached(directory.path()).expect("is whole").versions.kernel, "k 1");
     }
 }

@@ -5,3 +5,4 @@ pub(crate) mod cache;
 pub(crate) mod cpio;
 pub(crate) mod initramfs;
 pub(crate) mod kernel;
+pub(crate) mod peer;

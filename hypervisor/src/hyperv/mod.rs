@@ -10,6 +10,8 @@
 //! is offered. There is no synthetic interrupt controller, no messages, no VMBus.
 
 pub mod cpuid;
+#[cfg(any(test, feature = "defects"))]
+pub mod defects;
 pub mod eoi_assist;
 pub mod hypercall;
 pub mod msrs;

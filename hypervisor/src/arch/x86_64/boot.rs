@@ -1,6 +1,6 @@
-//! The way in: PVH entry of the first CPU, start-up page of the others.
+//! The way in: PVH and Multiboot 2 entries of the first CPU, start-up page of the others.
 //!
-//! Sources: Xen "x86/HVM direct boot ABI" (PVH); AMD64 Architecture Programmer's Manual volume 2
+//! Sources: Xen "x86/HVM direct boot ABI" (PVH); Multiboot2 Specification version 2.0, sections 3.1 and 3.3; AMD64 Architecture Programmer's Manual volume 2
 //! (24593, rev. 3.42) sections 14.6 "Enabling and Activating Long Mode" and 15.27 for start-up IPIs.
 
 use core::arch::global_asm;
@@ -22,6 +22,10 @@ pub(super) const AP_PAGE: u64 = 0x8000;
 /// Offset of the word in the start-up page that holds the new CPU's stack pointer.
 const AP_STACK_OFFSET: u64 = 0xff8;
 
+/// What the entries say they are.
+pub(super) const PROTOCOL_PVH: u32 = 1;
+pub(super) const PROTOCOL_MULTIBOOT2: u32 = 2;
+
 /// Size of the boot CPU's first stack.
 const BOOT_STACK_SIZE: usize = 64 << 10;
 
@@ -29,6 +33,20 @@ const BOOT_STACK_SIZE: usize = 64 << 10;
 // real tables are built, and each further CPU for its first instructions.
 global_asm!(
     r#"
+.section .boot.header, "a"
+.balign 8
+multiboot2_header:
+    .long 0xe85250d6, 0, multiboot2_header_end - multiboot2_header
+    .long 0x100000000 - (0xe85250d6 + (multiboot2_header_end - multiboot2_header))
+    .word 3, 0                  // the entry's address
+    .long 12, multiboot2_entry
+    .balign 8
+    .word 6, 0                  // modules begin at a page
+    .long 8
+    .word 0, 0                  // no more tags
+    .long 8
+multiboot2_header_end:
+
 .section .bss.boot, "aw", @nobits
 .balign 4096
 boot_pml4: .skip 4096
@@ -51,13 +69,22 @@ boot_gdt_pointer:
 
 .section .text.boot, "ax"
 .code32
+multiboot2_entry:
+    mov ebp, {multiboot2}
+    jmp common_entry
 .global pvh_entry
 pvh_entry:
+    mov ebp, {pvh}
+common_entry:
     cli
     cld
     lgdt [boot_gdt_pointer]
+    mov eax, 0x10               // a loader's own segments may lie in what is memory like any other now
+    mov ds, eax
+    mov es, eax
+    mov ss, eax
     mov esp, offset boot_stack_top
-    mov esi, ebx                // hvm_start_info
+    mov esi, ebx                // what the loader passes
     // PDPT[0..4] and PML4[0]
     mov eax, offset boot_pdpt + 3
     mov [boot_pml4], eax
@@ -112,7 +139,8 @@ load_data_segments:
 boot_long_mode:
     mov rsp, offset boot_stack_top
     call load_data_segments
-    mov edi, esi
+    mov edi, ebp
+    mov esi, esi                // the upper halves are undefined after 32-bit mode
     xor ebp, ebp
     call {bsp_main}
     ud2
@@ -163,6 +191,8 @@ ap_template_end:
 .code64
 "#,
     stack_size = const BOOT_STACK_SIZE,
+    pvh = const PROTOCOL_PVH,
+    multiboot2 = const PROTOCOL_MULTIBOOT2,
     ap_page = const AP_PAGE,
     ap_stack = const AP_STACK_OFFSET,
     bsp_main = sym super::start::bsp_main,

@@ -10,6 +10,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use coherence::{Notify, Target};
 use hostlink::config::{BootCpu, Config, ConfigError, NestedPage, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
+#[cfg(feature = "defects")]
+use hostlink::defect::Defect;
 use hostlink::{bundle, config};
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
 use paging::Level;
@@ -150,6 +152,8 @@ pub(super) enum CreateError {
     NoCpu,
     /// A processor too slow for a reference clock.
     Clock,
+    /// Defects are not built in.
+    NoDefects,
 }
 
 impl fmt::Display for CreateError {
@@ -167,6 +171,7 @@ impl fmt::Display for CreateError {
             ),
             Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),
             Self::Clock => f.write_str("the TSC is too slow for the guest's reference clock"),
+            Self::NoDefects => f.write_str("this image has no defects: it was built without that feature"),
         }
     }
 }
@@ -205,6 +210,9 @@ impl Files {
 pub(super) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(), CreateError> {
     let files = Files::read(bundle)?;
     let config = &files.config;
+    if config.switches.defect.is_some() && !cfg!(feature = "defects") {
+        return Err(CreateError::NoDefects);
+    }
     let layout = MemoryLayout::new(config.memory).map_err(CreateError::Load)?;
     let memslots = back_memory(&layout, free)?;
     let largest = match config.switches.nested_page {
@@ -346,6 +354,12 @@ impl Machine {
                 core::hint::spin_loop();
             }
         }
+    }
+
+    /// What is wrong with flush hypercalls on purpose.
+    #[cfg(feature = "defects")]
+    pub(super) fn defect(&self) -> Option<Defect> {
+        self.files.config.switches.defect
     }
 
     /// Whether the nested page table is compared with the slots after each change.

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use hostlink::exit::ExitCode;
+use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1Tag, RsdpV2Tag};
 use pvh::start_info::MemmapType;
 use pvh::start_info::reader::StartInfoReader;
 
@@ -24,12 +25,26 @@ struct BootInfo {
     rsdp: u64,
 }
 
+impl BootInfo {
+    fn add_ram(&mut self, start: u64, size: u64) {
+        if self.ram.try_push(start..start.saturating_add(size)).is_err() {
+            log::warn!("the memory map has more entries than are used");
+        }
+    }
+}
+
 /// First Rust code of the boot CPU, on the boot stack with the boot tables.
-pub(super) extern "C" fn bsp_main(start_info: u32) -> ! {
+pub(super) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     console::init();
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
     // SAFETY: the entry code passes on what the boot protocol gave.
-    let info = unsafe { read_start_info(start_info) }.unwrap_or_else(|why| unsupported(&why));
+    let info = unsafe {
+        match protocol {
+            boot::PROTOCOL_MULTIBOOT2 => read_multiboot2(start_info),
+            _ => read_start_info(start_info),
+        }
+    };
+    let info = info.unwrap_or_else(|why| unsupported(&why));
     features::probe().unwrap_or_else(|why| unsupported(&why));
     // SAFETY: the boot tables are active, and the RSDP is the boot protocol's.
     let firmware = unsafe { firmware::read(info.rsdp) }.unwrap_or_else(|why| unsupported(&why));
@@ -68,13 +83,36 @@ unsafe fn read_start_info(address: u32) -> Result<BootInfo, &'static str> {
     let reader = reader.ok_or("not started by the PVH protocol")?;
     let mut info = BootInfo { ram: ArrayVec::new(), module: None, rsdp: reader.raw().rsdp_paddr };
     for entry in reader.memmap().iter().filter(|entry| entry.ty() == MemmapType::Ram) {
-        let range = entry.addr..entry.addr.saturating_add(entry.size);
-        if info.ram.try_push(range).is_err() {
-            log::warn!("the memory map has more entries than are used");
-        }
+        info.add_ram(entry.addr, entry.size);
     }
     if let Some(module) = reader.modlist().next().map(|module| *module.raw()) {
         info.module = Some(module.paddr..module.paddr.saturating_add(module.size));
+    }
+    Ok(info)
+}
+
+/// Reads the Multiboot 2 boot information.
+///
+/// # Safety
+///
+/// As for [`read_start_info`].
+unsafe fn read_multiboot2(address: u32) -> Result<BootInfo, &'static str> {
+    let header = address as usize as *const BootInformationHeader;
+    // SAFETY: the caller vouches for the address; memory is mapped one to one.
+    let boot = unsafe { BootInformation::load(header) };
+    let boot = boot.map_err(|_| "the Multiboot 2 information is not valid")?;
+    // The tag has a copy of the root pointer behind its own header of 8 bytes.
+    let newer = boot.rsdp_v2_tag().map(|tag: &RsdpV2Tag| (&raw const *tag).addr());
+    let older = boot.rsdp_v1_tag().map(|tag: &RsdpV1Tag| (&raw const *tag).addr());
+    let rsdp = newer.or(older).map_or(0, |tag| tag as u64 + 8);
+    let mut info = BootInfo { ram: ArrayVec::new(), module: None, rsdp };
+    for area in boot.memory_map_tag().map_or(&[][..], |tag| tag.memory_areas()) {
+        if area.typ() == MemoryAreaType::Available {
+            info.add_ram(area.start_address(), area.size());
+        }
+    }
+    if let Some(module) = boot.module_tags().next() {
+        info.module = Some(module.start_address().into()..module.end_address().into());
     }
     Ok(info)
 }

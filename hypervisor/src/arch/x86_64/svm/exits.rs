@@ -27,7 +27,9 @@ use crate::devices::pci::Pci;
 use crate::devices::platform::{Output, PortSize, SerialPort};
 use crate::devices::power::PowerEvent;
 use crate::emulator::Operand;
-use crate::hyperv::{self, Caller, MsrEffect, MsrRead, Outcome};
+#[cfg(feature = "defects")]
+use crate::hyperv::defects;
+use crate::hyperv::{self, Caller, MsrEffect, MsrRead, Outcome, hypercall};
 
 /// How a vCPU goes on after an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -510,14 +512,19 @@ impl Context<'_> {
             virtual_8086: vmcb.rflags & RFLAGS_VM != 0,
             long_mode_64: vmcb.is_64bit(),
         };
-        let outcome = hyperv::hypercall::handle(
-            &caller,
-            caller.parameters(&self.state.registers.0),
-            &self.vm.partition,
-            &self.vm.memory_source(),
-            &mut self.vm.call_services(self.vcpu, &mut self.workspace.scratch),
-            &mut self.workspace.page,
-        );
+        let parameters = caller.parameters(&self.state.registers.0);
+        let (partition, memory) = (&self.vm.partition, self.vm.memory_source());
+        let mut services = self.vm.call_services(self.vcpu, &mut self.workspace.scratch);
+        let page = &mut self.workspace.page;
+        #[cfg(not(feature = "defects"))]
+        let outcome = hypercall::handle(&caller, parameters, partition, &memory, &mut services, page);
+        #[cfg(feature = "defects")]
+        let outcome = match self.vm.defect() {
+            Some(defect) => {
+                defects::handle(defect, &caller, parameters, partition, &memory, &mut services, page)
+            }
+            None => hypercall::handle(&caller, parameters, partition, &memory, &mut services, page),
+        };
         let (result, next) = match outcome {
             Outcome::Complete(result) => (result, Next::Resume),
             Outcome::Yield(result) => (result, Next::Yield),
