@@ -1,9 +1,12 @@
 //! The command line.
 
+use crate::check::subject::On;
+use crate::image::Entry;
 use crate::size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy};
 use hostlink::ctl::{LogWay, parse_number};
+use hostlink::defect::Defect;
 use std::path::PathBuf;
 
 /// Quell, a small type-1 hypervisor built around TLB coherence.
@@ -21,6 +24,7 @@ Start with:
   ./quell demo                         what flushing by hypercall is worth, in under three minutes
   ./quell run                          a Debian guest with a shell here; Ctrl-A x leaves
   ./quell run --exec 'nproc; uname -r' one command in a guest; its status is passed on
+  ./quell check                        what tlbcheck says of how Quell flushes TLBs
   ./quell test                         every test there is
 
 The guest's kernel and busybox are kept in ~/.cache/quell, not installed into the system."
@@ -38,6 +42,8 @@ pub(crate) enum Command {
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),
+    Check(CheckArgs),
+    Image(ImageArgs),
     Ctl(CtlArgs),
     Test(TestArgs),
     Fetch(FetchArgs),
@@ -49,6 +55,63 @@ pub(crate) struct FetchArgs {
     /// Fetch the newest versions even if the cache is filled
     #[arg(long)]
     pub(crate) refresh: bool,
+}
+
+/// Check how TLBs are flushed: on the bare machine, on Quell, or on Linux KVM
+///
+/// Boots tlbcheck, a small kernel of its own, there. Each of its rows passes, fails, or is skipped for the reason given.
+/// KVM is Debian's kernel with this system's QEMU in an initial RAM disk; nothing is installed. Exit status: 1 if a row fails.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// What it runs on
+    #[arg(long, value_name = "WHAT", default_value = "quell")]
+    pub(crate) on: On,
+    /// CPUs of the machine that it sees
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
+    pub(crate) cpus: u32,
+    /// Run this row only
+    #[arg(long, value_name = "ROW")]
+    pub(crate) only: Option<String>,
+    /// Make Quell serve flush hypercalls wrongly in this way, to see the row that catches it fail
+    #[arg(long, value_name = "NAME", value_parser = parse_defect)]
+    pub(crate) defect: Option<Defect>,
+    /// Give up after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+    /// Write the rows to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// Make a bootable CD: Quell and tlbcheck behind GRUB's menu
+///
+/// For real machines, clouds and other hypervisors, by BIOS and by UEFI. Everything talks on the first serial port,
+/// 115,200 baud. Takes GRUB's and xorriso's packages.
+#[derive(Debug, Args)]
+pub(crate) struct ImageArgs {
+    /// Where it goes
+    #[arg(long, short, value_name = "FILE", default_value = "quell.iso")]
+    pub(crate) output: PathBuf,
+    /// What starts when nobody chooses
+    #[arg(long, value_name = "ENTRY", default_value = "check")]
+    pub(crate) default: Entry,
+    /// Seconds to choose
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    pub(crate) timeout: u32,
+    /// Run this shell command in the Debian guest instead of a shell, then power off
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) exec: Option<String>,
+    /// Virtual CPUs of the guests
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
+    pub(crate) vcpus: u32,
+    /// Memory of the guests, for example 512M or 1G
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size::parse)]
+    pub(crate) memory: u64,
+}
+
+/// The defect of this name.
+fn parse_defect(name: &str) -> Result<Defect, String> {
+    Defect::named(name).ok_or_else(|| format!("there are {}", Defect::ALL.map(Defect::name).join(", ")))
 }
 
 /// Boot a guest with its console on this terminal

@@ -2,10 +2,12 @@
 //! and draws.
 
 mod bench;
+mod check;
 mod cli;
 mod ctl;
 mod demo;
 mod guest;
+mod image;
 mod machine;
 mod results;
 mod run;
@@ -43,6 +45,8 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Bench(BenchCommand::Memslot(args)) => bench::memslot::memslot(args, &signals),
         Command::Bench(BenchCommand::Paging(args)) => bench::paging::paging(args),
         Command::Bench(BenchCommand::Boot(args)) => bench::boot::boot(args, &signals),
+        Command::Check(args) => check::check(args, &signals),
+        Command::Image(args) => image::image(args),
         Command::Ctl(args) => ctl::ctl(args),
         Command::Test(args) => test::test(args, &signals),
         Command::Fetch(args) => {

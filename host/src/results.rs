@@ -103,11 +103,11 @@ impl Series {
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct Document<'a, R> {
     bench: &'a str,
     machine: &'a BTreeMap<&'static str, String>,
     versions: &'a BTreeMap<&'static str, String>,
-    rows: Vec<Row>,
+    rows: &'a [R],
 }
 
 /// Writes the rows of benchmark `bench` to `path`. `guest`: what its Linux guest was made from.
@@ -137,8 +137,13 @@ impl Writer {
     /// Replaces the file by one with these rows. Who reads it meanwhile sees the old or the new one as a whole, unless
     /// it is no ordinary file.
     pub(crate) fn write(&self, samples: &Samples) -> Result<()> {
+        self.write_rows(&samples.rows())
+    }
+
+    /// The same with rows of another kind.
+    pub(crate) fn write_rows<R: Serialize>(&self, rows: &[R]) -> Result<()> {
         let Self { path, bench, machine, versions } = self;
-        let document = Document { bench, machine, versions, rows: samples.rows() };
+        let document = Document { bench, machine, versions, rows };
         let mut text = serde_json::to_string_pretty(&document)?;
         text.push('\n');
         let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());

@@ -1,7 +1,7 @@
 //! A guest and how it is put into the machine: on Quell by a bundle, or directly.
 
 use crate::guest::cache::{self, GuestFiles};
-use crate::guest::{initramfs, kernel};
+use crate::guest::{initramfs, kernel, peer};
 use crate::machine::bundle::Bundle;
 use crate::machine::spec::{Clock, Console, Payload, Spec, memory_around};
 use crate::machine::symbols::{self, Symbols};
@@ -78,6 +78,20 @@ impl Guest {
             Clock::Wall if cpus > 1 => (BootCpu::Serve, cpus + 1),
             _ => (BootCpu::Run, cpus),
         };
+        let bundle = directory.join("bundle.tar");
+        self.write_bundle(hypervisor, boot_cpu, &bundle)?;
+        let bundle_bytes = fs::metadata(&bundle)?.len();
+        let payload = Payload::Quell {
+            hypervisor: hypervisor.image.clone(),
+            bundle,
+            beacon: hypervisor.symbols.beacon,
+        };
+        let memory = memory_around(self.memory, bundle_bytes);
+        Ok(Spec { clock, ..spec(payload, machine_cpus, memory) })
+    }
+
+    /// Writes the bundle that carries this guest into the hypervisor.
+    pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, boot_cpu: BootCpu, path: &Path) -> Result<()> {
         let config = Config {
             vcpus: self.vcpus,
             memory: self.memory,
@@ -90,22 +104,13 @@ impl Guest {
         };
         let kernel = fs::read(&self.kernel)
             .with_context(|| format!("cannot read the kernel {}", self.kernel.display()))?;
-        let bundle = directory.join("bundle.tar");
         let contents = Bundle {
             config: config.to_string(),
             kernel: &kernel,
             initrd: self.initrd.as_deref(),
             symbols: &hypervisor.symbols.table,
         };
-        contents.write(&bundle)?;
-        let bundle_bytes = fs::metadata(&bundle)?.len();
-        let payload = Payload::Quell {
-            hypervisor: hypervisor.image.clone(),
-            bundle,
-            beacon: hypervisor.symbols.beacon,
-        };
-        let memory = memory_around(self.memory, bundle_bytes);
-        Ok(Spec { clock, ..spec(payload, machine_cpus, memory) })
+        contents.write(path)
     }
 
     /// A machine with `cpus` CPUs that runs this guest directly, its initrd written to `directory`.
@@ -145,7 +150,21 @@ pub(crate) struct Hypervisor {
 impl Hypervisor {
     /// Builds the image if need be.
     pub(crate) fn build() -> Result<Self> {
-        let image = workspace::build(workspace::HYPERVISOR)?;
+        Self::of(workspace::HYPERVISOR)
+    }
+
+    /// The image that can serve flush hypercalls wrongly.
+    pub(crate) fn with_defects() -> Result<Self> {
+        Self::of(workspace::HYPERVISOR_WITH_DEFECTS)
+    }
+
+    /// Its ELF file.
+    pub(crate) fn image(&self) -> &Path {
+        &self.image
+    }
+
+    fn of(image: workspace::Image) -> Result<Self> {
+        let image = workspace::build(image)?;
         let symbols = symbols::read(&image)?;
         Ok(Self { image, symbols })
     }
@@ -178,6 +197,18 @@ impl StockGuest {
     /// Which packages it is made from.
     pub(crate) fn versions(&self) -> &cache::Versions {
         &self.files.versions
+    }
+
+    /// A machine whose stock kernel runs `inner` under KVM.
+    pub(crate) fn with_kvm(&self, inner: &peer::Inner<'_>, directory: &Path) -> Result<Spec> {
+        let initrd = [self.initramfs.clone(), peer::archive(&self.files, inner)?].concat();
+        let memory = peer::memory(inner, initrd.len() as u64);
+        let path = directory.join("initrd");
+        fs::write(&path, initrd).context("cannot write the initial RAM disk")?;
+        let payload =
+            Payload::Bare { kernel: self.kernel(), initrd: Some(path), cmdline: peer::CMDLINE.into() };
+        // QEMU's first CPU runs no vCPUs (docs/qemu.md).
+        Ok(spec(payload, inner.vcpus + 1, memory))
     }
 
     /// The initial RAM disk; with a command it runs that, else a shell.

@@ -5,6 +5,7 @@
 
 use anyhow::{Context, Result, ensure};
 use std::env;
+use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,6 +23,8 @@ pub(crate) struct Image {
     target: &'static str,
     features: &'static [&'static str],
     strip: bool,
+    /// Distinguishes it from an image of the same binary with other features.
+    variant: Option<&'static str>,
 }
 
 /// The hypervisor.
@@ -31,23 +34,62 @@ pub(crate) const HYPERVISOR: Image = Image {
     target: BARE_TARGET,
     features: &["image"],
     strip: false,
+    variant: None,
+};
+
+/// The hypervisor that can serve flush hypercalls wrongly.
+pub(crate) const HYPERVISOR_WITH_DEFECTS: Image =
+    Image { features: &["image", "defects"], variant: Some("defects"), ..HYPERVISOR };
+
+/// The image that checks and measures TLB flushing.
+pub(crate) const TLBCHECK: Image = Image {
+    package: "quell-tlbcheck",
+    binary: "quell-tlbcheck",
+    target: BARE_TARGET,
+    features: &[],
+    strip: false,
+    variant: None,
 };
 
 /// The bare guest that counts instructions and does wrong things.
-pub(crate) const PROBE: Image =
-    Image { package: "quell-probe", binary: "quell-probe", target: BARE_TARGET, features: &[], strip: false };
+pub(crate) const PROBE: Image = Image {
+    package: "quell-probe",
+    binary: "quell-probe",
+    target: BARE_TARGET,
+    features: &[],
+    strip: false,
+    variant: None,
+};
 
 /// The workload that does nothing but provoke TLB flushes.
-pub(crate) const THRASH: Image =
-    Image { package: "quell-workloads", binary: "thrash", target: LINUX_TARGET, features: &[], strip: true };
+pub(crate) const THRASH: Image = Image {
+    package: "quell-workloads",
+    binary: "thrash",
+    target: LINUX_TARGET,
+    features: &[],
+    strip: true,
+    variant: None,
+};
 
 /// The workload that looks for stale translations.
-pub(crate) const STALE: Image =
-    Image { package: "quell-workloads", binary: "stale", target: LINUX_TARGET, features: &[], strip: true };
+pub(crate) const STALE: Image = Image {
+    package: "quell-workloads",
+    binary: "stale",
+    target: LINUX_TARGET,
+    features: &[],
+    strip: true,
+    variant: None,
+};
 
 /// The workload that turns a PCI device's ROM on and off under memory load.
-pub(crate) const MMTEST: Image =
-    Image { package: "quell-workloads", binary: "mmtest", target: LINUX_TARGET, features: &[], strip: true };
+pub(crate) const MMTEST: Image = Image {
+    package: "quell-workloads",
+    binary: "mmtest",
+    target: LINUX_TARGET,
+    features: &[],
+    strip: true,
+    variant: None,
+};
 
 /// The root of the source tree that this tool was built from.
 pub(crate) fn root() -> &'static Path {
@@ -88,5 +130,10 @@ pub(crate) fn build(image: Image) -> Result<PathBuf> {
     }
     let status = command.status().context("cannot start cargo")?;
     ensure!(status.success(), "building {} for {} failed ({status})", image.binary, image.target);
-    Ok(directory.join(image.target).join("release").join(image.binary))
+    let built = directory.join(image.target).join("release").join(image.binary);
+    let Some(variant) = image.variant else { return Ok(built) };
+    // The next build of the same binary replaces the file.
+    let kept = built.with_added_extension(variant);
+    fs::copy(&built, &kept).with_context(|| format!("cannot copy {}", built.display()))?;
+    Ok(kept)
 }

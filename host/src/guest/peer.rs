@@ -6,6 +6,7 @@
 use super::cache::{GuestFiles, KVM_MODULES};
 use super::cpio::Archive;
 use crate::machine::spec::QEMU;
+use crate::size::MIB;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeSet;
 use std::env;
@@ -19,6 +20,11 @@ const FIRMWARE: [&str; 4] = ["bios-256k.bin", "kvmvapic.bin", "pvh.bin", "linuxb
 /// The Hyper-V interface as QEMU 7.2 can ask KVM 6.1 for it.
 const CPU: &str = "host,kvm=off,hv-relaxed,hv-vpindex,hv-synic,hv-stimer,hv-time,hv-frequencies,hv-runtime,\
                    hv-tlbflush,hv-ipi,hv-xmm-input";
+
+/// The command line of the kernel that is the hypervisor. With another clock than the TSC its guests' vCPUs lock up.
+pub(crate) const CMDLINE: &str = "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc";
+/// Memory for that kernel itself.
+const KERNEL_MEMORY: u64 = 256 * MIB;
 
 /// A virtual machine under KVM.
 pub(crate) struct Inner<'a> {
@@ -56,6 +62,11 @@ pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>) -> Result<Vec<u8>> 
     tree.archive.file("cmdline", 0o644, inner.cmdline.as_bytes());
     tree.archive.file("command", 0o644, command(inner).as_bytes());
     Ok(tree.archive.finish())
+}
+
+/// Memory of the machine around: the initial RAM disk is there twice while the kernel unpacks it.
+pub(crate) fn memory(inner: &Inner<'_>, initrd_bytes: u64) -> u64 {
+    inner.memory_mib * MIB + (2 * initrd_bytes).next_multiple_of(MIB) + KERNEL_MEMORY
 }
 
 fn command(inner: &Inner<'_>) -> String {

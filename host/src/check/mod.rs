@@ -1,0 +1,135 @@
+//! `quell check`: tlbcheck on the bare machine, on Quell, or on Linux KVM.
+
+pub(crate) mod subject;
+
+use crate::cli::CheckArgs;
+use crate::machine::process::{End, Flow, Machine, Outcome, describe};
+use crate::machine::signals::Signals;
+use crate::results::Writer;
+use crate::run::tail;
+use anyhow::{Context, Result, bail, ensure};
+use console::style;
+use hostlink::exit::ExitCode;
+use serde::Serialize;
+use serde_json::Value;
+use std::fmt;
+use std::time::Duration;
+
+/// What a row came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    Pass,
+    Fail,
+    Skip,
+}
+
+/// A row of tlbcheck's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Row {
+    pub(crate) row: String,
+    /// What it ran on.
+    pub(crate) subject: &'static str,
+    pub(crate) result: Verdict,
+    /// Why it does not pass.
+    pub(crate) why: String,
+}
+
+/// Runs tlbcheck and prints its rows; the status is 1 if one fails.
+pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
+    let (rows, outcome) = run(args, signals, |row| println!("{row}"))?;
+    ended(&outcome)?;
+    let count = |result| rows.iter().filter(|row| row.result == result).count();
+    let failed = count(Verdict::Fail);
+    println!("{} passed, {failed} failed, {} skipped", count(Verdict::Pass), count(Verdict::Skip));
+    if let Some(path) = &args.json {
+        Writer::new(path.clone(), "check", None).write_rows(&rows)?;
+    }
+    Ok(u8::from(failed != 0))
+}
+
+/// Runs tlbcheck; `each` sees the rows as they come.
+pub(crate) fn run(
+    args: &CheckArgs,
+    signals: &Signals,
+    mut each: impl FnMut(&Row),
+) -> Result<(Vec<Row>, Outcome)> {
+    let directory = tempfile::Builder::new().prefix("quell-check-").tempdir()?;
+    let mut words = vec!["check json report=com2".to_owned()];
+    words.extend(args.only.as_ref().map(|row| format!("only={row}")));
+    let mut spec = subject::spec(args.on, &words.join(" "), args.cpus, args.defect, directory.path())?;
+    spec.timeout = Some(Duration::from_secs(args.timeout));
+    let mut rows = Vec::new();
+    let outcome = Machine::start(&spec, signals)?.run(|report, _| {
+        if let Some(row) = row(report, args.on.name()) {
+            each(&row);
+            rows.push(row);
+        }
+        Ok(Flow::Continue)
+    })?;
+    Ok((rows, outcome))
+}
+
+/// The row in a line of tlbcheck's report.
+fn row(report: &Value, subject: &'static str) -> Option<Row> {
+    let result = match report["result"].as_str()? {
+        "pass" => Verdict::Pass,
+        "skip" => Verdict::Skip,
+        _ => Verdict::Fail,
+    };
+    let text = |key: &str| report[key].as_str().unwrap_or_default().to_owned();
+    Some(Row { row: text("row"), subject, result, why: text("why") })
+}
+
+/// Whether tlbcheck came to its end, with at least one row.
+pub(crate) fn ended(outcome: &Outcome) -> Result<()> {
+    if let Some(bail) = outcome.report("bail") {
+        bail!("tlbcheck gave up: {}", bail["why"].as_str().unwrap_or_default());
+    }
+    let machine = match outcome.end {
+        End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff) => "switched off".to_owned(),
+        End::Failed(status) => format!("ended with QEMU's {}", describe(status)),
+        end => format!("ended with {end:?}"),
+    };
+    let begun = outcome.reports.iter().rev().find(|report| report["event"] == "row");
+    let last = begun.and_then(|report| report["row"].as_str()).map(|row| format!(" after '{row}' had begun"));
+    let end = outcome.report("end").with_context(|| {
+        let (console, log) = (tail(&outcome.console), tail(&outcome.log));
+        let last = last.unwrap_or_default();
+        format!(
+            "tlbcheck did not come to its end; the machine {machine}{last}\nits console:\n{console}\nthe hypervisor's log:\n{log}"
+        )
+    })?;
+    let total: u64 = ["passed", "failed", "skipped"].iter().filter_map(|key| end[key].as_u64()).sum();
+    ensure!(total != 0, "tlbcheck has no such row");
+    Ok(())
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match self.result {
+            Verdict::Pass => style("ok  ").green(),
+            Verdict::Fail => style("FAIL").red(),
+            Verdict::Skip => style("skip").yellow(),
+        };
+        match self.why.as_str() {
+            "" => write!(f, "{verdict} {}", self.row),
+            why => write!(f, "{verdict} {:<44} {why}", self.row),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn rows_are_read_and_other_lines_are_not() {
+        assert_eq!(row(&json!({"event": "row", "row": "a"}), "bare"), None);
+        let failed = row(&json!({"row": "a", "result": "fail", "why": "b"}), "bare").expect("is a row");
+        assert_eq!((failed.row.as_str(), failed.result, failed.why.as_str()), ("a", Verdict::Fail, "b"));
+        let odd = row(&json!({"row": "a", "result": "maybe"}), "bare").expect("is a row");
+        assert_eq!(odd.result, Verdict::Fail, "what is not known does not pass");
+    }
+}

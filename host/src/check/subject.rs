@@ -1,0 +1,72 @@
+//! Machines that run tlbcheck.
+
+use crate::guest::peer;
+use crate::machine::spec::{Clock, Spec};
+use crate::size::MIB;
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::workspace;
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::defect::Defect;
+use std::path::Path;
+
+/// Memory for tlbcheck.
+const MEMORY: u64 = 256 * MIB;
+
+/// What tlbcheck runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum On {
+    /// The emulated machine itself
+    Bare,
+    /// Quell
+    Quell,
+    /// Linux KVM in the same machine: Debian's kernel, and this system's QEMU, in an initial RAM disk
+    Kvm,
+}
+
+impl On {
+    /// Its name on the command line and in JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Bare => "bare",
+            Self::Quell => "quell",
+            Self::Kvm => "kvm",
+        }
+    }
+}
+
+/// A machine on which tlbcheck runs with this command line and so many CPUs. What it needs is written to `directory`.
+pub(crate) fn spec(
+    on: On,
+    cmdline: &str,
+    cpus: u32,
+    defect: Option<Defect>,
+    directory: &Path,
+) -> Result<Spec> {
+    ensure!(defect.is_none() || on == On::Quell, "only Quell has defects that can be switched on");
+    let kernel = workspace::build(workspace::TLBCHECK)?;
+    let guest = Guest {
+        kernel: kernel.clone(),
+        initrd: None,
+        cmdline: cmdline.to_owned(),
+        vcpus: cpus,
+        memory: MEMORY,
+        flush: FlushMode::Hypercall,
+        reset: ResetPolicy::Exit,
+        switches: Switches { defect, ..Switches::default() },
+    };
+    guest.check()?;
+    match on {
+        On::Bare => guest.on_bare_machine(cpus, directory),
+        On::Quell => {
+            let hypervisor =
+                if defect.is_some() { Hypervisor::with_defects()? } else { Hypervisor::build()? };
+            guest.on_quell(&hypervisor, cpus, Clock::Wall, directory)
+        }
+        On::Kvm => {
+            let inner = peer::Inner { kernel: &kernel, cmdline, vcpus: cpus, memory_mib: MEMORY / MIB };
+            StockGuest::prepare()?.with_kvm(&inner, directory)
+        }
+    }
+}

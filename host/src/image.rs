@@ -1,0 +1,149 @@
+//! `quell image`: a bootable CD with GRUB, for real machines, for clouds and for other hypervisors.
+
+use crate::cli::ImageArgs;
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::workspace;
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use hostlink::config::{BootCpu, FlushMode, ResetPolicy, Switches};
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// GRUB's program that makes CDs, and the Debian packages that it takes.
+const MKRESCUE: &str = "grub-mkrescue";
+const PACKAGES: &str = "grub-common, grub-pc-bin, grub-efi-amd64-bin, xorriso and mtools";
+
+/// What the menu offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Entry {
+    /// tlbcheck checks the machine
+    Check,
+    /// tlbcheck measures the machine
+    Bench,
+    /// Quell runs Debian's kernel with a shell on the first serial port
+    Linux,
+    /// tlbcheck checks Quell
+    CheckQuell,
+}
+
+impl Entry {
+    /// Its id in the menu, title, and lines.
+    const fn menu(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Check => (
+                "check",
+                "tlbcheck: check how this machine flushes TLBs",
+                "  multiboot2 /boot/tlbcheck check\n",
+            ),
+            Self::Bench => (
+                "bench",
+                "tlbcheck: measure how this machine flushes TLBs",
+                "  multiboot2 /boot/tlbcheck bench\n",
+            ),
+            Self::Linux => (
+                "linux",
+                "Quell with a Debian guest (console: first serial port)",
+                "  multiboot2 /boot/quell\n  module2 /boot/linux.tar\n",
+            ),
+            Self::CheckQuell => (
+                "check-quell",
+                "Quell with tlbcheck as its guest",
+                "  multiboot2 /boot/quell\n  module2 /boot/tlbcheck.tar\n",
+            ),
+        }
+    }
+}
+
+/// Makes the image.
+pub(crate) fn image(args: &ImageArgs) -> Result<u8> {
+    make(args)?;
+    println!("{}", args.output.display());
+    Ok(0)
+}
+
+/// Makes the image that the arguments describe.
+pub(crate) fn make(args: &ImageArgs) -> Result<()> {
+    let directory = tempfile::Builder::new().prefix("quell-image-").tempdir()?;
+    let boot = directory.path().join("boot");
+    fs::create_dir_all(boot.join("grub"))?;
+    fs::write(boot.join("grub/grub.cfg"), menu(args))?;
+    let tlbcheck = workspace::build(workspace::TLBCHECK)?;
+    fs::copy(&tlbcheck, boot.join("tlbcheck")).context("cannot copy tlbcheck")?;
+    let hypervisor = Hypervisor::build()?;
+    fs::copy(hypervisor.image(), boot.join("quell")).context("cannot copy the hypervisor")?;
+
+    let stock = StockGuest::prepare()?;
+    let linux = Guest {
+        kernel: stock.kernel(),
+        initrd: Some(stock.initrd(args.exec.as_deref())),
+        cmdline: format!("{} panic=-1", crate::run::CONSOLE),
+        vcpus: args.vcpus,
+        memory: args.memory,
+        flush: FlushMode::Hypercall,
+        reset: ResetPolicy::Exit,
+        switches: Switches::default(),
+    };
+    let check = Guest { kernel: tlbcheck, initrd: None, cmdline: "check".to_owned(), ..linux.clone() };
+    for (guest, name) in [(linux, "linux.tar"), (check, "tlbcheck.tar")] {
+        guest.check()?;
+        guest.write_bundle(&hypervisor, BootCpu::Run, &boot.join(name))?;
+    }
+    mkrescue(directory.path(), &args.output)
+}
+
+/// GRUB's menu, on the screen and on the first serial port.
+fn menu(args: &ImageArgs) -> String {
+    let (default, ..) = args.default.menu();
+    let mut text = format!(
+        "serial --unit=0 --speed=115200\n\
+         terminal_input console serial\n\
+         terminal_output console serial\n\
+         set timeout={}\n\
+         set default={default}\n",
+        args.timeout
+    );
+    for entry in Entry::value_variants() {
+        let (id, title, lines) = entry.menu();
+        // Writing to a string does not fail.
+        let _ = write!(text, "menuentry \"{title}\" --id {id} {{\n{lines}}}\n");
+    }
+    text
+}
+
+fn mkrescue(tree: &Path, output: &Path) -> Result<()> {
+    let mut command = Command::new(MKRESCUE);
+    command.arg("-o").arg(output).arg(tree).stdin(Stdio::null());
+    let result = match command.output() {
+        Ok(result) => result,
+        Err(error) => bail!("cannot start {MKRESCUE} ({error}); Debian has it in {PACKAGES}"),
+    };
+    let errors = String::from_utf8_lossy(&result.stderr);
+    ensure!(
+        result.status.success(),
+        "{MKRESCUE} failed; it takes {PACKAGES}:\n{}",
+        crate::run::tail(&errors)
+    );
+    ensure!(output.is_file(), "{MKRESCUE} made no {}", output.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command as Verb};
+    use clap::Parser;
+
+    #[test]
+    fn the_menu_has_each_entry_once_and_the_default_is_one_of_them() {
+        let cli = Cli::try_parse_from(["quell", "image", "--default", "check-quell", "--timeout", "0"]);
+        let Verb::Image(args) = cli.expect("parses").command else { panic!("another command") };
+        let text = menu(&args);
+        for entry in Entry::value_variants() {
+            let id = format!("--id {} {{", entry.menu().0);
+            assert_eq!(text.matches(&id).count(), 1, "{id}");
+        }
+        assert!(text.contains("set default=check-quell\n") && text.contains("set timeout=0\n"), "{text}");
+    }
+}
