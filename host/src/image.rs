@@ -1,6 +1,8 @@
 //! `quell image`: a bootable CD with GRUB, for real machines, for clouds and for other hypervisors.
 
 use crate::cli::ImageArgs;
+use crate::machine::spec::{Payload, Spec};
+use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::{Context, Result, bail, ensure};
@@ -8,12 +10,17 @@ use clap::ValueEnum;
 use hostlink::config::{BootCpu, FlushMode, ResetPolicy, Switches};
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// GRUB's program that makes CDs, and the Debian packages that it takes.
 const MKRESCUE: &str = "grub-mkrescue";
 const PACKAGES: &str = "grub-common, grub-pc-bin, grub-efi-amd64-bin, xorriso and mtools";
+
+/// Where Debian puts UEFI firmware for QEMU.
+const OVMF: &str = "/usr/share/ovmf/OVMF.fd";
+/// Memory of a machine that starts a CD.
+const MACHINE_MEMORY: u64 = 1280 * MIB;
 
 /// What the menu offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -127,6 +134,17 @@ fn mkrescue(tree: &Path, output: &Path) -> Result<()> {
     );
     ensure!(output.is_file(), "{MKRESCUE} made no {}", output.display());
     Ok(())
+}
+
+/// A machine that starts a CD, by UEFI or by BIOS.
+pub(crate) fn spec(disc: &Path, uefi: bool) -> Result<Spec> {
+    let firmware = match uefi {
+        true => {
+            Some(PathBuf::from(OVMF)).filter(|path| path.is_file()).context("there is no OVMF here")?.into()
+        }
+        false => None,
+    };
+    Ok(Spec::new(Payload::Disc { disc: disc.to_owned(), firmware }, 1, MACHINE_MEMORY))
 }
 
 #[cfg(test)]

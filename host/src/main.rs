@@ -44,6 +44,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Bench(BenchCommand::Flush(args)) => bench::counts::flush(args, &signals),
         Command::Bench(BenchCommand::Memslot(args)) => bench::memslot::memslot(args, &signals),
         Command::Bench(BenchCommand::Paging(args)) => bench::paging::paging(args),
+        Command::Bench(BenchCommand::Shootdown(args)) => bench::shootdown::shootdown(args, &signals),
         Command::Bench(BenchCommand::Boot(args)) => bench::boot::boot(args, &signals),
         Command::Check(args) => check::check(args, &signals),
         Command::Image(args) => image::image(args),

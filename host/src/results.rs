@@ -18,6 +18,19 @@ pub(crate) enum Subject {
     Quell,
     /// The same guest directly on the emulated machine.
     Bare,
+    /// The same guest on Linux KVM in the emulated machine.
+    Kvm,
+}
+
+impl Subject {
+    /// Its name in JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Quell => "quell",
+            Self::Bare => "bare",
+            Self::Kvm => "kvm",
+        }
+    }
 }
 
 /// One row: the runs of one case, subject and metric.

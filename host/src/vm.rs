@@ -3,7 +3,7 @@
 use crate::guest::cache::{self, GuestFiles};
 use crate::guest::{initramfs, kernel, peer};
 use crate::machine::bundle::Bundle;
-use crate::machine::spec::{Clock, Console, Payload, Spec, memory_around};
+use crate::machine::spec::{Clock, Payload, Spec, memory_around};
 use crate::machine::symbols::{self, Symbols};
 use crate::size;
 use crate::workspace;
@@ -87,7 +87,7 @@ impl Guest {
             beacon: hypervisor.symbols.beacon,
         };
         let memory = memory_around(self.memory, bundle_bytes);
-        Ok(Spec { clock, ..spec(payload, machine_cpus, memory) })
+        Ok(Spec { clock, ..Spec::new(payload, machine_cpus, memory) })
     }
 
     /// Writes the bundle that carries this guest into the hypervisor.
@@ -124,20 +124,7 @@ impl Guest {
             None => None,
         };
         let payload = Payload::Bare { kernel: self.kernel.clone(), initrd, cmdline: self.cmdline.clone() };
-        Ok(spec(payload, cpus, self.memory))
-    }
-}
-
-fn spec(payload: Payload, cpus: u32, memory: u64) -> Spec {
-    Spec {
-        payload,
-        cpus,
-        memory,
-        clock: Clock::Wall,
-        console: Console::Capture,
-        timeout: None,
-        log: None,
-        qemu_args: Vec::new(),
+        Ok(Spec::new(payload, cpus, self.memory))
     }
 }
 
@@ -208,7 +195,7 @@ impl StockGuest {
         let payload =
             Payload::Bare { kernel: self.kernel(), initrd: Some(path), cmdline: peer::CMDLINE.into() };
         // QEMU's first CPU runs no vCPUs (docs/qemu.md).
-        Ok(spec(payload, inner.vcpus + 1, memory))
+        Ok(Spec::new(payload, inner.vcpus + 1, memory))
     }
 
     /// The initial RAM disk; with a command it runs that, else a shell.

@@ -40,7 +40,7 @@ pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
         for (subject, spec) in [(Subject::Bare, &bare), (Subject::Quell, &quell)] {
             match time(spec, args, signals)? {
                 Ok(secs) => {
-                    println!("{:<6} {run}/{}  {secs:5.2} s", name(subject), args.runs);
+                    println!("{:<6} {run}/{}  {secs:5.2} s", subject.name(), args.runs);
                     samples.add(&case, subject, METRIC, "s", secs);
                 }
                 Err(status) => return Ok(status),
@@ -80,12 +80,5 @@ fn failed(outcome: &Outcome) -> u8 {
     match outcome.end {
         End::PowerOff => 1,
         _ => conclude(outcome, false).max(1),
-    }
-}
-
-fn name(subject: Subject) -> &'static str {
-    match subject {
-        Subject::Quell => "quell",
-        Subject::Bare => "bare",
     }
 }

@@ -5,3 +5,4 @@ pub(crate) mod counts;
 pub(crate) mod memslot;
 pub(crate) mod paging;
 mod running;
+pub(crate) mod shootdown;

@@ -9,11 +9,13 @@ use crate::results::Writer;
 use crate::run::tail;
 use anyhow::{Context, Result, bail, ensure};
 use console::style;
+use hostlink::config::Switches;
 use hostlink::exit::ExitCode;
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt;
 use std::time::Duration;
+use subject::On;
 
 /// What a row came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -37,7 +39,14 @@ pub(crate) struct Row {
 
 /// Runs tlbcheck and prints its rows; the status is 1 if one fails.
 pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
-    let (rows, outcome) = run(args, signals, |row| println!("{row}"))?;
+    let run = Run {
+        on: args.on,
+        cpus: args.cpus,
+        switches: Switches { defect: args.defect, ..Switches::default() },
+        only: args.only.as_deref(),
+        timeout: args.timeout,
+    };
+    let (rows, outcome) = run.start(signals, |row| println!("{row}"))?;
     ended(&outcome)?;
     let count = |result| rows.iter().filter(|row| row.result == result).count();
     let failed = count(Verdict::Fail);
@@ -48,26 +57,37 @@ pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     Ok(u8::from(failed != 0))
 }
 
-/// Runs tlbcheck; `each` sees the rows as they come.
-pub(crate) fn run(
-    args: &CheckArgs,
-    signals: &Signals,
-    mut each: impl FnMut(&Row),
-) -> Result<(Vec<Row>, Outcome)> {
-    let directory = tempfile::Builder::new().prefix("quell-check-").tempdir()?;
-    let mut words = vec!["check json report=com2".to_owned()];
-    words.extend(args.only.as_ref().map(|row| format!("only={row}")));
-    let mut spec = subject::spec(args.on, &words.join(" "), args.cpus, args.defect, directory.path())?;
-    spec.timeout = Some(Duration::from_secs(args.timeout));
-    let mut rows = Vec::new();
-    let outcome = Machine::start(&spec, signals)?.run(|report, _| {
-        if let Some(row) = row(report, args.on.name()) {
-            each(&row);
-            rows.push(row);
-        }
-        Ok(Flow::Continue)
-    })?;
-    Ok((rows, outcome))
+/// A run of tlbcheck.
+pub(crate) struct Run<'a> {
+    pub(crate) on: On,
+    /// CPUs of the machine that it sees.
+    pub(crate) cpus: u32,
+    /// What is changed in Quell.
+    pub(crate) switches: Switches,
+    /// The only row.
+    pub(crate) only: Option<&'a str>,
+    /// Seconds until it is given up.
+    pub(crate) timeout: u64,
+}
+
+impl Run<'_> {
+    /// Runs it to its end; `each` sees the rows as they come.
+    pub(crate) fn start(&self, signals: &Signals, mut each: impl FnMut(&Row)) -> Result<(Vec<Row>, Outcome)> {
+        let directory = tempfile::Builder::new().prefix("quell-check-").tempdir()?;
+        let mut words = vec!["check json report=com2".to_owned()];
+        words.extend(self.only.map(|row| format!("only={row}")));
+        let mut spec = subject::spec(self.on, &words.join(" "), self.cpus, self.switches, directory.path())?;
+        spec.timeout = Some(Duration::from_secs(self.timeout));
+        let mut rows = Vec::new();
+        let outcome = Machine::start(&spec, signals)?.run(|report, _| {
+            if let Some(row) = row(report, self.on.name()) {
+                each(&row);
+                rows.push(row);
+            }
+            Ok(Flow::Continue)
+        })?;
+        Ok((rows, outcome))
+    }
 }
 
 /// The row in a line of tlbcheck's report.

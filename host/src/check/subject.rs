@@ -2,13 +2,13 @@
 
 use crate::guest::peer;
 use crate::machine::spec::{Clock, Spec};
+use crate::results::Subject;
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
-use hostlink::defect::Defect;
 use std::path::Path;
 
 /// Memory for tlbcheck.
@@ -26,25 +26,25 @@ pub(crate) enum On {
 }
 
 impl On {
-    /// Its name on the command line and in JSON.
-    pub(crate) const fn name(self) -> &'static str {
+    /// What measurements on it are of.
+    pub(crate) const fn subject(self) -> Subject {
         match self {
-            Self::Bare => "bare",
-            Self::Quell => "quell",
-            Self::Kvm => "kvm",
+            Self::Bare => Subject::Bare,
+            Self::Quell => Subject::Quell,
+            Self::Kvm => Subject::Kvm,
         }
+    }
+
+    /// Its name in JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        self.subject().name()
     }
 }
 
 /// A machine on which tlbcheck runs with this command line and so many CPUs. What it needs is written to `directory`.
-pub(crate) fn spec(
-    on: On,
-    cmdline: &str,
-    cpus: u32,
-    defect: Option<Defect>,
-    directory: &Path,
-) -> Result<Spec> {
-    ensure!(defect.is_none() || on == On::Quell, "only Quell has defects that can be switched on");
+pub(crate) fn spec(on: On, cmdline: &str, cpus: u32, switches: Switches, directory: &Path) -> Result<Spec> {
+    let has_defect = switches.defect.is_some();
+    ensure!(!has_defect || on == On::Quell, "only Quell has defects that can be switched on");
     let kernel = workspace::build(workspace::TLBCHECK)?;
     let guest = Guest {
         kernel: kernel.clone(),
@@ -54,14 +54,13 @@ pub(crate) fn spec(
         memory: MEMORY,
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,
-        switches: Switches { defect, ..Switches::default() },
+        switches,
     };
     guest.check()?;
     match on {
         On::Bare => guest.on_bare_machine(cpus, directory),
         On::Quell => {
-            let hypervisor =
-                if defect.is_some() { Hypervisor::with_defects()? } else { Hypervisor::build()? };
+            let hypervisor = if has_defect { Hypervisor::with_defects()? } else { Hypervisor::build()? };
             guest.on_quell(&hypervisor, cpus, Clock::Wall, directory)
         }
         On::Kvm => {

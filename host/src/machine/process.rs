@@ -122,7 +122,7 @@ impl Machine {
         File::create(&log).with_context(|| format!("cannot write the log {}", log.display()))?;
         let control = match spec.payload {
             Payload::Quell { .. } => Some(Registration::new()?),
-            Payload::Bare { .. } => None,
+            Payload::Bare { .. } | Payload::Disc { .. } => None,
         };
         let channels = Channels {
             report: &report,
@@ -149,7 +149,7 @@ impl Machine {
         readers.push(thread::spawn(move || read_reports(&listener, &sender)));
         let beacon = match spec.payload {
             Payload::Quell { beacon, .. } => beacon,
-            Payload::Bare { .. } => None,
+            Payload::Bare { .. } | Payload::Disc { .. } => None,
         };
         Ok(Self {
             stdin: child.stdin.take(),

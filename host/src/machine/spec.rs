@@ -30,6 +30,13 @@ pub(crate) enum Payload {
         /// Its command line.
         cmdline: String,
     },
+    /// Whatever a CD starts.
+    Disc {
+        /// The CD's image.
+        disc: PathBuf,
+        /// UEFI firmware; BIOS without.
+        firmware: Option<PathBuf>,
+    },
 }
 
 /// Where the guest's console, the first serial port, goes.
@@ -93,6 +100,20 @@ pub(crate) struct Channels<'a> {
 }
 
 impl Spec {
+    /// A machine by the clock, which runs until it ends, with its console captured.
+    pub(crate) fn new(payload: Payload, cpus: u32, memory: u64) -> Self {
+        Self {
+            payload,
+            cpus,
+            memory,
+            clock: Clock::Wall,
+            console: Console::Capture,
+            timeout: None,
+            log: None,
+            qemu_args: Vec::new(),
+        }
+    }
+
     /// The arguments for [`QEMU`].
     pub(crate) fn arguments(&self, ram: &Ram, channels: &Channels<'_>) -> Vec<OsString> {
         let mut args = Arguments::default();
@@ -149,6 +170,12 @@ impl Payload {
                     args.option("-initrd", "", initrd);
                 }
                 args.pair("-append", cmdline);
+            }
+            Self::Disc { disc, firmware } => {
+                if let Some(firmware) = firmware {
+                    args.option("-bios", "", firmware);
+                }
+                args.option("-cdrom", "", disc);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! The tests that boot guests under QEMU: what each does and what is expected of it, as rows of a table.
 
+use super::checks::Check;
+use crate::image::Entry;
 use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
 
@@ -25,6 +27,10 @@ pub(super) enum Body {
     Typed(&'static [&'static str]),
     /// The bare guest does one of the wrong things it knows.
     Probe(&'static str, ProbeEnd),
+    /// tlbcheck runs.
+    Check(Check),
+    /// A CD is made and started: what starts on it, by UEFI or by BIOS, and what its console has to show.
+    Disc { entry: Entry, uefi: bool, shows: &'static str },
     /// A stock guest works, and its hypervisor is talked to.
     Talk { command: &'static str, about: Talk },
     /// The tool itself is called with arguments; `{}` stands for a file made by `file`.

@@ -2,8 +2,12 @@
 
 use super::Tally;
 use super::cases::{Body, Case, Expect, ProbeEnd, Stock, Talk, TestFile};
+use super::checks::Check;
 use super::progress::Progress;
 use super::talk;
+use crate::check::{self, Verdict};
+use crate::cli::ImageArgs;
+use crate::image::{self, Entry};
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
@@ -26,6 +30,10 @@ use std::time::Duration;
 /// Longest time for a boot with a short command, and for one that is to search for long.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const LONG_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Longest time for a run of tlbcheck, in seconds, and how many of its rows pass at least where all is well.
+const CHECK_TIMEOUT: u64 = 180;
+const ROWS_MIN: usize = 10;
 
 /// Status of `quell run` when its time is over.
 const TIMED_OUT: i32 = 124;
@@ -96,11 +104,66 @@ impl Lab<'_> {
         let told = |usual| case.long.filter(|_| self.long).unwrap_or(usual);
         match &case.body {
             Body::Stock(stock) => self.stock(case, stock, told(stock.command)),
+            Body::Check(check) => self.check(case, check),
+            Body::Disc { entry, uefi, shows } => self.disc(*entry, *uefi, shows),
             Body::Talk { command, about } => self.talk(case, command, *about),
             Body::Typed(texts) => self.typed(texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
             Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
         }
+    }
+
+    fn check(&self, case: &Case, check: &Check) -> Result<()> {
+        let switches = Switches { defect: check.defect, ..switches(case.settings)? };
+        let run = check::Run {
+            on: check.on,
+            cpus: check.cpus,
+            switches,
+            only: check.fails,
+            timeout: CHECK_TIMEOUT,
+        };
+        let (rows, outcome) = run.start(self.signals, |_| {})?;
+        self.hung.set(matches!(outcome.end, End::TimedOut));
+        check::ended(&outcome)?;
+        let of = |verdict| rows.iter().filter(move |row| row.result == verdict);
+        match check.fails {
+            Some(row) => ensure!(of(Verdict::Fail).any(|found| found.row == row), "{row} does not fail"),
+            None => {
+                let failed: Vec<_> =
+                    of(Verdict::Fail).map(|row| format!("{}: {}", row.row, row.why)).collect();
+                ensure!(failed.is_empty(), "these fail:\n{}", failed.join("\n"));
+                ensure!(
+                    of(Verdict::Pass).count() >= ROWS_MIN,
+                    "only {} rows pass",
+                    of(Verdict::Pass).count()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a CD with this entry for default.
+    fn disc(&self, entry: Entry, uefi: bool, shows: &str) -> Result<()> {
+        let args = ImageArgs {
+            output: self.directory.join("quell.iso"),
+            default: entry,
+            timeout: 0,
+            exec: Some(format!("echo {shows}")),
+            vcpus: 2,
+            memory: 512 * MIB,
+        };
+        image::make(&args)?;
+        let mut spec = image::spec(&args.output, uefi)?;
+        spec.timeout = Some(BOOT_TIMEOUT);
+        let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
+        self.hung.set(matches!(outcome.end, End::TimedOut));
+        with_console(&outcome, || {
+            ensure!(outcome.console.contains(shows), "the console does not show '{shows}'");
+            match outcome.end {
+                End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff) => Ok(()),
+                end => bail!("the machine ended with {end:?}"),
+            }
+        })
     }
 
     fn talk(&self, case: &Case, command: &str, about: Talk) -> Result<()> {

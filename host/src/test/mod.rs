@@ -1,6 +1,7 @@
 //! `quell test`: every test there is. Host tests and linters by cargo, then guests under QEMU.
 
 mod cases;
+mod checks;
 mod guests;
 mod host;
 mod lines;
@@ -37,7 +38,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     }
     if args.list {
         let names = host::STEPS.iter().map(|step| (step.name, step.about));
-        let names = names.chain(cases::CASES.iter().map(|case| (case.name, case.about)));
+        let names = names.chain(all_cases().map(|case| (case.name, case.about)));
         for (name, about) in names.filter(|(name, _)| wanted(name)) {
             println!("{name:<40} {about}");
         }
@@ -53,11 +54,16 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         total.add(step.run(&mut progress, signals)?);
     }
     let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
-    let cases: Vec<_> = cases::CASES.iter().filter(is_due).collect();
+    let cases: Vec<_> = all_cases().filter(is_due).collect();
     if !cases.is_empty() && signals.caught().is_none() {
         total.add(guests::run_all(&cases, args.long, &mut progress, signals)?);
     }
     Ok(verdict(total, signals))
+}
+
+/// The tests that boot machines.
+fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
+    cases::CASES.iter().chain(&checks::CHECKS)
 }
 
 /// Prints the last line, and says what the process's status is.

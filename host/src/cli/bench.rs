@@ -1,0 +1,122 @@
+//! `quell bench` on the command line.
+
+use super::SizeArgs;
+use crate::check::subject::On;
+use crate::size;
+use clap::{Args, Subcommand};
+use hostlink::config::MAX_VCPUS;
+use std::path::PathBuf;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    Exits(ExitsArgs),
+    /// Instructions per flush hypercall, by the same guest on the same kind of machine
+    ///
+    /// Counts the instructions of flush hypercalls from exit to entry, and what calls do to vCPUs that run, by the
+    /// hypervisor's counters. Ends with status 1 if one of them is over its budget: 700 instructions, and 12 for each
+    /// target that does not run; a kick and an exit for each that runs, and none for others; and where 8 vCPUs flush
+    /// each other, a kick for every second target.
+    Flush(ExitsArgs),
+    /// What it costs when guest memory goes: entries visited, flushes, instructions
+    ///
+    /// A bare guest uses 256 MiB, 1 GiB and 2 GiB of memory in pages of 4 KiB while a ROM of 256 KiB comes and goes: on a
+    /// machine that counts instructions. The deletion may cost no more with more memory elsewhere, and visits the ROM's
+    /// entries only. The same with everything zapped, for comparison; and a GiB that is added and taken away again. Then, by the
+    /// clock, a Linux guest with 8 threads that use memory. Ends with status 1 if a target is missed.
+    Memslot(MemslotArgs),
+    /// What it costs to flush other CPUs' TLBs, as tlbcheck measures it
+    ///
+    /// Shootdowns of 1 to 509 pages and of everything, on 1, 2, 4 and more CPUs, by each back end in turn: interrupts (local
+    /// flush first, or meanwhile; the request by reference or inline; acknowledged after the flush, or before), and
+    /// hypercalls where there are any. Ends with status 1 if a target is missed.
+    Shootdown(ShootdownArgs),
+    /// The page tables on this machine, beside those of other crates
+    ///
+    /// Maps and unmaps 512 MiB in pages of 4 KiB by our crate, by x86_64 and by page_table_multiarch in turn (criterion), and lets
+    /// 1, 2 and 4 threads fault pages into one table. Ends with status 1 if another crate is faster, or threads hold each
+    /// other up. Times are of this machine: let it have nothing else to do.
+    Paging(PagingArgs),
+    Boot(BootArgs),
+}
+
+/// Instructions per exit, by a tiny bare guest on a machine that counts them
+///
+/// Counts the instructions of common operations from exit to entry. QEMU executes one instruction per
+/// nanosecond of virtual time, so the counts are exact and repeatable. Ends with status 1 if one of
+/// them is over its budget.
+#[derive(Debug, Args)]
+pub(crate) struct ExitsArgs {
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Give up after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+}
+
+/// Arguments of `bench memslot`.
+#[derive(Debug, Args)]
+pub(crate) struct MemslotArgs {
+    /// Memory of the Linux guest whose 8 threads use most of it, for example 2304M
+    #[arg(long, value_name = "SIZE", default_value = "2304M", value_parser = size::parse)]
+    pub(crate) memory: u64,
+    /// Runs of each side of it; the table shows medians
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Give up on a machine after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+}
+
+/// Arguments of `bench paging`.
+#[derive(Debug, Args)]
+pub(crate) struct PagingArgs {
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// Arguments of `bench shootdown`.
+#[derive(Debug, Args)]
+pub(crate) struct ShootdownArgs {
+    /// What it is measured on
+    #[arg(long, value_name = "WHAT", default_value = "bare")]
+    pub(crate) on: On,
+    /// Most CPUs that take part
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
+    pub(crate) cpus: u32,
+    /// Shootdowns of each kind
+    #[arg(long, value_name = "N", default_value_t = 301, value_parser = clap::value_parser!(u32).range(11..=1000))]
+    pub(crate) samples: u32,
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Give up after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+}
+
+/// Time from power-on to the guest's first process, on Quell and directly on the machine
+///
+/// Boots the same kernel, initial RAM disk and command line on Quell and directly on the emulated
+/// machine, in turn.
+#[derive(Debug, Args)]
+pub(crate) struct BootArgs {
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
+    /// Runs of each side
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    /// Words for the kernel's command line, after `console=ttyS0 quiet`
+    #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
+    pub(crate) append: Option<String>,
+    /// Give up on a boot after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}

@@ -1,0 +1,134 @@
+//! The tests that run tlbcheck: it has to pass where flushes are right, and to fail, by the row that is named for it, for
+//! each mistake that can be switched on in the hypervisor.
+
+use super::cases::{Body, Case};
+use crate::check::subject::On;
+use crate::image::Entry;
+use hostlink::defect::Defect;
+
+/// A run of tlbcheck.
+pub(super) struct Check {
+    pub(super) on: On,
+    pub(super) cpus: u32,
+    pub(super) defect: Option<Defect>,
+    /// The only row that is run, which has to fail; all of them have to pass without, but for those that are skipped.
+    pub(super) fails: Option<&'static str>,
+}
+
+const fn clean(name: &'static str, about: &'static str, on: On, cpus: u32) -> Case {
+    let body = Body::Check(Check { on, cpus, defect: None, fails: None });
+    Case { name, about, body, long: None, only_long: false, settings: &[] }
+}
+
+/// The mistake, and the row that is named for it.
+const fn caught(name: &'static str, about: &'static str, defect: Option<Defect>, row: &'static str) -> Case {
+    let body = Body::Check(Check { on: On::Quell, cpus: 4, defect, fails: Some(row) });
+    Case { name, about, body, long: None, only_long: false, settings: &[] }
+}
+
+const fn without_kicks(case: Case) -> Case {
+    Case { settings: &["kick=off"], ..case }
+}
+
+const fn disc(
+    name: &'static str,
+    about: &'static str,
+    entry: Entry,
+    uefi: bool,
+    shows: &'static str,
+) -> Case {
+    Case { name, about, body: Body::Disc { entry, uefi, shows }, long: None, only_long: false, settings: &[] }
+}
+
+pub(super) const CHECKS: [Case; 19] = [
+    disc("disc_checks_by_bios", "GRUB starts tlbcheck from a CD", Entry::Check, false, " 0 failed"),
+    disc(
+        "disc_runs_linux_by_uefi",
+        "and Quell with a Debian guest, by UEFI",
+        Entry::Linux,
+        true,
+        "hello from a disc",
+    ),
+    disc("disc_checks_quell_by_bios", "and Quell with tlbcheck", Entry::CheckQuell, false, " 0 failed"),
+    clean("tlbcheck_bare", "tlbcheck finds nothing wrong with the emulated machine", On::Bare, 4),
+    clean("tlbcheck_on_quell", "nor with Quell, where no row of flushes is skipped", On::Quell, 4),
+    without_kicks(caught(
+        "tlbcheck_catches_no_kick",
+        "targets that nobody interrupts go on with what they have",
+        None,
+        "no-kick-space",
+    )),
+    caught(
+        "tlbcheck_catches_early_return",
+        "targets that are not waited for",
+        Some(Defect::EarlyReturn),
+        "early-return-space",
+    ),
+    caught(
+        "tlbcheck_catches_list_past_15",
+        "elements behind the fifteenth",
+        Some(Defect::ListPast15),
+        "list-tail-ignored",
+    ),
+    caught(
+        "tlbcheck_catches_bank_rank",
+        "banks of a sparse set that are mixed up",
+        Some(Defect::BankRank),
+        "empty-banks-shift-list",
+    ),
+    caught(
+        "tlbcheck_catches_extended_range",
+        "elements for large pages",
+        Some(Defect::ExtendedRange),
+        "extended-2m-misread",
+    ),
+    caught(
+        "tlbcheck_catches_non_canonical",
+        "ranges that run into the hole between the canonical halves",
+        Some(Defect::NonCanonical),
+        "range-into-hole-dropped-whole",
+    ),
+    caught(
+        "tlbcheck_catches_all_processors",
+        "the flag that names all processors",
+        Some(Defect::AllProcessors),
+        "all-processors-ignored",
+    ),
+    caught(
+        "tlbcheck_catches_additional_pages",
+        "pages of an element behind its first",
+        Some(Defect::AdditionalPages),
+        "element-tail-ignored",
+    ),
+    caught(
+        "tlbcheck_catches_xmm_input",
+        "input in XMM registers",
+        Some(Defect::XmmInput),
+        "list-xmm-tail-ignored",
+    ),
+    caught(
+        "tlbcheck_catches_vp_index",
+        "processors that are taken for their neighbours",
+        Some(Defect::VpIndex),
+        "wrong-processor-by-mask",
+    ),
+    caught(
+        "tlbcheck_catches_continuation",
+        "elements between two parts of a list",
+        Some(Defect::Continuation),
+        "list-parts-leave-gaps",
+    ),
+    caught(
+        "tlbcheck_catches_status",
+        "calls that must not succeed",
+        Some(Defect::Status),
+        "unknown-code-accepted",
+    ),
+    caught("tlbcheck_catches_ring3", "calls from ring 3", Some(Defect::Ring3), "ring3-call-allowed"),
+    caught(
+        "tlbcheck_catches_reps_done",
+        "what a call says it has done",
+        Some(Defect::RepsDone),
+        "reps-done-not-from-0",
+    ),
+];
