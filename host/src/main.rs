@@ -2,6 +2,7 @@
 //! and draws.
 
 mod bench;
+mod bzimage;
 mod check;
 mod cli;
 mod ctl;
