@@ -15,7 +15,8 @@ const IMAGE_MAX: u64 = 64 << 20;
 pub(crate) fn from_elf(elf: &[u8]) -> Result<Vec<u8>> {
     let file = ElfFile64::<object::Endianness>::parse(elf).context("not an ELF64 file")?;
     let section = |name: &str| -> Result<&[u8]> {
-        let section = file.section_by_name(name).with_context(|| format!("the file has no section {name}"))?;
+        let section =
+            file.section_by_name(name).with_context(|| format!("the file has no section {name}"))?;
         section.data().with_context(|| format!("the section {name} has no contents"))
     };
     let (setup, high) = (section(SETUP)?, section(HIGH)?);

@@ -9,20 +9,18 @@ pub enum Defect {
     ListPast15,
     /// The contents of a VP set's banks are taken for those of their neighbours.
     BankRank,
-    /// Elements for 2 MiB and 1 GiB pages are taken for elements of 4 KiB pages.
+    /// Elements for 2 MiB and 1 GiB pages are taken for addresses that are not canonical.
     ExtendedRange,
     /// Of a range that begins below the end of canonical addresses and ends beyond, nothing is flushed.
     NonCanonical,
     /// The flag that names all processors is not looked at.
     AllProcessors,
-    /// Of each element only the first page is flushed.
+    /// Of each element only the first page is flushed, if it is canonical.
     AdditionalPages,
     /// Input in XMM registers is taken for zeroes.
     XmmInput,
     /// A processor mask names each one's neighbour.
     VpIndex,
-    /// A list that is done in parts goes on one element too far.
-    Continuation,
     /// Calls that are refused are said to have succeeded.
     Status,
     /// Ring 3 may call.
@@ -33,7 +31,7 @@ pub enum Defect {
 
 impl Defect {
     /// All.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 12] = [
         Self::EarlyReturn,
         Self::ListPast15,
         Self::BankRank,
@@ -43,7 +41,6 @@ impl Defect {
         Self::AdditionalPages,
         Self::XmmInput,
         Self::VpIndex,
-        Self::Continuation,
         Self::Status,
         Self::Ring3,
         Self::RepsDone,
@@ -62,7 +59,6 @@ impl Defect {
             Self::AdditionalPages => "additional-pages",
             Self::XmmInput => "xmm-input",
             Self::VpIndex => "vp-index",
-            Self::Continuation => "continuation",
             Self::Status => "status",
             Self::Ring3 => "ring3",
             Self::RepsDone => "reps-done",

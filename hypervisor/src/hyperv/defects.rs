@@ -41,13 +41,6 @@ pub fn handle(
     let caller = Caller { cpl: if defect == Defect::Ring3 { 0 } else { caller.cpl }, ..*caller };
     let source = Spoiled { memory, defect, control };
     match (defect, hypercall::handle(&caller, parameters, partition, &source, services, page)) {
-        (Defect::Continuation, Outcome::Continue(word)) => {
-            let next = Control::from_bits(word).rep_start().saturating_add(1);
-            match next < control.rep_count() {
-                true => Outcome::Continue(parameters.resumed_at(next).control),
-                false => Outcome::Complete(HvResult::of(Status::SUCCESS, control.rep_count())),
-            }
-        }
         (Defect::Status, Outcome::Complete(result)) if result.status() != Status::SUCCESS => {
             Outcome::Complete(HvResult::of(Status::SUCCESS, control.rep_count()))
         }
@@ -107,10 +100,14 @@ impl<M> Spoiled<'_, M> {
     }
 
     fn spoil_list(&self, is_extended: bool, list: &mut [u64]) {
-        let Some(&first) = list.first() else { return };
+        // An element that is to be left out becomes an address that is not canonical.
         match self.defect {
-            Defect::ListPast15 => list.iter_mut().skip(LIST_WITHOUT_DEFECT).for_each(|word| *word = first),
-            Defect::ExtendedRange if is_extended => list.iter_mut().for_each(|word| *word &= !LARGE),
+            Defect::ListPast15 => {
+                list.iter_mut().skip(LIST_WITHOUT_DEFECT).for_each(|word| *word = LOWER_END)
+            }
+            Defect::ExtendedRange if is_extended => {
+                list.iter_mut().filter(|word| **word & LARGE != 0).for_each(|word| *word = LOWER_END);
+            }
             Defect::AdditionalPages if !is_extended => {
                 list.iter_mut().for_each(|word| *word &= !ADDITIONAL_PAGES);
             }
@@ -164,7 +161,7 @@ mod tests {
         assert_eq!(spoilt(Defect::AdditionalPages, LIST, 0, &list), [9, 1, 1, 0x5000]);
         assert_eq!(
             spoilt(Defect::ExtendedRange, LIST, 0, &[9, EXTENDED, 1, 0x20_0800]),
-            [9, 8, 1, 0x20_0000]
+            [9, 8, 1, LOWER_END]
         );
         let across = LOWER_END - 2 * PAGE;
         assert_eq!(
@@ -174,7 +171,7 @@ mod tests {
         let long: Vec<u64> = [9, 0, 1].into_iter().chain((0..20).map(|page| page * PAGE)).collect();
         let short = spoilt(Defect::ListPast15, LIST, 0, &long);
         assert_eq!(short[..18], long[..18]);
-        assert!(short[18..].iter().all(|word| *word == 0));
+        assert!(short[18..].iter().all(|word| *word == LOWER_END));
         assert_eq!(
             Spoiled { memory: &Nothing, defect: Defect::XmmInput, control: Control::new() }.xmm_words()[3],
             0

@@ -139,6 +139,8 @@ impl CallServices<'_> {
             Plan::Ranges { ranges, done } if *done < call.rep_count => {
                 (Scope::Ranges(ranges), *done, Counter::FlushContinued)
             }
+            // No address of the list can be translated.
+            Plan::Ranges { ranges, done } if ranges.is_empty() => return *done,
             Plan::Ranges { ranges, done } => (Scope::Ranges(ranges), *done, Counter::FlushLists),
         };
         self.request(&call.targets, scope, counter);
