@@ -73,8 +73,8 @@ pub(crate) struct CheckArgs {
     /// CPUs of the machine that it sees
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
-    /// Run this row only
-    #[arg(long, value_name = "ROW")]
+    /// Run these rows only: names separated by commas, `*` at the end of one for any end
+    #[arg(long, value_name = "ROWS")]
     pub(crate) only: Option<String>,
     /// Make Quell serve flush hypercalls wrongly in this way, to see the row that catches it fail
     #[arg(long, value_name = "NAME", value_parser = parse_defect)]
