@@ -78,7 +78,22 @@ impl<const BANKS: usize> Ledger<BANKS> {
         Self { awaited: TargetSet::new(), generations: [[Generation(0); 64]; BANKS] }
     }
 
-    fn note(&mut self, index: usize, generation: Generation) {
+    /// Nobody is waited for.
+    pub(crate) fn clear(&mut self) {
+        self.awaited = TargetSet::new();
+    }
+
+    /// Whom to wait for.
+    pub(crate) const fn awaited(&self) -> TargetSet<BANKS> {
+        self.awaited
+    }
+
+    /// What to wait for of a target that was noted.
+    pub(crate) fn generation(&self, index: usize) -> Generation {
+        self.generations[index / 64][index % 64]
+    }
+
+    pub(crate) fn note(&mut self, index: usize, generation: Generation) {
         let fits = self.awaited.insert(index);
         assert!(fits, "target {index} exists, and the ledger has {BANKS} banks");
         self.generations[index / 64][index % 64] = generation;

@@ -11,10 +11,13 @@
 //! read-modify-write. The ordering table is in the [`target`] module; `docs/coherence.md` states
 //! the guarantees and names the test that holds each.
 //!
+//! [`shootdown`] does the same for a kernel's own address spaces, where a target is a CPU.
+//!
 //! The crate neither allocates nor contains unsafe code. It supplies the protocol; the caller
 //! supplies the machine through [`Hardware`] and, on AMD64, the address space tags of [`asid`].
 #![no_std]
-#![forbid(unsafe_code)]
+// One declaration of an unsafe function is allowed: it makes callers vouch for what the crate cannot see.
+#![deny(unsafe_code)]
 
 #[cfg(any(test, loom))]
 extern crate std;
@@ -25,6 +28,7 @@ pub mod mailbox;
 pub mod owner;
 mod presence;
 pub mod set;
+pub mod shootdown;
 mod sync;
 pub mod target;
 mod word;

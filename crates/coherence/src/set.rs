@@ -72,6 +72,23 @@ impl<const BANKS: usize> TargetSet<BANKS> {
         self.banks.get(index / 64).is_some_and(|bits| bits >> (index % 64) & 1 != 0)
     }
 
+    /// The targets that are in `other`, too.
+    #[must_use]
+    pub fn and(self, other: &Self) -> Self {
+        self.combined(other, |mine, others| mine & others)
+    }
+
+    /// The targets that are not in `other`.
+    #[must_use]
+    pub fn without(self, other: &Self) -> Self {
+        self.combined(other, |mine, others| mine & !others)
+    }
+
+    fn combined(mut self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        self.banks.iter_mut().zip(other.banks).for_each(|(mine, others)| *mine = combine(*mine, others));
+        self
+    }
+
     /// Whether there is no target.
     pub fn is_empty(&self) -> bool {
         self.banks.iter().all(|&bits| bits == 0)
@@ -144,6 +161,15 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn two_sets_combine_member_by_member(a in any::<[u64; 3]>(), b in any::<[u64; 3]>()) {
+            let (a, b) = (TargetSet::from_banks(a), TargetSet::from_banks(b));
+            for index in 0..192 {
+                prop_assert_eq!(a.and(&b).contains(index), a.contains(index) && b.contains(index));
+                prop_assert_eq!(a.without(&b).contains(index), a.contains(index) && !b.contains(index));
+            }
+        }
+
         #[test]
         fn agrees_with_a_tree(indices in prop::collection::vec(0usize..300, 0..40), gone in 0usize..300) {
             let (mut set, mut tree) = (TargetSet::<4>::new(), BTreeSet::new());

@@ -51,7 +51,7 @@ pub(super) const STEPS: [Step; 9] = [
     step(
         "model-tests",
         "flush protocol, memory slots and dirty logs under loom, all interleavings",
-        &["test", "--release", "--package", "quell-coherence", "--package", "quell-memslots"],
+        &["test", "--release", "--lib", "--package", "quell-coherence", "--package", "quell-memslots"],
     )
     .under_loom(),
     // Its documentation's examples cannot run under loom.

@@ -101,7 +101,7 @@ impl Hardware for Machine {
 /// An idle turn. What others do after a few of them, they also do after one in some other
 /// execution, so this one is only run to its end, fairly, and not branched off any more: two that
 /// wait would otherwise hand over to each other for ever.
-fn idle(turns: u64) {
+pub(crate) fn idle(turns: u64) {
     const EXPLORED_TURNS: u64 = 2;
     if turns >= EXPLORED_TURNS {
         loom::skip_branch();

@@ -10,8 +10,8 @@
 //! orders nothing either. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-coherence --release`.
 
 mod elsewhere;
-mod machine;
+pub(crate) mod machine;
 mod moving;
-mod mutants;
+pub(crate) mod mutants;
 mod protocol;
-mod scenarios;
+pub(crate) mod scenarios;

@@ -78,7 +78,7 @@ macro_rules! mutant {
         }
     };
 }
-pub(super) use mutant;
+pub(crate) use mutant;
 
 mutant! {
     /// O3, O5: the entry looks, and then stores.

@@ -9,7 +9,7 @@ use super::protocol::{Protocol, Real};
 use crate::{Notify, Outcome, Scope, Space};
 
 /// Runs `scenario` in every interleaving with at most `preemptions` involuntary switches.
-pub(super) fn explore(preemptions: Option<usize>, scenario: fn()) {
+pub(crate) fn explore(preemptions: Option<usize>, scenario: fn()) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = preemptions;
     model.check(scenario);

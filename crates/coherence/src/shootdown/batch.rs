@@ -1,0 +1,185 @@
+//! What a change of an address space needs flushed, and what it frees.
+
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+
+use crate::shootdown::range::PageRange;
+use crate::shootdown::space::AddressSpace;
+
+/// Whether a batch frees page tables.
+pub trait Kind: sealed::Kind {}
+
+/// The kind of a batch that frees pages, or nothing, but no page table.
+#[derive(Debug)]
+pub enum Pages {}
+
+/// The kind of a batch that may free page tables: each CPU that walks the space has to flush before they go.
+#[derive(Debug)]
+pub enum Tables {}
+
+impl Kind for Pages {}
+impl Kind for Tables {}
+
+pub(super) mod sealed {
+    /// What distinguishes the kinds.
+    pub trait Kind {
+        /// Page tables are freed.
+        const TABLES: bool;
+    }
+
+    impl Kind for super::Pages {
+        const TABLES: bool = false;
+    }
+
+    impl Kind for super::Tables {
+        const TABLES: bool = true;
+    }
+}
+
+/// Where a batch keeps things until they may be freed: the caller's list. `()` keeps nothing.
+pub trait Cargo<T> {
+    /// Keeps `item`.
+    ///
+    /// # Errors
+    /// Gives it back if there is no room. Flush the batch then, and open another one.
+    fn put(&mut self, item: T) -> Result<(), T>;
+}
+
+/// One change of an address space: opened before the first entry changes, ended by its flush.
+///
+/// From [`AddressSpace::batch`] on the space counts as being changed: others whose batches meet entries that this
+/// one has changed cannot know which of them need a flush, and flush everything. So open it first, add each range
+/// after its entries were changed, and flush it soon.
+///
+/// What it holds comes back with the receipt and in no other way:
+///
+/// ```compile_fail,E0616
+/// fn steal<C>(batch: coherence::shootdown::Batch<'_, coherence::shootdown::Pages, C, 1>) {
+///     let _ = batch.cargo;
+/// }
+/// ```
+///
+/// A batch that is dropped without a flush leaks what it holds, and its space counts as being changed for ever.
+///
+/// A batch of [`Tables`] does not become one of [`Pages`] again, and one of pages holds no tables:
+///
+/// ```compile_fail,E0308
+/// use coherence::shootdown::{Batch, Pages, Tables};
+/// fn forget(batch: Batch<'_, Tables, (), 1>) -> Batch<'_, Pages, (), 1> {
+///     batch
+/// }
+/// ```
+///
+/// ```compile_fail,E0599
+/// use coherence::shootdown::{Batch, Cargo, Pages};
+/// fn hold<C: Cargo<u64>>(batch: &mut Batch<'_, Pages, C, 1>, table: u64) {
+///     let _ = batch.hold_table(table);
+/// }
+/// ```
+#[must_use = "what was changed has not been flushed"]
+#[derive(Debug)]
+pub struct Batch<'a, K, C, const BANKS: usize> {
+    pub(super) space: &'a AddressSpace<BANKS>,
+    ranges: &'a mut [PageRange],
+    len: usize,
+    /// The ranges do not tell all.
+    everything: bool,
+    /// Something is held.
+    loaded: bool,
+    /// Never dropped here: it is given out with a receipt, or leaked.
+    cargo: ManuallyDrop<C>,
+    kind: PhantomData<K>,
+}
+
+impl<'a, C, const BANKS: usize> Batch<'a, Pages, C, BANKS> {
+    /// The caller has counted it.
+    pub(super) fn new(space: &'a AddressSpace<BANKS>, ranges: &'a mut [PageRange], cargo: C) -> Self {
+        Self {
+            space,
+            ranges,
+            len: 0,
+            everything: false,
+            loaded: false,
+            cargo: ManuallyDrop::new(cargo),
+            kind: PhantomData,
+        }
+    }
+
+    /// The same batch, for page tables too. Say so before the first table is cut off.
+    pub fn freeing_tables(self) -> Batch<'a, Tables, C, BANKS> {
+        let Self { space, ranges, len, everything, loaded, cargo, kind: _ } = self;
+        Batch { space, ranges, len, everything, loaded, cargo, kind: PhantomData }
+    }
+}
+
+impl<C, const BANKS: usize> Batch<'_, Tables, C, BANKS> {
+    /// Keeps a page table that was cut off, whose addresses are in a range or will be.
+    ///
+    /// # Errors
+    /// As [`Cargo::put`].
+    pub fn hold_table<T>(&mut self, table: T) -> Result<(), T>
+    where
+        C: Cargo<T>,
+    {
+        self.hold(table)
+    }
+}
+
+impl<K: Kind, C, const BANKS: usize> Batch<'_, K, C, BANKS> {
+    /// Translations of these pages were changed. Ranges that the list has no room for make it everything.
+    pub fn add(&mut self, range: PageRange) {
+        let range = range.normal();
+        if range.pages == 0 {
+            return;
+        }
+        let last = self.len.checked_sub(1).and_then(|last| self.ranges.get_mut(last));
+        if let Some(last) = last
+            && let Some(joined) = last.joined(range)
+        {
+            *last = joined;
+        } else if let Some(free) = self.ranges.get_mut(self.len) {
+            *free = range;
+            self.len += 1;
+        } else {
+            self.everything = true;
+        }
+    }
+
+    /// Any translation of the space may have been changed.
+    pub fn add_everything(&mut self) {
+        self.everything = true;
+    }
+
+    /// Keeps a page, or whatever else may go when the flush is over.
+    ///
+    /// # Errors
+    /// As [`Cargo::put`].
+    pub fn hold<T>(&mut self, item: T) -> Result<(), T>
+    where
+        C: Cargo<T>,
+    {
+        self.loaded = true;
+        self.cargo.put(item)
+    }
+
+    /// The space that is changed.
+    pub fn space(&self) -> &AddressSpace<BANKS> {
+        self.space
+    }
+
+    /// Nothing was changed or cut off.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.len == 0 && !self.everything && !self.loaded && !K::TABLES
+    }
+
+    /// What to flush; `None` stands for everything.
+    pub(super) fn scope(&self) -> Option<&[PageRange]> {
+        // Who holds something without having said where it was gets everything.
+        if self.everything || self.len == 0 { None } else { self.ranges.get(..self.len) }
+    }
+
+    /// The flush is over.
+    pub(super) fn into_cargo(self) -> C {
+        ManuallyDrop::into_inner(self.cargo)
+    }
+}

@@ -1,0 +1,154 @@
+//! Flushes by a hypervisor: scenarios, and the mutants that fail there.
+
+use loom::sync::Arc;
+use loom::sync::atomic::Ordering::Relaxed;
+use loom::thread;
+
+use crate::model::mutants::mutant;
+use crate::model::scenarios::explore;
+use crate::shootdown::batch::Kind;
+use crate::shootdown::model::machine::{Cpu, Machine, ModelTlb, NONE, On, Reach, range};
+use crate::shootdown::model::mutants::switch_by;
+use crate::shootdown::model::protocol::{Protocol, Real};
+use crate::shootdown::model::scenarios::{replace, run};
+use crate::shootdown::{AddressSpace, Batch, Inline, Mode, PageRange};
+
+/// The hypervisor flushes what CPU 1 has loaded, and not what lies under its other tags, while that CPU switches to the
+/// space that is changed. It takes no interrupt.
+fn switching<P: Protocol>() {
+    beside::<P>(Machine::new(2), |machine, (cpu, tlb)| {
+        P::switch_to(cpu, &machine.spaces[0], tlb);
+        tlb.touch(0);
+        P::switch_to(cpu, &machine.spaces[1], tlb);
+        P::switch_to(cpu, &machine.spaces[0], tlb);
+        tlb.touch(0);
+    });
+}
+
+/// CPU 1 is lazy for a while.
+fn lazing<P: Protocol>() {
+    beside::<P>(Machine::new(2), |machine, (cpu, tlb)| {
+        P::switch_to(cpu, &machine.spaces[0], tlb);
+        tlb.touch(0);
+        P::enter_lazy(cpu);
+        P::leave_lazy(cpu, tlb);
+        tlb.touch(0);
+    });
+}
+
+/// CPU 2 uses the space too, and is not known to the hypervisor: it is interrupted (O18).
+fn mixed<P: Protocol>() {
+    let machine = Machine::new(3);
+    let machine = Arc::new(machine.on_hypervisor());
+    let others = [1, 2].map(|index| {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            run::<P>(&machine, index, |machine, (cpu, tlb)| {
+                P::switch_to(cpu, &machine.spaces[0], tlb);
+                tlb.touch(0);
+            });
+        })
+    });
+    let (mut cpu, mut tlb) = machine.cpu(0);
+    let reach = &mut Reach::by_hypercall(&machine);
+    let freed = replace::<P, Inline>((&mut cpu, &mut tlb), 0, reach);
+    machine.finish();
+    others.into_iter().for_each(|other| other.join().unwrap());
+    machine.check(freed);
+}
+
+/// As [`switching`], but a table goes; CPU 1 walks ahead as soon as it has loaded the space.
+fn switching_tables(is_shallow: bool) {
+    let machine = Arc::new(Machine::new(2).counting_walks().on_hypervisor());
+    let other = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            run::<Real>(&machine, 1, |machine, (cpu, tlb)| {
+                cpu.switch_to(&machine.spaces[0], tlb);
+                tlb.touch(0);
+                cpu.switch_to(&machine.spaces[1], tlb);
+                cpu.switch_to(&machine.spaces[0], tlb);
+            });
+        })
+    };
+    let (mut cpu, mut tlb) = machine.cpu(0);
+    let mut ranges = [PageRange::default(); 2];
+    let mut batch = machine.spaces[0].batch(&mut ranges, ()).freeing_tables();
+    machine.root().store(NONE, Relaxed);
+    batch.add(range(0));
+    let reach = &mut Reach { is_shallow, ..Reach::by_hypercall(&machine) };
+    let freed = Real::free_table(&mut cpu, batch, Inline, reach, &mut tlb);
+    machine.finish();
+    other.join().unwrap();
+    machine.check(freed);
+}
+
+fn beside<P: Protocol>(
+    machine: Machine,
+    program: impl for<'m> FnOnce(&'m Machine, &mut On<'m>) + Send + 'static,
+) {
+    let machine = Arc::new(machine.on_hypervisor());
+    let other = {
+        let machine = machine.clone();
+        thread::spawn(move || run::<P>(&machine, 1, program))
+    };
+    let (mut cpu, mut tlb) = machine.cpu(0);
+    let reach = &mut Reach::by_hypercall(&machine);
+    let freed = replace::<P, Inline>((&mut cpu, &mut tlb), 0, reach);
+    machine.finish();
+    other.join().unwrap();
+    machine.check(freed);
+}
+
+#[test]
+fn a12_hypervisor_flushes_a_cpu_between_two_spaces() {
+    explore(Some(5), switching::<Real>);
+}
+
+#[test]
+fn p1_hypervisor_drops_a_freed_table_under_all_tags() {
+    explore(Some(5), || switching_tables(false));
+}
+
+/// A back end that breaks its contract: what lies under the tags that are not loaded stays until the CPU looks.
+#[test]
+#[should_panic(expected = "used after")]
+fn p1_hypervisor_drops_a_freed_table_under_the_loaded_tag_only() {
+    explore(Some(3), || switching_tables(true));
+}
+
+#[test]
+fn hypervisor_leaves_a_lazy_cpu_alone() {
+    explore(Some(5), lazing::<Real>);
+}
+
+#[test]
+fn o18_hypervisor_for_one_and_interrupt_for_another() {
+    explore(Some(2), mixed::<Real>);
+}
+
+mutant! {
+    /// A12: the generation is looked at before the space is loaded, and not again: the hypervisor has flushed what was
+    /// loaded before.
+    LooksOnce fails a12_generation_not_read_again_after_the_load: switching::<LooksOnce>, "used after", {
+        fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
+            let index = cpu.index;
+            switch_by(cpu, space, tlb, || space.join(index), false, false);
+        }
+    }
+}
+
+mutant! {
+    /// O18: what the hypervisor has not taken on is forgotten.
+    DirectOnly fails o18_the_others_are_not_interrupted: mixed::<DirectOnly>, "used after", {
+        fn flush<K: Kind, M: Mode<K>>(
+            cpu: &mut Cpu<'_>, batch: Batch<'_, K, (), 1>, _mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,
+        ) {
+            let space = batch.space;
+            let (mut plan, mut targets) = cpu.issue::<K>(space, batch.scope());
+            cpu.begin(&mut plan, &mut targets, reach, &crate::shootdown::Pinned::new());
+            cpu.flush_here(&plan, tlb);
+            space.close();
+        }
+    }
+}

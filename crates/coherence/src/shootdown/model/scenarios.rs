@@ -1,0 +1,314 @@
+//! Small programs for the machine, with interrupts. Each states what it would catch.
+
+use loom::sync::Arc;
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use loom::thread;
+
+use crate::model::scenarios::explore;
+use crate::shootdown::model::machine::{
+    Cpu, DIRTY, Freed, Machine, ModelTlb, NEW, NONE, OLD, On, PAGES, Reach, range,
+};
+use crate::shootdown::model::protocol::{Protocol, Real};
+use crate::shootdown::{Async, Concurrent, Inline, Mode, NoUserAccess, PageRange, Pages, Serial};
+
+/// A mode, as a type.
+pub(super) trait Made {
+    fn made() -> Self;
+}
+
+impl Made for Serial {
+    fn made() -> Self {
+        Self
+    }
+}
+
+impl Made for Concurrent {
+    fn made() -> Self {
+        Self
+    }
+}
+
+impl Made for Inline {
+    fn made() -> Self {
+        Self
+    }
+}
+
+impl Made for Async {
+    fn made() -> Self {
+        Self::new(NoUserAccess::of_a_model())
+    }
+}
+
+/// Points a page of the first space elsewhere, flushes, and frees the old frame.
+pub(super) fn replace<P: Protocol, M: Mode<Pages> + Made>(
+    (cpu, tlb): (&mut Cpu<'_>, &mut ModelTlb<'_>),
+    page: usize,
+    reach: &mut Reach<'_>,
+) -> Freed {
+    let machine = tlb.machine;
+    let mut ranges = [PageRange::default(); 2];
+    let mut batch = machine.spaces[0].batch(&mut ranges, ());
+    machine.entry(page).store(NEW, Relaxed);
+    batch.add(range(page));
+    P::flush(cpu, batch, M::made(), reach, tlb);
+    machine.free(page)
+}
+
+/// Replaces `pages` of the first space on CPU 0, one after the other, while `program` runs on CPU 1, which then serves until
+/// that is done.
+pub(super) fn replaced_beside<P: Protocol, M: Mode<Pages> + Made>(
+    machine: Machine,
+    pages: &[usize],
+    program: impl for<'m> FnOnce(&'m Machine, &mut On<'m>) + Send + 'static,
+) {
+    let machine = Arc::new(machine);
+    let other = {
+        let machine = machine.clone();
+        thread::spawn(move || run::<P>(&machine, 1, program))
+    };
+    let (mut cpu, mut tlb) = machine.cpu(0);
+    let reach = &mut Reach::by_interrupt(&machine);
+    let freed = pages.iter().map(|&page| replace::<P, M>((&mut cpu, &mut tlb), page, reach));
+    let freed: std::vec::Vec<_> = freed.collect();
+    machine.finish();
+    other.join().unwrap();
+    freed.into_iter().for_each(|freed| machine.check(freed));
+}
+
+/// Runs `program` on a CPU, then serves until the initiators have finished, and accesses once more what is loaded.
+pub(super) fn run<'m, P: Protocol>(
+    machine: &'m Machine,
+    index: usize,
+    program: impl FnOnce(&'m Machine, &mut On<'m>),
+) {
+    let mut on = machine.cpu(index);
+    program(machine, &mut on);
+    let (cpu, tlb) = &mut on;
+    tlb.serve_until_finished::<P>(cpu);
+    (0..PAGES).for_each(|page| tlb.touch(page));
+}
+
+/// A CPU loads the space, and uses its page before and after interrupts.
+pub(super) fn using<P: Protocol, M: Mode<Pages> + Made>() {
+    replaced_beside::<P, M>(Machine::new(2), &[0], |machine, (cpu, tlb)| {
+        P::switch_to(cpu, &machine.spaces[0], tlb);
+        tlb.touch(0);
+        tlb.poll::<P>(cpu);
+        tlb.touch(0);
+    });
+}
+
+/// It leaves for another space, and comes back to what it has kept under its tag (A12).
+pub(super) fn coming_back<P: Protocol, M: Mode<Pages> + Made>() {
+    replaced_beside::<P, M>(Machine::new(2), &[0], |machine, (cpu, tlb)| {
+        P::switch_to(cpu, &machine.spaces[0], tlb);
+        tlb.touch(0);
+        P::switch_to(cpu, &machine.spaces[1], tlb);
+        P::switch_to(cpu, &machine.spaces[0], tlb);
+        tlb.touch(0);
+    });
+}
+
+/// It is lazy for a while.
+pub(super) fn lazing<P: Protocol, M: Mode<Pages> + Made>() {
+    replaced_beside::<P, M>(Machine::new(2), &[0], |machine, (cpu, tlb)| {
+        P::switch_to(cpu, &machine.spaces[0], tlb);
+        tlb.touch(0);
+        P::enter_lazy(cpu);
+        P::leave_lazy(cpu, tlb);
+        tlb.touch(0);
+    });
+}
+
+/// Two changes, while a CPU that fills its TLB as it likes serves the first: the flush of that is not one of the second (O8).
+pub(super) fn consecutive<P: Protocol, M: Mode<Pages> + Made>() {
+    replaced_beside::<P, M>(Machine::new(2).eager(), &[0, 1], |machine, (cpu, tlb)| {
+        P::switch_to(cpu, &machine.spaces[0], tlb);
+        tlb.touch(1);
+        tlb.poll::<P>(cpu);
+        tlb.touch(1);
+    });
+}
+
+/// Two CPUs that use the space, each of which replaces a page and flushes the other's TLB and its own (O13, O14).
+pub(super) fn at_each_other<P: Protocol, M: Mode<Pages> + Made>() {
+    let program = |machine: &Machine, index: usize| {
+        let (mut cpu, mut tlb) = machine.cpu(index);
+        P::switch_to(&mut cpu, &machine.spaces[0], &mut tlb);
+        (0..PAGES).for_each(|page| tlb.touch(page));
+        let reach = &mut Reach::by_interrupt(machine);
+        let freed = replace::<P, M>((&mut cpu, &mut tlb), index, reach);
+        machine.finish();
+        tlb.touch(index);
+        tlb.serve_until_finished::<P>(&mut cpu);
+        tlb.touch(1 - index);
+        freed
+    };
+    let machine = Arc::new(Machine::new(2).under(2));
+    let other = {
+        let machine = machine.clone();
+        thread::spawn(move || program(&machine, 1))
+    };
+    let freed = program(&machine, 0);
+    machine.check(other.join().unwrap());
+    machine.check(freed);
+}
+
+/// Two initiators at one target, which fills its TLB as it likes: requests merge in its slot.
+pub(super) fn merging<P: Protocol, M: Mode<Pages> + Made>() {
+    let initiate = |machine: &Machine, index: usize| {
+        let (mut cpu, mut tlb) = machine.cpu(index);
+        let freed = replace::<P, M>((&mut cpu, &mut tlb), index, &mut Reach::by_interrupt(machine));
+        machine.finish();
+        freed
+    };
+    let machine = Arc::new(Machine::new(3).under(2).eager());
+    let mut target = machine.cpu(2);
+    P::switch_to(&mut target.0, &machine.spaces[0], &mut target.1);
+    target.1.touch(0);
+    target.1.touch(1);
+    let initiators = [0, 1].map(|index| {
+        let machine = machine.clone();
+        thread::spawn(move || initiate(&machine, index))
+    });
+    let (cpu, tlb) = &mut target;
+    tlb.poll::<P>(cpu);
+    tlb.touch(1);
+    tlb.serve_until_finished::<P>(cpu);
+    tlb.touch(0);
+    drop(target);
+    initiators.into_iter().for_each(|initiator| machine.check(initiator.join().unwrap()));
+}
+
+/// Reclaim takes a page away and flushes late. Whoever wants to protect that page meanwhile finds it gone, and nothing
+/// to change: yet when its flush returns, nobody uses the page (3ea277194daa).
+pub(super) fn reclaimed<P: Protocol, M: Mode<Pages> + Made>() {
+    let machine = Arc::new(Machine::new(2));
+    let protector = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let (mut cpu, mut tlb) = machine.cpu(1);
+            P::switch_to(&mut cpu, &machine.spaces[0], &mut tlb);
+            tlb.touch(0);
+            let batch = machine.spaces[0].batch(&mut [], ());
+            let was_gone = machine.entry(0).load(Acquire) == NONE;
+            P::flush(&mut cpu, batch, M::made(), &mut Reach::by_interrupt(&machine), &mut tlb);
+            let protected = was_gone.then(|| machine.free(0));
+            tlb.touch(0);
+            tlb.serve_until_finished::<P>(&mut cpu);
+            protected
+        })
+    };
+    let (mut cpu, mut tlb) = machine.cpu(0);
+    let mut ranges = [PageRange::default(); 2];
+    let mut batch = machine.spaces[0].batch(&mut ranges, ());
+    machine.entry(0).swap(NONE, AcqRel);
+    batch.add(range(0));
+    P::flush(&mut cpu, batch, M::made(), &mut Reach::by_interrupt(&machine), &mut tlb);
+    let freed = machine.free(0);
+    machine.finish();
+    if let Some(protected) = protector.join().unwrap() {
+        machine.check(protected);
+    }
+    machine.check(freed);
+}
+
+/// The dirty bit of a page is cleared, and then the page is copied. What is stored after the copy marks it again.
+pub(super) fn cleaned<P: Protocol, M: Mode<Pages> + Made>() {
+    let machine = Arc::new(Machine::new(2));
+    let other = {
+        let machine = machine.clone();
+        thread::spawn(move || {
+            let store = |machine: &Machine, (cpu, tlb): &mut On<'_>| {
+                // What it is to find is in its TLB: stores through that leave no other mark.
+                tlb.store(0);
+                tlb.poll::<P>(cpu);
+                tlb.store(0);
+                assert!(machine.spaces[0].cpus().contains(1));
+            };
+            let mut on = machine.cpu(1);
+            P::switch_to(&mut on.0, &machine.spaces[0], &mut on.1);
+            store(&machine, &mut on);
+            let (cpu, tlb) = &mut on;
+            tlb.serve_until_finished::<P>(cpu);
+        })
+    };
+    let (mut cpu, mut tlb) = machine.cpu(0);
+    let mut ranges = [PageRange::default(); 2];
+    let mut batch = machine.spaces[0].batch(&mut ranges, ());
+    machine.entry(0).fetch_and(!DIRTY, Relaxed);
+    batch.add(range(0));
+    P::flush(&mut cpu, batch, M::made(), &mut Reach::by_interrupt(&machine), &mut tlb);
+    let copied = machine.free(0);
+    machine.finish();
+    other.join().unwrap();
+    if machine.entry(0).load(Relaxed) == OLD {
+        machine.check(copied);
+    }
+}
+
+#[test]
+fn o1_serial_flush_of_a_cpu_that_loads_the_space() {
+    explore(Some(5), using::<Real, Serial>);
+}
+
+#[test]
+fn o1_concurrent_flush_of_a_cpu_that_loads_the_space() {
+    explore(Some(5), using::<Real, Concurrent>);
+}
+
+#[test]
+fn o1_inline_flush_of_a_cpu_that_loads_the_space() {
+    explore(Some(5), using::<Real, Inline>);
+}
+
+#[test]
+fn o1_async_flush_of_a_cpu_that_loads_the_space() {
+    explore(Some(5), using::<Real, Async>);
+}
+
+#[test]
+fn a12_what_was_kept_under_a_tag_is_looked_at_again() {
+    explore(Some(5), coming_back::<Real, Inline>);
+}
+
+#[test]
+fn lazy_cpu_is_left_out_and_looks_when_it_goes_on() {
+    explore(Some(5), lazing::<Real, Inline>);
+}
+
+#[test]
+fn o8_change_during_the_flush_of_another() {
+    explore(Some(3), consecutive::<Real, Concurrent>);
+    explore(Some(3), consecutive::<Real, Inline>);
+}
+
+#[test]
+fn o8_change_during_an_early_acknowledged_flush_of_another() {
+    explore(Some(3), consecutive::<Real, Async>);
+}
+
+#[test]
+fn o13_o14_two_cpus_that_flush_each_other() {
+    explore(Some(2), at_each_other::<Real, Serial>);
+    explore(Some(3), at_each_other::<Real, Concurrent>);
+    explore(Some(2), at_each_other::<Real, Async>);
+}
+
+#[test]
+fn o8_two_initiators_merge_in_one_slot() {
+    explore(Some(1), merging::<Real, Concurrent>);
+    explore(Some(2), merging::<Real, Inline>);
+}
+
+#[test]
+fn entries_that_another_batch_took_are_flushed() {
+    explore(Some(5), reclaimed::<Real, Inline>);
+}
+
+#[test]
+fn o2_store_after_a_clean_is_in_the_copy_or_marks_the_page() {
+    explore(Some(5), cleaned::<Real, Concurrent>);
+    explore(Some(5), cleaned::<Real, Async>);
+}

@@ -1,0 +1,122 @@
+//! Batches that free page tables: scenarios, and the mutants that fail there.
+
+use loom::sync::Arc;
+use loom::sync::atomic::Ordering::Relaxed;
+use loom::thread;
+
+use crate::model::mutants::mutant;
+use crate::model::scenarios::explore;
+use crate::shootdown::batch::Kind;
+use crate::shootdown::model::machine::{Cpu, Freed, Machine, ModelTlb, NONE, On, Reach, range};
+use crate::shootdown::model::mutants::{Parts, flush_by};
+use crate::shootdown::model::protocol::{Protocol, Real};
+use crate::shootdown::model::scenarios::{Made, run};
+use crate::shootdown::{Batch, Concurrent, Inline, Mode, PageRange, Serial, Tables};
+
+/// Cuts the first space's table off while `program` runs on CPU 1; the CPU walks ahead whenever it can.
+fn freed_beside<P: Protocol, M: Mode<Tables> + Made>(
+    program: impl for<'m> FnOnce(&'m Machine, &mut On<'m>) + Send + 'static,
+) {
+    let machine = Arc::new(Machine::new(2).counting_walks());
+    let other = {
+        let machine = machine.clone();
+        thread::spawn(move || run::<P>(&machine, 1, program))
+    };
+    let (mut cpu, mut tlb) = machine.cpu(0);
+    let mut ranges = [PageRange::default(); 2];
+    let mut batch = machine.spaces[0].batch(&mut ranges, ()).freeing_tables();
+    machine.root().store(NONE, Relaxed);
+    batch.add(range(0));
+    let reach = &mut Reach::by_interrupt(&machine);
+    let freed = P::free_table(&mut cpu, batch, M::made(), reach, &mut tlb);
+    machine.finish();
+    other.join().unwrap();
+    machine.check(freed);
+}
+
+/// A CPU uses the space.
+fn walking<P: Protocol, M: Mode<Tables> + Made>() {
+    freed_beside::<P, M>(|machine, (cpu, tlb)| {
+        P::switch_to(cpu, &machine.spaces[0], tlb);
+        tlb.touch(0);
+        tlb.poll::<P>(cpu);
+        tlb.touch(1);
+    });
+}
+
+/// A CPU is lazy, and walks ahead all the same.
+fn lazing<P: Protocol, M: Mode<Tables> + Made>() {
+    freed_beside::<P, M>(|machine, (cpu, tlb)| {
+        P::switch_to(cpu, &machine.spaces[0], tlb);
+        tlb.touch(0);
+        P::enter_lazy(cpu);
+        tlb.poll::<P>(cpu);
+        tlb.speculate();
+    });
+}
+
+#[test]
+fn p1_no_table_is_walked_after_a_serial_flush() {
+    explore(Some(5), walking::<Real, Serial>);
+}
+
+#[test]
+fn p1_no_table_is_walked_after_a_concurrent_flush() {
+    explore(Some(5), walking::<Real, Concurrent>);
+}
+
+#[test]
+fn p1_no_table_is_walked_after_an_inline_flush() {
+    explore(Some(5), walking::<Real, Inline>);
+}
+
+#[test]
+fn p1_no_lazy_cpu_walks_a_freed_table() {
+    explore(Some(5), lazing::<Real, Inline>);
+}
+
+mutant! {
+    /// P1: the target acknowledges before it flushes, and walks through the table meanwhile.
+    EarlyTables fails p1_early_acknowledgement_of_a_freed_table: walking::<EarlyTables, Inline>, "used after", {
+        fn flush<K: Kind, M: Mode<K>>(
+            cpu: &mut Cpu<'_>, batch: Batch<'_, K, (), 1>, _mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,
+        ) {
+            flush_by::<K, M>(cpu, batch, reach, tlb, Parts { is_early: true, ..Parts::default() });
+        }
+    }
+}
+
+mutant! {
+    /// P1: lazy CPUs are left out although a table goes.
+    LazyTables fails p1_lazy_cpu_left_out_although_a_table_goes: lazing::<LazyTables, Inline>, "used after", {
+        fn flush<K: Kind, M: Mode<K>>(
+            cpu: &mut Cpu<'_>, batch: Batch<'_, K, (), 1>, _mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,
+        ) {
+            flush_by::<K, M>(cpu, batch, reach, tlb, Parts { spares_lazy: true, ..Parts::default() });
+        }
+    }
+}
+
+mutant! {
+    /// P1: only the page's translations go, not the upper levels.
+    LeavesOnly fails p1_upper_levels_kept: walking::<LeavesOnly, Inline>, "used after", {
+        fn flush<K: Kind, M: Mode<K>>(
+            cpu: &mut Cpu<'_>, batch: Batch<'_, K, (), 1>, _mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,
+        ) {
+            flush_by::<K, M>(cpu, batch, reach, tlb, Parts { keeps_tables: true, ..Parts::default() });
+        }
+    }
+}
+
+mutant! {
+    /// The batch has no room for more tables, and frees those that it has: the flush is folded in behind (706a1ea65e).
+    FoldedLate fails p1_tables_freed_when_the_batch_is_full: walking::<FoldedLate, Inline>, "used after", {
+        fn free_table<M: Mode<Tables>>(
+            cpu: &mut Cpu<'_>, batch: Batch<'_, Tables, (), 1>, mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,
+        ) -> Freed {
+            let freed = tlb.machine.free_table();
+            Self::flush(cpu, batch, mode, reach, tlb);
+            freed
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The guest's end of the flush hypercalls as a back end of [`coherence::shootdown`].
+//!
+//! ```
+//! use coherence::TargetSet;
+//! use coherence::shootdown::*;
+//! use pvflush::{ByHypercall, VpIndex};
+//! use tlfs::encode::Interface;
+//! use tlfs::{HvResult, PAGE_WORDS, Status};
+//!
+//! # struct MyTlb;
+//! # impl Tlb for MyTlb {
+//! #     fn load(&mut self, _root: u64, _tag: Tag, _keep: bool) {}
+//! #     fn load_none(&mut self) {}
+//! #     fn flush_everything(&mut self) {}
+//! #     fn flush_range(&mut self, _range: PageRange, _tables: bool) {}
+//! #     fn relax(&mut self, _turns: u64) -> core::ops::ControlFlow<()> { core::ops::ControlFlow::Break(()) }
+//! # }
+//! # static SLOTS: [CpuSlot; 2] = [const { CpuSlot::new() }; 2];
+//! # let spaces = Spaces::new();
+//! # let space: AddressSpace<1> = spaces.create(0x1000);
+//! # let mut cpu: LocalCpu<'_, &AddressSpace<1>, 1, 1> = Cpus::new(&SLOTS, &[]).claim(0).unwrap();
+//! # let mut other: LocalCpu<'_, &AddressSpace<1>, 1, 1> = Cpus::new(&SLOTS, &[]).claim(1).unwrap();
+//! # cpu.switch_to(&space, &mut MyTlb);
+//! # other.switch_to(&space, &mut MyTlb);
+//! let vp_indices = [VpIndex(7), VpIndex(3)]; // of CPU 0 and CPU 1, as HV_X64_MSR_VP_INDEX has them
+//! let mut page = [0; PAGE_WORDS]; // this CPU's, aligned to its size
+//! let interrupts = ByInterrupt(|_: &TargetSet<1>| { /* send them */ });
+//! let mut remote = ByHypercall::new(&mut page, &vp_indices, Interface::default(), interrupts, |call, page| {
+//!     // RCX = call.control, RDX = the page's physical address; or registers, if call.control.fast().
+//! #   assert_eq!(call.words(page)[2], 1 << 3);
+//!     HvResult::of(Status::SUCCESS, call.control.rep_count())
+//! });
+//!
+//! let mut ranges = [PageRange::default(); 32];
+//! let mut batch = space.batch(&mut ranges, ());
+//! batch.add(PageRange::small(0x7000_0000, 1));
+//! let done = cpu.flush(batch, Concurrent, &mut remote, &mut MyTlb)?;
+//! assert_eq!(done.receipt.outcome().direct, 1);
+//! # Ok::<(), Stalled>(())
+//! ```
+//!
+//! When a call returns, its targets have flushed (TLFS, "HvCallFlushVirtualAddressSpace"): those that run, at once; those
+//! that do not, before they run again. So there is nobody to wait for, and nobody who does not run is interrupted. The
+//! caller's own TLB is flushed natively by [`LocalCpu::flush`](coherence::shootdown::LocalCpu::flush).
+//!
+//! No target takes an interrupt: see [`Receipt::excludes_walkers`](coherence::shootdown::Receipt::excludes_walkers) (P24).
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+use coherence::TargetSet;
+use coherence::shootdown::{Flush, PageRange, Pinned, Remote};
+use tlfs::encode::{EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
+use tlfs::{HvResult, MAX_BANKS, MAX_VPS, PAGE_WORDS, PageSize, Targets, VPS_PER_BANK, VpSet};
+
+/// The index by which the hypervisor knows a CPU (HV_X64_MSR_VP_INDEX). It need not be the CPU's number, nor near it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VpIndex(pub u32);
+
+impl VpIndex {
+    /// Of a CPU that has not told its index yet: it is interrupted. Nor can a call name indices from [`MAX_VPS`] on.
+    pub const UNKNOWN: Self = Self(u32::MAX);
+
+    /// Bank and bit, if calls can name it.
+    fn place(self) -> Option<(usize, u64)> {
+        let Self(index) = self;
+        (index < MAX_VPS).then(|| ((index / VPS_PER_BANK) as usize, 1 << (index % VPS_PER_BANK)))
+    }
+}
+
+/// Flush hypercalls for all CPUs whose VP index is known, interrupts for the others, and for all if a call fails.
+#[derive(Debug)]
+pub struct ByHypercall<'a, R, X> {
+    page: &'a mut [u64; PAGE_WORDS],
+    vp_indices: &'a [VpIndex],
+    interface: Interface,
+    limit: ListLimit,
+    names_space: bool,
+    interrupts: R,
+    execute: X,
+}
+
+impl<'a, R, X> ByHypercall<'a, R, X>
+where
+    X: FnMut(&EncodedCall, &[u64; PAGE_WORDS]) -> HvResult,
+{
+    /// The back end of one CPU. `page` is that CPU's, is used by nobody else meanwhile, and is all the memory that it takes;
+    /// `vp_indices` are by CPU number. `execute` makes a call with the page as its input.
+    pub const fn new(
+        page: &'a mut [u64; PAGE_WORDS],
+        vp_indices: &'a [VpIndex],
+        interface: Interface,
+        interrupts: R,
+        execute: X,
+    ) -> Self {
+        // One call's worth, by either form.
+        let limit = ListLimit { pages: u64::MAX, elements: (PAGE_WORDS - 4 - MAX_BANKS) as u64 };
+        Self { page, vp_indices, interface, limit, names_space: false, interrupts, execute }
+    }
+
+    /// From which length on a list becomes everything.
+    #[must_use]
+    pub fn with_limit(self, limit: ListLimit) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// Has calls name the space by its root, where otherwise they ask for all spaces. Only for kernels without PCIDs: the
+    /// specification does not say what a call does to entries under a PCID that the target's CR3 does not have.
+    #[must_use]
+    pub fn naming_the_space(self) -> Self {
+        Self { names_space: true, ..self }
+    }
+
+    /// Makes all calls for `vps`; false if one failed. What was done until then is flushed once more.
+    fn call(&mut self, vps: &[u64], flush: &Flush<'_>) -> bool {
+        let Ok(set) = VpSet::dense(vps) else { return false };
+        let request = FlushRequest {
+            targets: Targets::Set(set),
+            address_space: self.names_space.then_some(flush.root()),
+            non_global_only: true,
+        };
+        let Some(ranges) = flush.ranges() else {
+            return self.make(FlushCalls::space(request, self.interface));
+        };
+        let ranges = ranges.iter().map(va_range);
+        self.make(FlushCalls::list(request, self.interface, ranges, self.limit))
+    }
+
+    fn make<I: Iterator<Item = VaRange> + Clone>(&mut self, mut calls: FlushCalls<'_, I>) -> bool {
+        while let Some(mut call) = calls.next_into(self.page) {
+            // Each unfinished call has done an element more, of at most 4095.
+            loop {
+                match call.progress((self.execute)(&call, self.page)) {
+                    Progress::Done => break,
+                    Progress::Unfinished(rest) => call = rest,
+                    Progress::Failed { .. } => return false,
+                }
+            }
+        }
+        true
+    }
+}
+
+/// The addresses of a run of pages. It ends with the address space at the latest.
+fn va_range(range: &PageRange) -> VaRange {
+    let size = match range.shift {
+        30.. => PageSize::Huge,
+        21.. => PageSize::Large,
+        _ => PageSize::Small,
+    };
+    VaRange::new(range.first, range.last()).of(size)
+}
+
+impl<const BANKS: usize, R, X> Remote<BANKS> for ByHypercall<'_, R, X>
+where
+    R: Remote<BANKS>,
+    X: FnMut(&EncodedCall, &[u64; PAGE_WORDS]) -> HvResult,
+{
+    fn interrupt(&mut self, targets: &TargetSet<BANKS>) {
+        self.interrupts.interrupt(targets);
+    }
+
+    fn begin(&mut self, targets: &mut TargetSet<BANKS>, flush: &Flush<'_>, _: &Pinned) {
+        // The set is the caller's own copy: it does not change while the call is built.
+        let (mut vps, mut banks, mut named) = ([0u64; MAX_BANKS], 0, TargetSet::new());
+        for cpu in targets.iter() {
+            let place = self.vp_indices.get(cpu).and_then(|index| index.place());
+            if let Some((bank, bit)) = place
+                && named.insert(cpu)
+            {
+                vps[bank] |= bit;
+                banks = banks.max(bank + 1);
+            }
+        }
+        // A call for nobody is none: hypervisors differ in whether that is an error or everybody.
+        if !named.is_empty() && self.call(&vps[..banks], flush) {
+            *targets = targets.without(&named);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
