@@ -2,13 +2,10 @@
 
 use x86_64::registers::model_specific::Msr;
 
-use crate::interrupts::VECTOR_SPURIOUS;
-
 pub(crate) const APIC_BASE: u32 = 0x1b;
 pub(crate) const TSC_DEADLINE: u32 = 0x6e0;
 pub(crate) const ID: u32 = 0x802;
 pub(crate) const EOI: u32 = 0x80b;
-pub(crate) const SVR: u32 = 0x80f;
 pub(crate) const ICR: u32 = 0x830;
 pub(crate) const LVT_TIMER: u32 = 0x832;
 pub(crate) const INITIAL_COUNT: u32 = 0x838;
@@ -20,14 +17,9 @@ pub(crate) const LVT_MASKED: u64 = 1 << 16;
 pub(crate) const LVT_PERIODIC: u64 = 1 << 17;
 pub(crate) const LVT_TSC_DEADLINE: u64 = 2 << 17;
 
-const BASE_ENABLED: u64 = 1 << 11 | 1 << 10;
-const SVR_ENABLED: u64 = 1 << 8;
-
 /// Level assert: set in every command but the INIT de-assert.
 const ASSERT: u64 = 1 << 14;
 const MODE_NMI: u64 = 4 << 8;
-const MODE_INIT: u64 = 5 << 8;
-const MODE_STARTUP: u64 = 6 << 8;
 
 /// Writes an APIC register, or one of those of its timer.
 pub(crate) fn write(register: u32, value: u64) {
@@ -41,23 +33,9 @@ pub(crate) fn read(register: u32) -> u64 {
     unsafe { Msr::new(register).read() }
 }
 
-/// Enables the calling processor's APIC.
-pub(crate) fn enable() {
-    let base = read(APIC_BASE);
-    if base & BASE_ENABLED != BASE_ENABLED {
-        write(APIC_BASE, base | BASE_ENABLED);
-    }
-    write(SVR, SVR_ENABLED | u64::from(VECTOR_SPURIOUS));
-}
-
 /// The calling processor's id.
 pub(crate) fn id() -> u32 {
     read(ID) as u32
-}
-
-/// Ends the interrupt in service.
-pub(crate) fn end_of_interrupt() {
-    write(EOI, 0);
 }
 
 fn send(destination: u32, command: u64) {
@@ -72,15 +50,4 @@ pub(crate) fn send_fixed(destination: u32, vector: u8) {
 /// Sends an NMI.
 pub(crate) fn send_nmi(destination: u32) {
     send(destination, MODE_NMI);
-}
-
-/// Resets a processor, which then waits to be started.
-pub(crate) fn send_init(destination: u32) {
-    send(destination, MODE_INIT);
-}
-
-/// Starts a processor at the page `page`.
-pub(crate) fn send_startup(destination: u32, page: u8) {
-    send_init(destination);
-    send(destination, MODE_STARTUP | u64::from(page));
 }

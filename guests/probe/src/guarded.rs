@@ -6,57 +6,8 @@
 
 use core::arch::asm;
 
-/// An exception that a guarded instruction raised, at its own address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub(crate) vector: u8,
-    pub(crate) error: u64,
-}
-
-/// Marks in R11 that a fault happened, above its vector.
-pub(crate) const FAULTED: u64 = 1 << 8;
-
-impl Fault {
-    /// #UD.
-    pub(crate) const UNDEFINED: Self = Self { vector: 6, error: 0 };
-    /// #PF of ring 0 with this error code.
-    pub(crate) const fn page(error: u64) -> Self {
-        Self { vector: 14, error }
-    }
-
-    /// #GP(0).
-    pub(crate) const PROTECTION: Self = Self { vector: 13, error: 0 };
-
-    /// What the handler left in R11 and R10.
-    pub(crate) const fn check(r11: u64, r10: u64) -> Result<(), Self> {
-        if r11 & FAULTED == 0 { Ok(()) } else { Err(Self { vector: r11 as u8, error: r10 }) }
-    }
-}
-
-/// An entry of the table: RIP of the fault, RIP to go on at.
-type Fixup = [u64; 2];
-
-unsafe extern "C" {
-    static __fixups_start: Fixup;
-    static __fixups_end: Fixup;
-}
-
-/// Where to go on after a fault at `rip`, if one is expected there.
-pub(crate) fn fixup(rip: u64) -> Option<u64> {
-    let start = &raw const __fixups_start;
-    let count = ((&raw const __fixups_end).addr() - start.addr()) / size_of::<Fixup>();
-    // SAFETY: the linker puts all entries, which are constant, between the two symbols.
-    let table = unsafe { core::slice::from_raw_parts(start, count) };
-    table.iter().find(|[at, _]| *at == rip).map(|[_, next]| *next)
-}
-
-/// The text of one guarded instruction. R11 must be zero before; it and R10 tell of a fault.
-macro_rules! guarded {
-    ($($instruction:expr),+) => {
-        concat!("2:\n", $($instruction, "\n",)+ "3:\n.pushsection .fixups,\"a\"\n.quad 2b, 3b\n.popsection")
-    };
-}
-pub(crate) use guarded;
+pub(crate) use baremetal::guarded;
+pub(crate) use baremetal::x86_64::guarded::Fault;
 
 /// Executes one instruction that leaves memory and the stack alone, with zeros in EAX, ECX and EDX.
 macro_rules! attempt {

@@ -5,100 +5,30 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use tlfs::Control;
 
-use crate::guarded::{self, FAULTED, guarded};
-use crate::{apic, report, tables};
+use baremetal::guarded;
+pub(crate) use baremetal::x86_64::interrupts::VECTOR_SPURIOUS;
+use baremetal::x86_64::interrupts::{self, Frame, VECTOR_NMI};
+use baremetal::x86_64::tables;
 
-/// Wakes another processor for its job.
-pub(crate) const VECTOR_WAKE: u8 = 0x30;
+use crate::apic;
+
 /// First of the vectors that the tests use; their interrupts are counted, like all.
 pub(crate) const VECTOR_TEST: u8 = 0x40;
 /// Only ends itself: the least that an interrupt can do.
 pub(crate) const VECTOR_TICK: u8 = 0x50;
 /// Ends itself and sends [`VECTOR_TICK`] to the first processor.
 pub(crate) const VECTOR_ECHO: u8 = 0x51;
-/// Spurious interrupts.
-pub(crate) const VECTOR_SPURIOUS: u8 = 0xff;
 
-const VECTOR_NMI: u8 = 2;
-
-/// What the stub pushes, lowest address first.
-#[repr(C)]
-struct Frame {
-    rbp: u64,
-    r11: u64,
-    r10: u64,
-    r9: u64,
-    r8: u64,
-    rdi: u64,
-    rsi: u64,
-    rdx: u64,
-    rcx: u64,
-    rax: u64,
-    vector: u64,
-    error: u64,
-    rip: u64,
-    cs: u64,
-    rflags: u64,
-    rsp: u64,
-    ss: u64,
-}
-
-// One stub of 16 bytes per vector: an error code of 0 where the processor pushes none (APM volume 2,
-// table 8-1), the vector's number, then the common part. TICK and ECHO are what benchmarks count, so they
-// do nothing beyond their purpose.
+// The two stubs that benchmarks count do nothing beyond their purpose. All other vectors have the stubs of `baremetal`.
 global_asm!(
     r#"
 .section .text
-.balign 16
-interrupt_stubs:
-.set vector, 0
-.rept 256
-    .balign 16
-    .if (vector == 8) || (vector >= 10 && vector <= 14) || (vector == 17) || (vector == 21) || (vector == 29) || (vector == 30)
-    .else
-    push 0
-    .endif
-    push vector
-    jmp interrupt_common
-    .set vector, vector + 1
-.endr
-.balign 16
-interrupt_common:
-    push rax
-    push rcx
-    push rdx
-    push rsi
-    push rdi
-    push r8
-    push r9
-    push r10
-    push r11
-    push rbp
-    cld
-    mov rdi, rsp
-    mov rbp, rsp
-    and rsp, -16
-    call {dispatch}
-    mov rsp, rbp
-    pop rbp
-    pop r11
-    pop r10
-    pop r9
-    pop r8
-    pop rdi
-    pop rsi
-    pop rdx
-    pop rcx
-    pop rax
-    add rsp, 16
-    iretq
-
 .balign 16
 interrupt_tick:
     push rax
     push rcx
     push rdx
-    inc dword ptr [{counts} + 4 * {tick}]
+    inc dword ptr [{ticks}]
     mov ecx, 0x80b              // EOI
     xor eax, eax
     xor edx, edx
@@ -125,20 +55,18 @@ interrupt_echo:
     pop rax
     iretq
 "#,
-    dispatch = sym dispatch,
-    counts = sym COUNTS,
+    ticks = sym TICKS,
     tick = const VECTOR_TICK,
 );
 
 unsafe extern "C" {
-    static interrupt_stubs: [[u8; 16]; 256];
     static interrupt_tick: u8;
     static interrupt_echo: u8;
 }
 
-/// How many interrupts each vector had. Handlers and those who wait run on one processor, or the waiting
+/// How many interrupts of [`VECTOR_TICK`] there were. Handlers and those who wait run on one processor, or the waiting
 /// one sees the count some time.
-static COUNTS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
+static TICKS: AtomicU32 = AtomicU32::new(0);
 
 /// NMIs that the handler is in at this moment, the most there ever were at once, and how many more NMIs it
 /// is to send to its own processor from within.
@@ -160,7 +88,7 @@ pub(crate) fn interrupted_calls() -> u32 {
 
 /// How often `vector` has been taken.
 pub(crate) fn count(vector: u8) -> u32 {
-    COUNTS[usize::from(vector)].load(Ordering::Acquire)
+    if vector == VECTOR_TICK { TICKS.load(Ordering::Acquire) } else { interrupts::count(vector) }
 }
 
 /// How often the NMI handler has been entered.
@@ -188,57 +116,27 @@ pub(crate) fn work_in_nmi(work: Option<fn()>) {
     NMI_WORK.store(work.map_or(0, |work| work as usize), Ordering::Release);
 }
 
-/// Address of the code for a vector.
-pub(crate) fn handler(vector: u8) -> u64 {
-    let address = match vector {
-        VECTOR_TICK => &raw const interrupt_tick,
-        VECTOR_ECHO => &raw const interrupt_echo,
-        // SAFETY: the address of our own text is taken, nothing is read.
-        _ => unsafe { (&raw const interrupt_stubs[usize::from(vector)]).cast() },
-    };
-    address.addr() as u64
-}
-
-extern "C" fn dispatch(frame: &mut Frame) {
-    let vector = frame.vector as u8;
-    COUNTS[usize::from(vector)].fetch_add(1, Ordering::AcqRel);
-    match vector {
-        VECTOR_NMI => on_nmi(),
-        0..=31 => on_exception(vector, frame),
-        VECTOR_SPURIOUS => {}
-        _ => {
-            note_interrupted_call(frame);
-            apic::end_of_interrupt();
-        }
+/// Says what is to be done on each vector. Before any other processor starts.
+pub(crate) fn prepare() {
+    // SAFETY: the two are interrupt handlers, and no other processor runs.
+    unsafe {
+        tables::set_gate(VECTOR_TICK, (&raw const interrupt_tick).addr() as u64);
+        tables::set_gate(VECTOR_ECHO, (&raw const interrupt_echo).addr() as u64);
     }
+    interrupts::handle(VECTOR_NMI, Some(on_nmi));
+    (32..VECTOR_SPURIOUS).for_each(|vector| interrupts::handle(vector, Some(note_interrupted_call)));
 }
 
 fn note_interrupted_call(frame: &Frame) {
     const VMMCALL: [u8; 3] = [0x0f, 0x01, 0xd9];
     // SAFETY: what is executed is mapped, and text goes on behind it.
-    let code = unsafe { (frame.rip as *const [u8; 3]).read_unaligned() };
-    if code == VMMCALL && Control::from_bits(frame.rcx).rep_start() != 0 {
+    let code = unsafe { (frame.rip() as *const [u8; 3]).read_unaligned() };
+    if code == VMMCALL && Control::from_bits(frame.rcx()).rep_start() != 0 {
         INTERRUPTED_CALLS.fetch_add(1, Ordering::AcqRel);
     }
 }
 
-/// Goes on where the table of guarded instructions says, in ring 0, with the fault in R11 and R10.
-fn on_exception(vector: u8, frame: &mut Frame) {
-    let Some(next) = guarded::fixup(frame.rip) else {
-        let cr2 = x86_64::registers::control::Cr2::read_raw();
-        report::abort(format_args!(
-            "exception {vector} (error {:#x}) at {:#x}, CR2 {cr2:#x}",
-            frame.error, frame.rip
-        ));
-    };
-    frame.rip = next;
-    frame.r11 = FAULTED | u64::from(vector);
-    frame.r10 = frame.error;
-    frame.cs = u64::from(tables::KERNEL_CODE);
-    frame.ss = u64::from(tables::KERNEL_DATA);
-}
-
-fn on_nmi() {
+fn on_nmi(_: &Frame) {
     let depth = NMI_DEPTH.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
     NMI_DEPTH_MAX.fetch_max(depth, Ordering::AcqRel);
     let work = NMI_WORK.load(Ordering::Acquire);

@@ -9,7 +9,6 @@
 
 mod apic;
 mod bench;
-mod boot;
 mod clock;
 mod guarded;
 mod hypercall;
@@ -19,23 +18,25 @@ mod pci;
 mod processors;
 mod random;
 mod report;
-mod tables;
 mod tests;
 
 use core::panic::PanicInfo;
 
-use pvh::start_info::reader::StartInfoReader;
+use baremetal::x86_64::info::BootInfo;
+use baremetal::x86_64::tables;
+use spin::Once;
 
-/// Where the first processor arrives from the PVH entry.
-extern "C" fn first_main(start_info: u32) -> ! {
-    tables::build_idt();
-    // SAFETY: this is the first processor, which comes here once.
-    unsafe { tables::load(0) };
+/// What the loader said; tests keep their names from it.
+static INFO: Once<BootInfo> = Once::new();
+
+baremetal::entry!(main);
+
+/// Where the first processor begins.
+fn main(info: BootInfo) -> ! {
+    interrupts::prepare();
     paging::open_window();
-    apic::enable();
-    // SAFETY: the loader passed the address, and memory below 4 GiB is mapped one to one.
-    let info = unsafe { StartInfoReader::from_paddr_identity(start_info) };
-    let cmdline = info.and_then(|info| info.cmdline()).and_then(|line| line.to_str().ok()).unwrap_or("");
+    processors::prepare();
+    let cmdline = INFO.call_once(|| info).command_line.as_str();
     report::say(format_args!("quell-probe: {cmdline}"));
     let mut words = cmdline.split_whitespace().filter_map(|word| word.split_once('='));
     let count = words.clone().find_map(|(key, value)| (key == "count").then(|| value.parse()));

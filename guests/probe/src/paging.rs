@@ -3,14 +3,13 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+pub(crate) use baremetal::pages::{PAGE, Page};
 use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr4, Cr4Flags};
 
 /// Where the window begins: the first address of the second PML4 entry.
 pub(crate) const WINDOW: u64 = 1 << 39;
-/// Bytes in a page.
-pub(crate) const PAGE: u64 = 4096;
 
 /// Where the large page of the window is, behind the 512 small ones.
 pub(crate) const LARGE_WINDOW: u64 = WINDOW + LARGE_PAGE;
@@ -36,39 +35,6 @@ impl Table {
 
     fn entry(&self) -> u64 {
         (&raw const *self).addr() as u64 | RIGHTS
-    }
-}
-
-/// A page of memory; it is at the same address for the processor and for the hypervisor.
-#[repr(C, align(4096))]
-pub(crate) struct Page([AtomicU64; 512]);
-
-impl Page {
-    /// An empty page.
-    pub(crate) const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; 512])
-    }
-
-    /// Its address.
-    pub(crate) fn address(&self) -> u64 {
-        (&raw const *self).addr() as u64
-    }
-
-    /// Its words.
-    pub(crate) fn words(&self) -> &[AtomicU64; 512] {
-        &self.0
-    }
-
-    /// Copies `words` to its beginning.
-    pub(crate) fn write(&self, words: &[u64]) {
-        self.write_at(0, words);
-    }
-
-    /// Copies `words` to where its word `first` is; what goes beyond its end is left out.
-    pub(crate) fn write_at(&self, first: usize, words: &[u64]) {
-        for (slot, word) in self.0.iter().skip(first).zip(words) {
-            slot.store(*word, Ordering::Relaxed);
-        }
     }
 }
 

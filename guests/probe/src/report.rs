@@ -3,13 +3,9 @@
 use core::fmt::{self, Write};
 
 use arrayvec::ArrayString;
+use baremetal::x86_64::serial::{COM1, COM2, Serial};
 use spin::Mutex;
 use x86_64::instructions::port::Port;
-
-const COM1: u16 = 0x3f8;
-const COM2: u16 = 0x2f8;
-const LINE_STATUS: u16 = 5;
-const TRANSMITTER_EMPTY: u8 = 1 << 5;
 
 /// ACPI's sleep control register, and what switches the machine off: SLP_TYP 5, SLP_EN.
 const SLEEP_CONTROL: u16 = 0x600;
@@ -102,25 +98,6 @@ pub(crate) fn power_off() -> ! {
     loop {
         x86_64::instructions::interrupts::disable();
         x86_64::instructions::hlt();
-    }
-}
-
-/// A serial port by the first of its ports.
-struct Serial(u16);
-
-impl Write for Serial {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            // SAFETY: a serial port is there, or nothing is, which then reads as empty.
-            unsafe {
-                let mut status = Port::<u8>::new(self.0 + LINE_STATUS);
-                while status.read() & TRANSMITTER_EMPTY == 0 {
-                    core::hint::spin_loop();
-                }
-                Port::new(self.0).write(byte);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -1,0 +1,133 @@
+//! The local APIC, by whichever of its two interfaces there is.
+//!
+//! Source: AMD64 APM volume 2 (24593, rev. 3.42), chapter 16. x2APIC where it is on already or CPUID has it,
+//! memory-mapped otherwise (QEMU's emulation offers no x2APIC before version 9).
+
+use core::arch::x86_64::__cpuid;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+use x86_64::registers::model_specific::Msr;
+
+use super::interrupts::VECTOR_SPURIOUS;
+
+const MSR_APIC_BASE: u32 = 0x1b;
+const BASE_X2APIC: u64 = 1 << 10;
+const BASE_ENABLED: u64 = 1 << 11;
+const BASE_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+const MSR_X2APIC: u32 = 0x800;
+/// CPUID 1, ECX: the x2APIC interface.
+const CPUID_X2APIC: u32 = 1 << 21;
+
+/// Registers by their number; the address is 16 times, the MSR that much behind [`MSR_X2APIC`].
+const ID: u32 = 0x02;
+const EOI: u32 = 0x0b;
+const SPURIOUS: u32 = 0x0f;
+const ICR: u32 = 0x30;
+const ICR_HIGH: u32 = 0x31;
+const LVTS: [u32; 4] = [0x32, 0x35, 0x36, 0x37];
+
+const SPURIOUS_ENABLE: u32 = 1 << 8;
+const LVT_MASKED: u32 = 1 << 16;
+const ICR_BUSY: u32 = 1 << 12;
+/// Level assert: set in every command but the INIT de-assert.
+const ASSERT: u32 = 1 << 14;
+const MODE_NMI: u32 = 4 << 8;
+const MODE_INIT: u32 = 5 << 8;
+const MODE_STARTUP: u32 = 6 << 8;
+/// Reads of the busy bit before an APIC is declared stuck.
+const ICR_TRIES: u32 = 1 << 24;
+
+/// Written by the first processor before any other starts.
+static X2APIC: AtomicBool = AtomicBool::new(false);
+static BASE: AtomicU64 = AtomicU64::new(0);
+
+/// Whether the x2APIC interface is in use.
+pub fn is_x2apic() -> bool {
+    X2APIC.load(Ordering::Relaxed)
+}
+
+fn address(register: u32) -> *mut u32 {
+    (BASE.load(Ordering::Relaxed) + u64::from(register) * 16) as *mut u32
+}
+
+fn read(register: u32) -> u32 {
+    if is_x2apic() {
+        // SAFETY: x2APIC mode is on; only registers that exist are passed in.
+        return unsafe { Msr::new(MSR_X2APIC + register).read() as u32 };
+    }
+    // SAFETY: the register page is mapped one to one; the memory type ranges make it uncached.
+    unsafe { address(register).read_volatile() }
+}
+
+fn write(register: u32, value: u32) {
+    if is_x2apic() {
+        // SAFETY: as in `read`; the registers that are written are this module's.
+        return unsafe { Msr::new(MSR_X2APIC + register).write(value.into()) };
+    }
+    // SAFETY: as in `read`.
+    unsafe { address(register).write_volatile(value) };
+}
+
+/// Enables the calling processor's APIC, with all of its own interrupts off. The first processor decides about the
+/// interface, so it goes first.
+pub fn enable() {
+    let mut msr = Msr::new(MSR_APIC_BASE);
+    // SAFETY: every processor for which this is built has the register.
+    let base = unsafe { msr.read() };
+    let has_x2apic = __cpuid(1).ecx & CPUID_X2APIC != 0 || base & BASE_X2APIC != 0;
+    X2APIC.store(has_x2apic, Ordering::Relaxed);
+    BASE.store(base & BASE_ADDRESS, Ordering::Relaxed);
+    let wanted = base | BASE_ENABLED | if has_x2apic { BASE_X2APIC } else { 0 };
+    if wanted != base {
+        // SAFETY: from enabled to x2APIC mode is a legal step, and CPUID says that there is the mode.
+        unsafe { msr.write(wanted) };
+    }
+    LVTS.iter().for_each(|lvt| write(*lvt, LVT_MASKED | u32::from(VECTOR_SPURIOUS)));
+    write(SPURIOUS, SPURIOUS_ENABLE | u32::from(VECTOR_SPURIOUS));
+}
+
+/// The calling processor's id.
+pub fn id() -> u32 {
+    if is_x2apic() { read(ID) } else { read(ID) >> 24 }
+}
+
+/// Ends the interrupt in service.
+pub fn end_of_interrupt() {
+    write(EOI, 0);
+}
+
+fn send(destination: u32, command: u32) {
+    if is_x2apic() {
+        // WRMSR to the x2APIC is not serialising: what was stored for the target to see is made visible first (APM
+        // volume 2, section 16.11.2).
+        fence(Ordering::SeqCst);
+        let value = u64::from(destination) << 32 | u64::from(ASSERT | command);
+        // SAFETY: x2APIC mode is on; the ICR is one register of 64 bits there.
+        return unsafe { Msr::new(MSR_X2APIC + ICR).write(value) };
+    }
+    assert!(destination < 0xff, "APIC id {destination} needs x2APIC mode");
+    assert!((0..ICR_TRIES).any(|_| read(ICR) & ICR_BUSY == 0), "the local APIC does not send");
+    write(ICR_HIGH, destination << 24);
+    write(ICR, ASSERT | command);
+}
+
+/// Sends an interrupt. An interrupt handler that sends must not interrupt this: the memory-mapped interface takes two
+/// writes.
+pub fn send_fixed(destination: u32, vector: u8) {
+    send(destination, u32::from(vector));
+}
+
+/// Sends an NMI.
+pub fn send_nmi(destination: u32) {
+    send(destination, MODE_NMI);
+}
+
+/// Resets a processor, which then waits to be started.
+pub fn send_init(destination: u32) {
+    send(destination, MODE_INIT);
+}
+
+/// Starts a processor that waits for it at the page `page`.
+pub fn send_startup(destination: u32, page: u8) {
+    send(destination, MODE_STARTUP | u32::from(page));
+}

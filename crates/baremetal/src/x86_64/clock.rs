@@ -1,0 +1,89 @@
+//! Time by the TSC.
+
+use core::arch::x86_64::{__cpuid, _rdtsc};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use x86_64::instructions::port::Port;
+
+/// Frequency of ACPI's power management timer (ACPI 6.5, section 4.8.2.4), and the bits that every machine's has.
+const PM_TIMER_HZ: u64 = 3_579_545;
+const PM_TIMER_MASK: u32 = 0xff_ffff;
+/// Length of the measurement: 20 ms.
+const MEASURED_TICKS: u32 = (PM_TIMER_HZ / 50) as u32;
+/// Reads of the timer before it is declared dead.
+const TRIES: u32 = 1 << 26;
+/// What is taken for the TSC's rate when nothing tells it.
+const HZ_DEFAULT: u64 = 1_000_000_000;
+
+static HZ: AtomicU64 = AtomicU64::new(HZ_DEFAULT);
+
+/// Ticks since some time. Waits until all earlier loads are done (LFENCE before RDTSC; APM volume 3, "RDTSC").
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: every AMD64 processor has both, and CR4.TSD is clear.
+    unsafe {
+        core::arch::x86_64::_mm_lfence();
+        _rdtsc()
+    }
+}
+
+/// Ticks per second, as far as is known.
+pub fn hz() -> u64 {
+    HZ.load(Ordering::Relaxed)
+}
+
+/// Says how many ticks a second has.
+pub fn set_hz(hz: u64) {
+    HZ.store(hz.max(1_000_000), Ordering::Relaxed);
+}
+
+/// What CPUID leaf 0x15 says about the TSC's frequency (Intel SDM volume 2A, CPUID), if it does.
+pub fn hz_by_cpuid() -> Option<u64> {
+    const LEAF: u32 = 0x15;
+    if __cpuid(0).eax < LEAF {
+        return None;
+    }
+    let leaf = __cpuid(LEAF);
+    let hz = u64::from(leaf.ecx) * u64::from(leaf.ebx) / u64::from(leaf.eax.max(1));
+    (hz != 0).then_some(hz)
+}
+
+/// Measures the TSC by the power management timer at I/O port `port`; `None` if the timer does not count.
+pub fn hz_by_pm_timer(port: u16) -> Option<u64> {
+    let mut timer = Port::<u32>::new(port);
+    // SAFETY: ACPI says that this is the timer's port; reading it has no effect.
+    let mut read = || unsafe { timer.read() };
+    let (start, begin) = (read(), now());
+    for _ in 0..TRIES {
+        let (ticks, end) = (read().wrapping_sub(start) & PM_TIMER_MASK, now());
+        if ticks >= MEASURED_TICKS {
+            return Some((u128::from(end - begin) * u128::from(PM_TIMER_HZ) / u128::from(ticks)) as u64);
+        }
+    }
+    None
+}
+
+/// Ticks in so many microseconds.
+pub fn ticks(us: u64) -> u64 {
+    (u128::from(hz()) * u128::from(us) / 1_000_000) as u64
+}
+
+/// Waits until the condition holds, for so many milliseconds at most; says whether it does.
+pub fn wait_until(ms: u64, mut condition: impl FnMut() -> bool) -> bool {
+    let end = now() + ticks(ms * 1000);
+    while !condition() {
+        if now() > end {
+            return condition();
+        }
+        core::hint::spin_loop();
+    }
+    true
+}
+
+/// Waits for so many microseconds.
+pub fn delay(us: u64) {
+    let end = now() + ticks(us);
+    while now() < end {
+        core::hint::spin_loop();
+    }
+}

@@ -1,0 +1,96 @@
+//! What the firmware's ACPI tables say: processors, the power management timer, the way to switch the machine off.
+
+use core::ptr::NonNull;
+
+use acpi::fadt::Fadt;
+use acpi::madt::{Madt, MadtEntry};
+use acpi::{AcpiHandler, AcpiTables, PhysicalMapping, address::AddressSpace};
+use arrayvec::ArrayVec;
+
+use super::power::Switch;
+use super::processors::MAX_PROCESSORS;
+use crate::sleep::sleep_type_s5;
+
+/// What the tables say.
+pub struct Machine {
+    /// APIC ids of the processors that may be used, in the firmware's order, without one twice.
+    pub apic_ids: ArrayVec<u32, MAX_PROCESSORS>,
+    /// I/O port of the power management timer.
+    pub pm_timer: Option<u16>,
+    /// How to switch the machine off.
+    pub switch: Option<Switch>,
+}
+
+/// Memory is mapped one to one.
+#[derive(Clone)]
+struct Identity;
+
+impl AcpiHandler for Identity {
+    unsafe fn map_physical_region<T>(&self, address: usize, size: usize) -> PhysicalMapping<Self, T> {
+        let start = NonNull::new(address as *mut T).expect("no ACPI table is at address 0");
+        // SAFETY: everything below 4 GiB is mapped one to one for ever.
+        unsafe { PhysicalMapping::new(address, start, size, size, Self) }
+    }
+
+    fn unmap_physical_region<T>(_: &PhysicalMapping<Self, T>) {}
+}
+
+/// Flags of a processor's entry: it is enabled.
+const ENABLED: u32 = 1;
+
+/// Reads the tables that the root pointer at `rsdp` leads to; 0 has it searched for.
+///
+/// # Errors
+///
+/// There are no tables, or no list of processors among them.
+///
+/// # Safety
+///
+/// `rsdp` is what the loader passed, or 0.
+pub unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
+    // SAFETY: the caller's; signatures and checksums are checked.
+    let tables = unsafe {
+        match rsdp {
+            0 => AcpiTables::search_for_rsdp_bios(Identity),
+            _ => AcpiTables::from_rsdp(Identity, rsdp as usize),
+        }
+    };
+    let tables = tables.map_err(|_| "there are no valid ACPI tables")?;
+    let madt = tables.find_table::<Madt>().map_err(|_| "ACPI has no list of processors")?;
+    let mut machine = Machine { apic_ids: ArrayVec::new(), pm_timer: None, switch: None };
+    for entry in madt.get().entries() {
+        let id = match entry {
+            MadtEntry::LocalApic(cpu) if cpu.flags & ENABLED != 0 => cpu.apic_id.into(),
+            MadtEntry::LocalX2Apic(cpu) if cpu.flags & ENABLED != 0 => cpu.x2apic_id,
+            _ => continue,
+        };
+        if !machine.apic_ids.contains(&id) {
+            // More than there is room for stay as they are.
+            let _ = machine.apic_ids.try_push(id);
+        }
+    }
+    if let Ok(fadt) = tables.find_table::<Fadt>() {
+        let timer = fadt.pm_timer_block().ok().flatten();
+        machine.pm_timer = timer.filter(|timer| timer.address_space == AddressSpace::SystemIo).and_then(port);
+        machine.switch = switch(&tables, &fadt);
+    }
+    Ok(machine)
+}
+
+fn port(register: acpi::address::GenericAddress) -> Option<u16> {
+    u16::try_from(register.address).ok().filter(|port| *port != 0)
+}
+
+/// The registers that take the sleep type of soft-off, which the DSDT names.
+fn switch(tables: &AcpiTables<Identity>, fadt: &Fadt) -> Option<Switch> {
+    let dsdt = tables.dsdt().ok()?;
+    // SAFETY: the table's checksum has been verified, and it is mapped for ever.
+    let code = unsafe { core::slice::from_raw_parts(dsdt.address as *const u8, dsdt.length as usize) };
+    let flags = fadt.flags;
+    if flags.system_is_hw_reduced_acpi() {
+        let control = port(fadt.sleep_control_register().ok().flatten()?)?;
+        return Some(Switch::sleep_control(control, sleep_type_s5(code)?));
+    }
+    let control = port(fadt.pm1a_control_block().ok()?)?;
+    Some(Switch::pm1(control, sleep_type_s5(code)?))
+}

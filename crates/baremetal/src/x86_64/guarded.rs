@@ -1,0 +1,144 @@
+//! Instructions that may fault, and what became of them.
+//!
+//! Each is an entry of the `.fixups` table: at which RIP a fault is expected, and where to go on. A fault at any other
+//! RIP ends the run.
+
+use core::arch::asm;
+
+/// An exception that a guarded instruction raised, at its own address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which.
+    pub vector: u8,
+    /// Its error code; 0 if it has none.
+    pub error: u64,
+}
+
+/// Marks in R11 that a fault happened, above its vector.
+pub const FAULTED: u64 = 1 << 8;
+
+impl Fault {
+    /// #UD, undefined opcode.
+    pub const UNDEFINED: Self = Self { vector: 6, error: 0 };
+    /// #GP(0).
+    pub const PROTECTION: Self = Self { vector: 13, error: 0 };
+
+    /// #PF with this error code.
+    pub const fn page(error: u64) -> Self {
+        Self { vector: 14, error }
+    }
+
+    /// What the handler left in R11 and R10.
+    ///
+    /// # Errors
+    ///
+    /// The fault, if there was one.
+    pub const fn check(r11: u64, r10: u64) -> Result<(), Self> {
+        if r11 & FAULTED == 0 { Ok(()) } else { Err(Self { vector: r11 as u8, error: r10 }) }
+    }
+}
+
+/// An entry of the table: RIP of the fault, RIP to go on at.
+type Fixup = [u64; 2];
+
+unsafe extern "C" {
+    static __fixups_start: Fixup;
+    static __fixups_end: Fixup;
+}
+
+/// Where to go on after a fault at `rip`, if one is expected there.
+pub fn fixup(rip: u64) -> Option<u64> {
+    let start = &raw const __fixups_start;
+    let count = ((&raw const __fixups_end).addr() - start.addr()) / size_of::<Fixup>();
+    // SAFETY: the linker puts all entries, which are constant, between the two symbols.
+    let table = unsafe { core::slice::from_raw_parts(start, count) };
+    table.iter().find(|[at, _]| *at == rip).map(|[_, next]| *next)
+}
+
+/// The text of one guarded instruction. R11 must be zero before; it and R10 tell of a fault.
+#[macro_export]
+macro_rules! guarded {
+    ($($instruction:expr),+) => {
+        concat!("2:\n", $($instruction, "\n",)+ "3:\n.pushsection .fixups,\"a\"\n.quad 2b, 3b\n.popsection")
+    };
+}
+
+/// RDMSR.
+///
+/// # Errors
+///
+/// Its fault.
+pub fn rdmsr(number: u32) -> Result<u64, Fault> {
+    let (low, high, fault, error): (u64, u64, u64, u64);
+    // SAFETY: reading an MSR changes nothing, and a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("rdmsr"),
+            in("ecx") number, out("rax") low, out("rdx") high,
+            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+        );
+    }
+    Fault::check(fault, error).map(|()| low & 0xffff_ffff | high << 32)
+}
+
+/// WRMSR.
+///
+/// # Errors
+///
+/// Its fault.
+///
+/// # Safety
+///
+/// The program can live with what the register does.
+pub unsafe fn wrmsr(number: u32, value: u64) -> Result<(), Fault> {
+    let (fault, error): (u64, u64);
+    // SAFETY: the caller vouches for the effect; a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("wrmsr"),
+            in("ecx") number, in("eax") value as u32, in("edx") (value >> 32) as u32,
+            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+        );
+    }
+    Fault::check(fault, error)
+}
+
+/// Reads the word at `address`.
+///
+/// # Errors
+///
+/// The fault, if nothing is there.
+pub fn load(address: u64) -> Result<u64, Fault> {
+    let (value, fault, error): (u64, u64, u64);
+    // SAFETY: reading memory changes nothing, and a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("mov {value}, [{address}]"),
+            address = in(reg) address, value = out(reg) value,
+            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+        );
+    }
+    Fault::check(fault, error).map(|()| value)
+}
+
+/// Writes the word at `address`.
+///
+/// # Errors
+///
+/// The fault, if nothing is there.
+///
+/// # Safety
+///
+/// If something is mapped there, it is a page that may be written to.
+pub unsafe fn store(address: u64, value: u64) -> Result<(), Fault> {
+    let (fault, error): (u64, u64);
+    // SAFETY: the caller's; a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("mov [{address}], {value}"),
+            address = in(reg) address, value = in(reg) value,
+            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+        );
+    }
+    Fault::check(fault, error)
+}

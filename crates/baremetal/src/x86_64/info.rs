@@ -1,0 +1,124 @@
+//! What the loader says: command line, ACPI, memory.
+
+use arrayvec::{ArrayString, ArrayVec};
+use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1Tag, RsdpV2Tag};
+use pvh::start_info::MemmapType;
+use pvh::start_info::reader::StartInfoReader;
+
+use super::boot::{PROTOCOL_MULTIBOOT2, PROTOCOL_PVH};
+
+/// Bytes of the command line that are kept.
+const COMMAND_LINE: usize = 512;
+/// Ranges of memory that are kept.
+const RANGES: usize = 64;
+
+/// By which protocol the image was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Xen's direct boot.
+    Pvh,
+    /// Multiboot 2.
+    Multiboot2,
+}
+
+impl Protocol {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pvh => "pvh",
+            Self::Multiboot2 => "multiboot2",
+        }
+    }
+}
+
+/// Memory that may be used, from `start` up to and without `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ram {
+    /// First address.
+    pub start: u64,
+    /// Address behind the last one.
+    pub end: u64,
+}
+
+/// What the loader said, copied: nothing refers to the loader's own memory.
+#[derive(Debug)]
+pub struct BootInfo {
+    /// How it was said.
+    pub protocol: Protocol,
+    /// The command line, of which an overlong end is left out.
+    pub command_line: ArrayString<COMMAND_LINE>,
+    /// Address of ACPI's root pointer; 0 if it has to be searched for.
+    pub rsdp: u64,
+    /// RAM, in the loader's order.
+    pub ram: ArrayVec<Ram, RANGES>,
+}
+
+impl BootInfo {
+    fn new(protocol: Protocol) -> Self {
+        Self { protocol, command_line: ArrayString::new(), rsdp: 0, ram: ArrayVec::new() }
+    }
+
+    fn set_command_line(&mut self, line: &str) {
+        line.chars().take_while(|char| self.command_line.try_push(*char).is_ok()).for_each(drop);
+    }
+
+    /// Adds RAM. More ranges than are kept are left out.
+    fn add_ram(&mut self, start: u64, length: u64) {
+        let _ = self.ram.try_push(Ram { start, end: start.saturating_add(length) });
+    }
+}
+
+/// Reads what the loader passed.
+///
+/// # Safety
+///
+/// `address` is what a loader of protocol `protocol` passed, and what it refers to is mapped one to one.
+pub(super) unsafe fn read(protocol: u32, address: u32) -> BootInfo {
+    match protocol {
+        // SAFETY: the caller's.
+        PROTOCOL_PVH => unsafe { read_pvh(address) },
+        // SAFETY: the caller's.
+        PROTOCOL_MULTIBOOT2 => unsafe { read_multiboot2(address) },
+        _ => BootInfo::new(Protocol::Pvh),
+    }
+}
+
+/// # Safety
+///
+/// As [`read`].
+unsafe fn read_pvh(address: u32) -> BootInfo {
+    let mut info = BootInfo::new(Protocol::Pvh);
+    // SAFETY: the caller's.
+    let Some(start) = (unsafe { StartInfoReader::from_paddr_identity(address) }) else { return info };
+    info.set_command_line(start.cmdline().and_then(|line| line.to_str().ok()).unwrap_or(""));
+    info.rsdp = start.raw().rsdp_paddr;
+    for entry in start.memmap() {
+        if MemmapType::from(entry.ty) == MemmapType::Ram {
+            info.add_ram(entry.addr, entry.size);
+        }
+    }
+    info
+}
+
+/// # Safety
+///
+/// As [`read`].
+unsafe fn read_multiboot2(address: u32) -> BootInfo {
+    let mut info = BootInfo::new(Protocol::Multiboot2);
+    let header = address as usize as *const BootInformationHeader;
+    // SAFETY: the caller's.
+    let Ok(boot) = (unsafe { BootInformation::load(header) }) else { return info };
+    if let Some(Ok(line)) = boot.command_line_tag().map(|tag| tag.cmdline()) {
+        info.set_command_line(line);
+    }
+    // The tag holds a copy of the root pointer behind its own header of 8 bytes.
+    let newer = boot.rsdp_v2_tag().map(|tag: &RsdpV2Tag| (&raw const *tag).addr());
+    let older = boot.rsdp_v1_tag().map(|tag: &RsdpV1Tag| (&raw const *tag).addr());
+    info.rsdp = newer.or(older).map_or(0, |tag| tag as u64 + 8);
+    for area in boot.memory_map_tag().map_or(&[][..], |tag| tag.memory_areas()) {
+        if area.typ() == MemoryAreaType::Available {
+            info.add_ram(area.start_address(), area.size());
+        }
+    }
+    info
+}

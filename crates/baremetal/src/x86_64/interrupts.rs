@@ -1,0 +1,190 @@
+//! What happens on each vector.
+
+use core::arch::global_asm;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use super::guarded::{self, FAULTED};
+use super::{apic, tables};
+
+/// Wakes another processor for its job.
+pub const VECTOR_WAKE: u8 = 0x30;
+/// The first vector that an image may use for itself; all up to [`VECTOR_SPURIOUS`] are free.
+pub const VECTOR_FREE: u8 = 0x40;
+/// Spurious interrupts.
+pub const VECTOR_SPURIOUS: u8 = 0xff;
+/// NMIs.
+pub const VECTOR_NMI: u8 = 2;
+
+/// What the stub pushes, lowest address first.
+#[repr(C)]
+pub struct Frame {
+    /// R15, R14, R13, R12, RBX.
+    preserved: [u64; 5],
+    rbp: u64,
+    r11: u64,
+    r10: u64,
+    /// R9, R8, RDI, RSI, RDX, RCX, RAX.
+    volatile: [u64; 7],
+    vector: u64,
+    error: u64,
+    rip: u64,
+    cs: u64,
+    rflags: u64,
+    rsp: u64,
+    ss: u64,
+}
+
+/// Places of registers in [`Frame::preserved`] and [`Frame::volatile`].
+const R13: usize = 2;
+const R12: usize = 3;
+const RCX: usize = 5;
+
+impl Frame {
+    /// Address of the instruction that was interrupted.
+    pub const fn rip(&self) -> u64 {
+        self.rip
+    }
+
+    /// RCX at that instruction.
+    pub const fn rcx(&self) -> u64 {
+        self.volatile[RCX]
+    }
+}
+
+// One stub of 16 bytes per vector: an error code of 0 where the processor pushes none (APM volume 2,
+// table 8-1), the vector's number, then the common part.
+global_asm!(
+    r#"
+.section .text
+.balign 16
+interrupt_stubs:
+.set vector, 0
+.rept 256
+    .balign 16
+    .if (vector == 8) || (vector >= 10 && vector <= 14) || (vector == 17) || (vector == 21) || (vector == 29) || (vector == 30)
+    .else
+    push 0
+    .endif
+    push vector
+    jmp interrupt_common
+    .set vector, vector + 1
+.endr
+.balign 16
+interrupt_common:
+    push rax
+    push rcx
+    push rdx
+    push rsi
+    push rdi
+    push r8
+    push r9
+    push r10
+    push r11
+    push rbp
+    push rbx
+    push r12
+    push r13
+    push r14
+    push r15
+    cld
+    mov rdi, rsp
+    mov rbp, rsp
+    and rsp, -16
+    call {dispatch}
+    mov rsp, rbp
+    pop r15
+    pop r14
+    pop r13
+    pop r12
+    pop rbx
+    pop rbp
+    pop r11
+    pop r10
+    pop r9
+    pop r8
+    pop rdi
+    pop rsi
+    pop rdx
+    pop rcx
+    pop rax
+    add rsp, 16
+    iretq
+"#,
+    dispatch = sym dispatch,
+);
+
+unsafe extern "C" {
+    static interrupt_stubs: [[u8; 16]; 256];
+}
+
+/// How many interrupts each vector had. Handlers and those who wait run on one processor, or the waiting one sees the
+/// count some time.
+static COUNTS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
+
+/// What is done on each vector beyond counting: the address of a `fn(&Frame)`, or 0. Pairs with [`handle`].
+static HANDLERS: [AtomicUsize; 256] = [const { AtomicUsize::new(0) }; 256];
+
+/// The page of [`guard_page`]; no address of code by default.
+static GUARDED_PAGE: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// How often `vector` has been taken, by all processors.
+pub fn count(vector: u8) -> u32 {
+    COUNTS[usize::from(vector)].load(Ordering::Acquire)
+}
+
+/// Has `handler` called on `vector`, or nothing any more. An interrupt has been ended at the APIC before.
+pub fn handle(vector: u8, handler: Option<fn(&Frame)>) {
+    let address = handler.map_or(0, |handler| handler as usize);
+    HANDLERS[usize::from(vector)].store(address, Ordering::Release);
+}
+
+/// Has faults of instructions in the page at `page` go on at the address in R13 with the stack in R12, which whoever
+/// calls into the page has put there.
+pub fn guard_page(page: u64) {
+    GUARDED_PAGE.store(page, Ordering::Release);
+}
+
+/// Fills in the IDT. On the first processor, once.
+pub(super) fn build() {
+    for vector in 0..=255u8 {
+        // SAFETY: the address of our own text is taken, nothing is read.
+        let stub = unsafe { &raw const interrupt_stubs[usize::from(vector)] };
+        // SAFETY: no other processor runs, and this one loads the table afterwards.
+        unsafe { tables::set_gate(vector, stub.addr() as u64) };
+    }
+}
+
+extern "C" fn dispatch(frame: &mut Frame) {
+    let vector = frame.vector as u8;
+    COUNTS[usize::from(vector)].fetch_add(1, Ordering::AcqRel);
+    match vector {
+        VECTOR_NMI => {}
+        0..=31 => return on_exception(vector, frame),
+        VECTOR_SPURIOUS => return,
+        _ => apic::end_of_interrupt(),
+    }
+    let handler = HANDLERS[usize::from(vector)].load(Ordering::Acquire);
+    if handler != 0 {
+        // SAFETY: `handle` stored it, and nothing else does.
+        unsafe { core::mem::transmute::<usize, fn(&Frame)>(handler)(frame) };
+    }
+}
+
+/// Goes on where the table of guarded instructions or the guarded page's caller says, in ring 0, with the fault in R11
+/// and R10.
+fn on_exception(vector: u8, frame: &mut Frame) {
+    let page = GUARDED_PAGE.load(Ordering::Acquire);
+    if let Some(next) = guarded::fixup(frame.rip) {
+        frame.rip = next;
+    } else if frame.rip & !0xfff == page {
+        frame.rip = frame.preserved[R13];
+        frame.rsp = frame.preserved[R12];
+    } else {
+        let cr2 = x86_64::registers::control::Cr2::read_raw();
+        panic!("exception {vector} (error {:#x}) at {:#x}, CR2 {cr2:#x}", frame.error, frame.rip);
+    }
+    frame.r11 = FAULTED | u64::from(vector);
+    frame.r10 = frame.error;
+    frame.cs = u64::from(tables::KERNEL_CODE);
+    frame.ss = u64::from(tables::KERNEL_DATA);
+}

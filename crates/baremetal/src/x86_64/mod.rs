@@ -1,0 +1,13 @@
+//! The parts for x86-64.
+
+pub mod apic;
+pub mod boot;
+pub mod clock;
+pub mod firmware;
+pub mod guarded;
+pub mod info;
+pub mod interrupts;
+pub mod power;
+pub mod processors;
+pub mod serial;
+pub mod tables;

@@ -1,0 +1,46 @@
+//! The end of the machine: ACPI's soft-off, and QEMU's debug exit device.
+
+use x86_64::instructions::port::Port;
+
+/// Where to write what to switch the machine off (ACPI 6.5, sections 4.8.3.2.1 and 4.8.3.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch {
+    port: u16,
+    value: u16,
+    is_byte: bool,
+}
+
+impl Switch {
+    /// PM1a's control register at `port`: SLP_TYP in bits 12:10, SLP_EN is bit 13.
+    pub const fn pm1(port: u16, sleep_type: u8) -> Self {
+        Self { port, value: (sleep_type as u16 & 7) << 10 | 1 << 13, is_byte: false }
+    }
+
+    /// A hardware-reduced platform's sleep control register at `port`: SLP_TYP in bits 4:2, SLP_EN is bit 5.
+    pub const fn sleep_control(port: u16, sleep_type: u8) -> Self {
+        Self { port, value: (sleep_type as u16 & 7) << 2 | 1 << 5, is_byte: true }
+    }
+}
+
+/// Switches the machine off, if that is known how to; does nothing more either way.
+pub fn off(switch: Option<Switch>) -> ! {
+    if let Some(Switch { port, value, is_byte }) = switch {
+        // SAFETY: ACPI says that this switches the machine off.
+        unsafe {
+            match is_byte {
+                true => Port::new(port).write(value as u8),
+                false => Port::new(port).write(value),
+            }
+        }
+    }
+    loop {
+        x86_64::instructions::interrupts::disable();
+        x86_64::instructions::hlt();
+    }
+}
+
+/// Ends QEMU by its device isa-debug-exit at `port`, if it is there: QEMU's exit status is then `2 * code + 1`.
+pub fn debug_exit(port: u16, code: u8) {
+    // SAFETY: whoever says that the device is there vouches for it.
+    unsafe { Port::new(port).write(u32::from(code)) };
+}

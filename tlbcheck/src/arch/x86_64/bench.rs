@@ -1,0 +1,194 @@
+//! What a shootdown costs: whoever asks for it, and each of those that it takes the time of.
+//!
+//! The targets spin and look at the TSC: what a flush takes of them is a gap between two looks, whether an interrupt's
+//! handler or the hypervisor has taken it. The initiator measures its own call. Back ends take turns, so that they
+//! share whatever else goes on.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arrayvec::ArrayVec;
+use baremetal::pages::PAGE;
+use baremetal::x86_64::clock;
+use baremetal::x86_64::processors::MAX_PROCESSORS;
+use tlbcheck::command_line::Options;
+use tlbcheck::report::{Measurement, Stop, Totals, Verdict};
+use tlbcheck::statistics::{Summary, processor_counts};
+use x86_64::instructions::interrupts;
+
+use super::back_end::{BackEnd, Hypercall, Ipi, RANGES_MAX, Scope, others};
+use super::console;
+use super::machine::{self, PATIENCE_MS};
+use super::window::WINDOW;
+
+/// Samples of each measurement, those before that do not count, and most that can be asked for.
+const SAMPLES: usize = 101;
+const WARM_UP: usize = 5;
+const SAMPLES_MAX: usize = 1000;
+/// How long one measurement goes on at most, in milliseconds: on more processors than there are CPUs a sample takes long.
+const BUDGET_MS: u64 = 4000;
+const SAMPLES_MIN: usize = 11;
+
+/// Lengths of lists; 0 stands for a flush of everything.
+const RANGES: [usize; 11] = [0, 1, 2, 4, 8, 16, 33, 64, 128, 256, RANGES_MAX];
+
+/// A gap is a time between two looks that is so many times the shortest.
+const GAP: u64 = 16;
+/// Looks by which the shortest is found.
+const LOOKS: u32 = 2000;
+
+/// What a target tells.
+struct Target {
+    /// Cycles of all gaps; the initiator sets it back between two flushes.
+    lost: AtomicU64,
+    /// Looks so far; 0 until the shortest time is known. Stored after `lost`, with release against the initiator's
+    /// acquire.
+    looks: AtomicU64,
+}
+
+static TARGETS: [Target; MAX_PROCESSORS] =
+    [const { Target { lost: AtomicU64::new(0), looks: AtomicU64::new(0) } }; MAX_PROCESSORS];
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// What a target does.
+fn lose_time(number: usize) {
+    let Target { lost, looks } = &TARGETS[number];
+    interrupts::enable();
+    let (mut last, mut shortest) = (clock::now(), u64::MAX);
+    for _ in 0..LOOKS {
+        let now = clock::now();
+        shortest = shortest.min(now - last);
+        last = now;
+    }
+    let mut count = 0;
+    while !ENDS.load(Ordering::Acquire) {
+        let now = clock::now();
+        if now - last > GAP * shortest {
+            lost.fetch_add(now - last - shortest, Ordering::Relaxed);
+        }
+        last = now;
+        count += 1;
+        looks.store(count, Ordering::Release);
+    }
+    interrupts::disable();
+}
+
+type Samples = ArrayVec<u64, SAMPLES_MAX>;
+
+/// What one back end's flushes took.
+struct Column {
+    back_end: &'static dyn BackEnd,
+    initiator: Samples,
+    target: Samples,
+    /// It has failed, or is not there: it takes no more part.
+    is_out: bool,
+}
+
+impl Column {
+    const fn new(back_end: &'static dyn BackEnd) -> Self {
+        Self { back_end, initiator: Samples::new_const(), target: Samples::new_const(), is_out: false }
+    }
+
+    /// One flush.
+    fn sample(&mut self, others: &[usize], scope: Scope<'_>, counts: bool) -> Verdict {
+        let targets = || others.iter().map(|number| &TARGETS[*number]);
+        targets().for_each(|target| target.lost.store(0, Ordering::Relaxed));
+        let begin = clock::now();
+        self.back_end.flush(others, scope)?;
+        let spent = clock::now() - begin;
+        // Two more looks of each: then the gap of this flush has been counted.
+        for target in targets() {
+            let before = target.looks.load(Ordering::Acquire);
+            clock::wait_until(PATIENCE_MS, || target.looks.load(Ordering::Acquire) >= before + 2);
+        }
+        if counts {
+            let lost: u64 = targets().map(|target| target.lost.load(Ordering::Relaxed)).sum();
+            let _ = self.initiator.try_push(spent);
+            let _ = self.target.try_push(lost / others.len().max(1) as u64);
+        }
+        Ok(())
+    }
+
+    /// Reports the samples and forgets them.
+    fn report(&mut self, processors: usize, ranges: usize) {
+        if self.is_out {
+            return;
+        }
+        let measured = Measurement {
+            back_end: self.back_end.name(),
+            processors,
+            ranges,
+            initiator: Summary::of(&mut self.initiator),
+            target: Summary::of(&mut self.target),
+        };
+        console::report(|report| report.measurement(&measured));
+        self.initiator.clear();
+        self.target.clear();
+    }
+}
+
+/// Measures every back end with every number of processors and every scope.
+pub(super) fn run(options: &Options<'_>) -> Totals {
+    let pages: ArrayVec<u64, RANGES_MAX> =
+        (0..RANGES_MAX as u64).map(|index| WINDOW + index * PAGE).collect();
+    let samples = options.rounds.map_or(SAMPLES, |rounds| (rounds as usize).min(SAMPLES_MAX));
+    let mut columns = [Column::new(&Ipi), Column::new(&Hypercall)];
+    let mut totals = Totals::default();
+    for processors in processor_counts(machine::get().processors) {
+        let others = others(processors - 1);
+        let verdict = with_targets(&others, || {
+            for ranges in RANGES {
+                let scope = if ranges == 0 { Scope::Everything } else { Scope::Pages(&pages[..ranges]) };
+                measure(&mut columns, &others, scope, samples, &mut totals);
+                columns.iter_mut().for_each(|column| column.report(processors, ranges));
+            }
+        });
+        if verdict.is_ok() {
+            totals.count(&verdict);
+        }
+        conclude("targets", verdict, &mut totals);
+    }
+    totals
+}
+
+/// Has the targets lose time while `work` runs.
+fn with_targets(others: &[usize], work: impl FnOnce()) -> Verdict {
+    ENDS.store(false, Ordering::Release);
+    for number in others {
+        TARGETS[*number].looks.store(0, Ordering::Relaxed);
+        machine::give(*number, lose_time)?;
+    }
+    let ready = |number: &usize| TARGETS[*number].looks.load(Ordering::Acquire) != 0;
+    let all_ready = clock::wait_until(PATIENCE_MS, || others.iter().all(ready));
+    if all_ready {
+        work();
+    }
+    ENDS.store(true, Ordering::Release);
+    for number in others {
+        machine::join(*number)?;
+    }
+    tlbcheck::ensure!(all_ready, "not all of {} targets begin", others.len());
+    Ok(())
+}
+
+/// Notes and counts what went wrong with `who`, if anything did.
+fn conclude(who: &str, verdict: Verdict, totals: &mut Totals) {
+    if let Err(Stop::Fail(why) | Stop::Skip(why)) = &verdict {
+        console::note(format_args!("{who}: {why}"));
+        totals.count(&verdict);
+    }
+}
+
+/// Takes samples of all columns in turn.
+fn measure(columns: &mut [Column], others: &[usize], scope: Scope<'_>, samples: usize, totals: &mut Totals) {
+    let end = clock::now() + clock::ticks(BUDGET_MS * 1000);
+    for number in 0..WARM_UP + samples {
+        if number >= WARM_UP + SAMPLES_MIN && clock::now() > end {
+            break;
+        }
+        for column in columns.iter_mut().filter(|column| !column.is_out) {
+            let verdict = column.sample(others, scope, number >= WARM_UP);
+            column.is_out = verdict.is_err();
+            conclude(column.back_end.name(), verdict, totals);
+        }
+    }
+}

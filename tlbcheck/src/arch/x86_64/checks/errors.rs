@@ -1,0 +1,200 @@
+//! Every rule on who calls and on the control word and contents of a call. TLFS, "Hypercall Interface"; the numbers of
+//! the statuses are those of `tlfs::Status`. Where two rules are broken at once, either status will do ("Ordering of Error
+//! Conditions").
+
+use baremetal::x86_64::guarded::{Fault, rdmsr};
+use tlbcheck::form::{Kind, Via};
+use tlbcheck::report::Verdict;
+use tlbcheck::{ensure, needs};
+use tlfs::msr::{self, HypercallMsr};
+use tlfs::{CallCode, Control, HvResult, Status};
+
+use super::stale::offers;
+use crate::arch::x86_64::hypercall::{self, call_in_ring3, call_with};
+use crate::arch::x86_64::machine;
+
+const CODE: Status = Status::INVALID_HYPERCALL_CODE;
+const INPUT: Status = Status::INVALID_HYPERCALL_INPUT;
+const PARAMETER: Status = Status::INVALID_PARAMETER;
+
+/// Flags: all address spaces.
+const ALL_SPACES: u64 = 2;
+
+/// The control word of a call, with no more than its code.
+fn control(kind: Kind) -> Control {
+    Control::new().with_call_code(kind.code().0)
+}
+
+fn list(reps: u16) -> Control {
+    control(Kind::List).with_rep_count(reps)
+}
+
+/// Each call has to end with one of the statuses; how many elements are told as done is the last.
+fn end_with(calls: &[(u64, &[Status])], words: &[u64]) -> Verdict {
+    machine::flushes()?;
+    for (word, statuses) in calls {
+        let result = call_with(Control::from_bits(*word), words);
+        let good = statuses.iter().any(|status| result == Ok(HvResult::of(*status, 0)));
+        ensure!(good, "control word {word:#x}: {result:x?}, wanted {statuses:x?}");
+    }
+    Ok(())
+}
+
+/// Without the guest's identity the hypercall page cannot be had.
+pub(super) fn before_identity() -> Verdict {
+    machine::flushes()?;
+    hypercall::set_identity(0)?;
+    let asked = hypercall::ask_for_page();
+    let value = rdmsr(msr::HYPERCALL).map(HypercallMsr::from_bits);
+    hypercall::enable()?;
+    asked?;
+    ensure!(!value.is_ok_and(|page| page.enable()), "the page is there without an identity: {value:x?}");
+    let spin = Control::new().with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0).with_fast(true);
+    let result = call_with(spin, &[1]);
+    ensure!(result == Ok(HvResult::of(Status::SUCCESS, 0)), "with an identity, a call ends with {result:x?}");
+    Ok(())
+}
+
+/// Only ring 0 may call; anybody else is told that the instruction is undefined (H14).
+pub(super) fn ring3() -> Verdict {
+    machine::flushes()?;
+    let spin = Control::new().with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0).with_fast(true);
+    for control in [spin, control(Kind::Space)] {
+        let result = call_in_ring3(control);
+        ensure!(result == Err(Fault::UNDEFINED), "{:#x} from ring 3: {result:?}", control.into_bits());
+    }
+    Ok(())
+}
+
+/// Calls that there are not (H19).
+pub(super) fn codes() -> Verdict {
+    let calls: [(u64, &[Status]); 5] = [
+        (0x0000, &[CODE]),
+        (0x7fff, &[CODE]),
+        (0xffff, &[CODE]),
+        (0x1_ffff, &[CODE]),
+        (0xf000_f000_f800_ffff, &[CODE, INPUT]),
+    ];
+    end_with(&calls, &[0, ALL_SPACES, 1])
+}
+
+/// Bits of the control word that must be zero (H1).
+pub(super) fn reserved() -> Verdict {
+    let space = control(Kind::Space).into_bits();
+    // The nested bit is for those who have a hypervisor below them; here there is none.
+    for bit in [27, 28, 29, 30, 44, 45, 46, 47, 60, 61, 62, 63] {
+        end_with(&[(space | 1 << bit, &[INPUT])], &[0, ALL_SPACES, 1])?;
+        end_with(&[(list(1).into_bits() | 1 << bit, &[INPUT])], &[0, ALL_SPACES, 1, 0])?;
+    }
+    Ok(())
+}
+
+/// Counts and indices of elements (H2).
+pub(super) fn reps() -> Verdict {
+    let space = control(Kind::Space);
+    let calls: [(u64, &[Status]); 7] = [
+        (space.with_rep_count(1).into_bits(), &[INPUT]),
+        (space.with_rep_start(1).into_bits(), &[INPUT]),
+        (list(0).into_bits(), &[INPUT]),
+        (list(0).with_rep_start(1).into_bits(), &[INPUT]),
+        (list(1).with_rep_start(1).into_bits(), &[INPUT]),
+        (list(5).with_rep_start(6).into_bits(), &[INPUT]),
+        (list(2).with_rep_start(0xfff).into_bits(), &[INPUT]),
+    ];
+    end_with(&calls, &[0, ALL_SPACES, 1, 0, 0, 0, 0, 0])
+}
+
+/// A variable header where there must be none.
+pub(super) fn header_size() -> Verdict {
+    let calls: [(u64, &[Status]); 3] = [
+        (control(Kind::Space).with_variable_header_words(1).into_bits(), &[INPUT]),
+        (list(1).with_variable_header_words(1).into_bits(), &[INPUT]),
+        (list(1).with_variable_header_words(0x3ff).into_bits(), &[INPUT]),
+    ];
+    end_with(&calls, &[0, ALL_SPACES, 1, 0, 0])
+}
+
+/// Flags that must be zero.
+pub(super) fn flags() -> Verdict {
+    let hyperv = machine::flushes()?;
+    for bit in [5, 7, 10, 31, 32, 63] {
+        let words = [0, ALL_SPACES | 1 << bit, 1, 0];
+        end_with(&[(control(Kind::Space).into_bits(), &[PARAMETER])], &words)?;
+        end_with(&[(list(1).into_bits(), &[PARAMETER])], &words)?;
+    }
+    // The format of a list that is not offered must not be taken for the other one.
+    if !hyperv.interface().extended_ranges {
+        end_with(&[(list(1).into_bits(), &[PARAMETER])], &[0, ALL_SPACES | 1 << 3, 1, 0])?;
+    }
+    Ok(())
+}
+
+/// Sets of unknown format (H12).
+pub(super) fn set_format() -> Verdict {
+    offers(Kind::SpaceEx, Via::Memory)?;
+    for format in [2, 3, 1 << 32, u64::MAX] {
+        end_with(&[(control(Kind::SpaceEx).into_bits(), &[PARAMETER])], &[0, ALL_SPACES, format, 0])?;
+    }
+    Ok(())
+}
+
+/// Sets whose mask of banks and number of banks do not agree (H10).
+pub(super) fn bank_count() -> Verdict {
+    offers(Kind::SpaceEx, Via::Memory)?;
+    for (banks, valid) in [(1, 3), (2, 1), (0, 1), (1, 0), (63, u64::MAX)] {
+        let mut words = [1; 68];
+        words[..4].copy_from_slice(&[0, ALL_SPACES, 0, valid]);
+        let call = control(Kind::SpaceEx).with_variable_header_words(banks);
+        end_with(&[(call.into_bits(), &[INPUT, PARAMETER])], &words)?;
+    }
+    let call = control(Kind::SpaceEx).with_variable_header_words(65);
+    end_with(&[(call.into_bits(), &[INPUT, PARAMETER])], &[0, ALL_SPACES, 0, u64::MAX])
+}
+
+/// Elements that are done count from the first of the list, whichever the call begins with (H3).
+pub(super) fn reps_done() -> Verdict {
+    machine::flushes()?;
+    for start in 0..5u16 {
+        let result = call_with(list(5).with_rep_start(start), &[0, ALL_SPACES, 1, 0, 0, 0, 0, 0]);
+        ensure!(result == Ok(HvResult::of(Status::SUCCESS, 5)), "from element {start} of 5: {result:x?}");
+    }
+    Ok(())
+}
+
+/// No more input than the registers hold (H4).
+pub(super) fn xmm_limit() -> Verdict {
+    offers(Kind::List, Via::Xmm)?;
+    let words = [0, ALL_SPACES, 1, 0, 0];
+    let result = call_with(list(11).with_fast(true), &words);
+    ensure!(result == Ok(HvResult::of(Status::SUCCESS, 11)), "11 elements: {result:x?}");
+    let calls: [(u64, &[Status]); 2] = [
+        (list(12).with_fast(true).into_bits(), &[INPUT]),
+        (list(0xfff).with_fast(true).into_bits(), &[INPUT]),
+    ];
+    end_with(&calls, &words)?;
+    offers(Kind::ListEx, Via::Xmm)?;
+    let ex = |reps| control(Kind::ListEx).with_variable_header_words(1).with_rep_count(reps).with_fast(true);
+    let words = [0, ALL_SPACES, 0, 1, 1];
+    let result = call_with(ex(9), &words);
+    ensure!(result == Ok(HvResult::of(Status::SUCCESS, 9)), "9 elements beside a bank: {result:x?}");
+    end_with(&[(ex(10).into_bits(), &[INPUT])], &words)
+}
+
+/// Input in XMM registers that is not offered makes the instruction undefined (H15).
+pub(super) fn xmm_without_offer() -> Verdict {
+    let hyperv = machine::flushes()?;
+    needs!(!hyperv.interface().xmm_input, "input in XMM registers is offered");
+    let result = call_with(control(Kind::Space).with_fast(true), &[0, ALL_SPACES, 1]);
+    ensure!(result == Err(Fault::UNDEFINED), "it is {result:x?}");
+    Ok(())
+}
+
+/// A mask of nobody is an error or everybody, and a set of nobody an error or nobody (H8).
+pub(super) fn empty() -> Verdict {
+    let either: &[Status] = &[Status::SUCCESS, PARAMETER];
+    end_with(&[(control(Kind::Space).into_bits(), either)], &[0, ALL_SPACES, 0])?;
+    offers(Kind::SpaceEx, Via::Memory)?;
+    end_with(&[(control(Kind::SpaceEx).into_bits(), either)], &[0, ALL_SPACES, 0, 0])?;
+    let one = control(Kind::SpaceEx).with_variable_header_words(1);
+    end_with(&[(one.into_bits(), either)], &[0, ALL_SPACES, 0, 1, 0])
+}

@@ -1,0 +1,148 @@
+//! Lists: the place of an element, what it names, and what surrounds it.
+
+use tlbcheck::ensure;
+use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
+use tlbcheck::needs;
+use tlbcheck::report::Verdict;
+use tlbcheck::spans::{self, Filler, Span};
+use tlfs::{FlushFlags, PAGE_WORDS};
+
+use super::sets::flush_all;
+use super::stale::{FLUSHED, offers, rounds, with_large_page};
+use crate::arch::x86_64::hypercall;
+use crate::arch::x86_64::machine;
+use crate::arch::x86_64::watch::{self, What, replace};
+use crate::arch::x86_64::window::{self, FILLER, LARGE_WINDOW, WINDOW};
+
+/// Rounds of each list.
+const ROUNDS: u32 = 3;
+
+/// Flushes a list of elements for a VP.
+pub(super) fn flush_list(kind: Kind, via: Via, vp: u32, flags: FlushFlags, elements: &[u64]) -> Verdict {
+    let (valid, bank) = sparse_of(vp);
+    let targets = match kind.is_ex() {
+        true => Targets::Sparse(valid, &bank),
+        false if vp < 64 => Targets::Mask(1 << vp),
+        false => Targets::AllFlag,
+    };
+    hypercall::flush(&Flush { kind, via, targets, space: window::space(), flags, elements })
+}
+
+/// The element that counts is flushed wherever it stands in a list, however long that is (O9, H4).
+pub(super) fn places(kind: Kind, via: Via) -> Verdict {
+    offers(kind, via)?;
+    let processor = machine::second()?;
+    let vp = machine::vp(processor);
+    let replace = |round| replace(WINDOW, round, false);
+    let mut words = [0; PAGE_WORDS];
+    watch::during(What::page(processor, WINDOW), replace, |watch| {
+        watch.notices(replace, || flush_list(kind, via, vp, FlushFlags::new(), &[WINDOW]))?;
+        for (length, place) in spans::places(kind.elements_max(via, 1)) {
+            for filler in [Filler::PagesFrom(FILLER), Filler::Nothing] {
+                let list = spans::list(&mut words, length, place, WINDOW, filler);
+                for _ in rounds(ROUNDS) {
+                    let stale =
+                        watch.round(replace, || flush_list(kind, via, vp, FlushFlags::new(), list))?;
+                    ensure!(stale == 0, "element {place} of {length} is not flushed");
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The page that each span watches is flushed by its element, in both list calls and every way there is (H9, H22, H23).
+pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone) -> Verdict {
+    let offered = machine::flushes()?.interface();
+    needs!(
+        element == Element::Plain || offered.extended_ranges,
+        "CPUID 0x40000003 does not offer extended ranges"
+    );
+    let processor = machine::second()?;
+    let vp = machine::vp(processor);
+    let Some(Span { watched, .. }) = spans.clone().next() else { return Ok(()) };
+    let replace = |round| replace(watched, round, false);
+    let whole =
+        || flush_list(Kind::List, Via::Memory, vp, FlushFlags::new(), &[Element::Plain.word(watched, 0)]);
+    watch::during(What::page(processor, watched), replace, |watch| {
+        watch.notices(replace, whole)?;
+        for span in spans {
+            for kind in [Kind::List, Kind::ListEx] {
+                for via in [Via::Memory, Via::Xmm] {
+                    if offers(kind, via).is_err() {
+                        continue;
+                    }
+                    // Alone, and behind another element: it may be the first one alone that is right.
+                    let list = [FILLER, span.word];
+                    for list in [&list[1..], &list] {
+                        for _ in rounds(ROUNDS) {
+                            let flush = || flush_list(kind, via, vp, element.flags(), list);
+                            let stale = watch.round(replace, flush)?;
+                            ensure!(stale == 0, "{:#x} by {kind:?}, {via:?}: not flushed", span.word);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Elements that name nothing that can be translated are passed over, and the ones behind them are not.
+pub(super) fn not_canonical() -> Verdict {
+    machine::flushes()?;
+    let processor = machine::second()?;
+    let vp = machine::vp(processor);
+    let replace = |round| replace(WINDOW, round, false);
+    watch::during(What::page(processor, WINDOW), replace, |watch| {
+        watch.notices(replace, flush_all)?;
+        for kind in [Kind::List, Kind::ListEx] {
+            if offers(kind, Via::Memory).is_err() {
+                continue;
+            }
+            for word in spans::NOT_CANONICAL {
+                let list = [word, word, WINDOW];
+                for list in [&list[..], &list[1..]] {
+                    let flush = || flush_list(kind, Via::Memory, vp, FlushFlags::new(), list);
+                    let stale = watch.round(replace, flush)?;
+                    ensure!(stale == 0, "behind {word:#x} nothing is flushed, {kind:?}");
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A flush of one address in a page of 2 MiB takes all of it, however it lies in the TLB (A17).
+pub(super) fn large() -> Verdict {
+    let offered = machine::flushes()?.interface();
+    let processor = machine::second()?;
+    let vp = machine::vp(processor);
+    with_large_page(What::page(processor, LARGE_WINDOW), |watch, replace| {
+        let plain = |address| {
+            let list = [Element::Plain.word(address, 0)];
+            flush_list(Kind::List, Via::Memory, vp, FlushFlags::new(), &list)
+        };
+        watch.notices(replace, || plain(LARGE_WINDOW))?;
+        for element in [Element::Plain, Element::Extended4K, Element::Extended2M] {
+            if element != Element::Plain && !offered.extended_ranges {
+                continue;
+            }
+            for (kind, via) in [Kind::List, Kind::ListEx]
+                .into_iter()
+                .flat_map(|kind| [(kind, Via::Memory), (kind, Via::Xmm)])
+            {
+                if offers(kind, via).is_err() {
+                    continue;
+                }
+                for offset in FLUSHED {
+                    let list = [element.word(LARGE_WINDOW + offset, 0)];
+                    let flush = || flush_list(kind, via, vp, element.flags(), &list);
+                    let stale = watch.round(replace, flush)?;
+                    ensure!(stale == 0, "{stale} stale pieces after a flush of {:#x}, {kind:?}", list[0]);
+                }
+            }
+        }
+        Ok(())
+    })
+}

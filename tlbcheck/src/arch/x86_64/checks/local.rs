@@ -1,0 +1,199 @@
+//! The processor's own TLB: what INVLPG, CR3, CR4 and INVPCID have to take. AMD64 APM volume 2 (24593, rev. 3.42),
+//! sections 5.5.1 (PCIDs) and 5.5.3 (TLB management); Intel SDM volume 3A, section 4.10.4.
+
+use core::arch::asm;
+use core::arch::x86_64::{__cpuid, __cpuid_count};
+use core::sync::atomic::Ordering;
+
+use tlbcheck::report::{Stop, Verdict};
+use tlbcheck::{ensure, needs};
+use x86_64::registers::control::Cr4Flags;
+
+use crate::arch::x86_64::watch::replace;
+use crate::arch::x86_64::window::{
+    self, LARGE_PAGE, LARGE_WINDOW, PIECES_SEEN, RIGHTS, SEEN_EVERY, SPLIT_WINDOW, WINDOW,
+    invlpg as drop_page,
+};
+
+/// Rounds of each row, and rounds without a flush of which one has to show the old page.
+const ROUNDS: u64 = 200;
+const TRIES: u64 = 200;
+/// Bit 63 of what is written to CR3: keep what is tagged with the PCID.
+const KEEP: u64 = 1 << 63;
+
+/// Replaces the page that the processor has just read; says whether it sees the new one after `take`.
+fn sees_new(round: u64, global: bool, take: impl FnOnce()) -> bool {
+    replace(WINDOW, round, global);
+    drop_page(WINDOW);
+    window::read(WINDOW);
+    replace(WINDOW, round + 1, global);
+    take();
+    window::read(WINDOW) == round + 1
+}
+
+/// `take` has to take the page, in every round; without it one is seen that was replaced, or the row says nothing.
+fn takes(global: bool, take: impl Fn()) -> Verdict {
+    let notices = (0..TRIES).any(|round| !sees_new(2 * round, global, || ()));
+    needs!(notices, "the TLB keeps no page that is replaced without a flush, in {TRIES} tries");
+    for round in 0..ROUNDS {
+        ensure!(sees_new(2 * round, global, &take), "the old page is seen in round {round}");
+    }
+    Ok(())
+}
+
+/// The same with global pages on.
+fn takes_global(take: impl Fn()) -> Verdict {
+    window::set_cr4(Cr4Flags::PAGE_GLOBAL, true);
+    let verdict = takes(true, take);
+    window::set_cr4(Cr4Flags::PAGE_GLOBAL, false);
+    verdict
+}
+
+/// INVLPG of the page.
+pub(super) fn invlpg() -> Verdict {
+    takes(false, || drop_page(WINDOW + 0x123))
+}
+
+/// INVLPG takes global pages as well.
+pub(super) fn invlpg_global() -> Verdict {
+    takes_global(|| drop_page(WINDOW))
+}
+
+/// MOV to CR3.
+pub(super) fn cr3_write() -> Verdict {
+    takes(false, || window::enter_space(window::space()))
+}
+
+/// A change of CR4.PGE.
+pub(super) fn pge_toggle() -> Verdict {
+    takes_global(|| {
+        window::set_cr4(Cr4Flags::PAGE_GLOBAL, false);
+        window::set_cr4(Cr4Flags::PAGE_GLOBAL, true);
+    })
+}
+
+/// Replaces the large page that the processor has just read; says how many pieces of the old one it sees after `take`.
+fn pieces_left(round: u64, take: impl FnOnce()) -> usize {
+    let pieces = || (0..PIECES_SEEN).map(|piece| window::read(LARGE_WINDOW + piece * SEEN_EVERY));
+    window::replace_large(round);
+    drop_page(LARGE_WINDOW);
+    pieces().for_each(drop);
+    window::replace_large(round + 1);
+    take();
+    pieces().filter(|seen| *seen != round + 1).count()
+}
+
+/// INVLPG of any address takes all of a large page, however it lies in the TLB.
+pub(super) fn invlpg_large() -> Verdict {
+    let notices = (0..TRIES).any(|round| pieces_left(2 * round, || ()) != 0);
+    needs!(notices, "the TLB keeps no large page that is replaced without a flush, in {TRIES} tries");
+    for round in 0..ROUNDS {
+        let offset = round * 0x1_f123 % LARGE_PAGE;
+        let left = pieces_left(2 * round, || drop_page(LARGE_WINDOW + offset));
+        ensure!(left == 0, "{left} pieces are old after INVLPG at {offset:#x}");
+    }
+    Ok(())
+}
+
+/// CPUID 1, ECX and CPUID 7, EBX.
+fn has_pcid() -> Verdict {
+    needs!(__cpuid(1).ecx & 1 << 17 != 0, "CPUID offers no PCIDs");
+    Ok(())
+}
+
+fn has_invpcid() -> Verdict {
+    needs!(__cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & 1 << 10 != 0, "CPUID offers no INVPCID");
+    Ok(())
+}
+
+/// Turns PCIDs on for `rows`.
+fn with_pcids(rows: impl FnOnce() -> Verdict) -> Verdict {
+    has_pcid()?;
+    window::enter_space(window::space());
+    window::set_cr4(Cr4Flags::PCID, true);
+    let verdict = rows();
+    window::enter_space(window::space());
+    window::set_cr4(Cr4Flags::PCID, false);
+    verdict
+}
+
+/// Two spaces with a PCID each, and a page at one address in each: no switch that keeps translations mixes them.
+pub(super) fn pcid_mixes_spaces() -> Verdict {
+    let pages = window::take(2, 1);
+    let spaces = [window::space() | 1, window::other_space() | 2];
+    for (index, leaf) in window::split_leaves(SPLIT_WINDOW).into_iter().enumerate() {
+        pages[index].write(&[index as u64]);
+        leaf.store(pages[index].address() | RIGHTS, Ordering::SeqCst);
+    }
+    with_pcids(|| {
+        spaces.iter().for_each(|space| window::enter_space(*space));
+        for round in 0..ROUNDS {
+            let index = round % 2;
+            window::enter_space(spaces[index as usize] | KEEP);
+            let seen = window::read(SPLIT_WINDOW);
+            ensure!(seen == index, "in space {index} the page of space {seen} is seen, in round {round}");
+        }
+        Ok(())
+    })
+}
+
+/// MOV to CR3 without bit 63 takes what is tagged with the PCID.
+pub(super) fn pcid_cr3_write() -> Verdict {
+    with_pcids(|| {
+        window::enter_space(window::space() | 3);
+        takes(false, || window::enter_space(window::space() | 3))
+    })
+}
+
+/// Turning PCIDs off takes everything.
+pub(super) fn pcid_toggle() -> Verdict {
+    with_pcids(|| {
+        takes(false, || {
+            window::set_cr4(Cr4Flags::PCID, false);
+            window::set_cr4(Cr4Flags::PCID, true);
+        })
+    })
+}
+
+/// INVPCID of a type: 0 is an address, 1 a PCID, 2 everything, 3 everything but global pages.
+fn invpcid(kind: u64, pcid: u64, address: u64) {
+    let descriptor = [pcid, address];
+    // SAFETY: CPUID offers the instruction; it drops translations, which come back from the tables.
+    unsafe { asm!("invpcid {}, [{}]", in(reg) kind, in(reg) &raw const descriptor, options(nostack)) };
+}
+
+/// INVPCID of the page's address.
+pub(super) fn invpcid_address() -> Verdict {
+    has_invpcid()?;
+    takes(false, || invpcid(0, 0, WINDOW))
+}
+
+/// INVPCID of what is tagged with the PCID.
+pub(super) fn invpcid_context() -> Verdict {
+    has_invpcid()?;
+    takes(false, || invpcid(1, 0, 0))
+}
+
+/// INVPCID of everything.
+pub(super) fn invpcid_all() -> Verdict {
+    has_invpcid()?;
+    takes_global(|| invpcid(2, 0, 0))
+}
+
+/// INVPCID of everything but global pages.
+pub(super) fn invpcid_non_global() -> Verdict {
+    has_invpcid()?;
+    takes(false, || invpcid(3, 0, 0))
+}
+
+/// `take` has to take the calling processor's translation of the page at [`WINDOW`], and what it returns counts.
+pub(super) fn takes_by(take: impl Fn() -> Verdict) -> Result<u64, Stop> {
+    let mut stale = 0;
+    for round in 0..ROUNDS {
+        let mut result = Ok(());
+        let new = sees_new(2 * round, false, || result = take());
+        result?;
+        stale += u64::from(!new);
+    }
+    Ok(stale)
+}

@@ -1,0 +1,153 @@
+//! The rows: each is named for what it catches, so that a defect makes the row of its name fail.
+
+mod errors;
+mod input;
+mod lists;
+mod local;
+mod mutual;
+mod scopes;
+mod sets;
+mod stale;
+mod waiting;
+mod writes;
+
+use tlbcheck::command_line::Options;
+use tlbcheck::form::{Element, Kind, Via};
+use tlbcheck::report::{Stop, Totals, Verdict, reason};
+use tlbcheck::spans;
+
+use super::console;
+
+/// One row.
+struct Row {
+    name: &'static str,
+    run: fn() -> Verdict,
+}
+
+const fn row(name: &'static str, run: fn() -> Verdict) -> Row {
+    Row { name, run }
+}
+
+/// Those that are about the processor's own TLB, and about flushes by interrupts.
+const NATIVE: [Row; 18] = [
+    row("invlpg-leaves-page", local::invlpg),
+    row("invlpg-leaves-global-page", local::invlpg_global),
+    row("invlpg-leaves-part-of-2m-page", local::invlpg_large),
+    row("cr3-write-leaves-page", local::cr3_write),
+    row("pge-toggle-leaves-global-page", local::pge_toggle),
+    row("pcid-mixes-spaces", local::pcid_mixes_spaces),
+    row("pcid-cr3-write-leaves-page", local::pcid_cr3_write),
+    row("pcid-toggle-leaves-page", local::pcid_toggle),
+    row("invpcid-address-leaves-page", local::invpcid_address),
+    row("invpcid-context-leaves-page", local::invpcid_context),
+    row("invpcid-all-leaves-global-page", local::invpcid_all),
+    row("invpcid-non-global-leaves-page", local::invpcid_non_global),
+    row("ipi-page-flush-leaves-page", || stale::by_ipi(true)),
+    row("ipi-full-flush-leaves-page", || stale::by_ipi(false)),
+    row("ipi-leaves-2m-page-in-pieces", stale::large_by_ipi),
+    row("ipi-misses-a-processor", stale::every_processor_by_ipi),
+    row("ipi-store-after-return", || writes::by_ipi(writes::Looks::AtStores)),
+    row("ipi-dirty-bit-after-return", || writes::by_ipi(writes::Looks::AtBits)),
+];
+
+/// Those that are about what hypercalls flush, and when.
+const FLUSHES: [Row; 43] = [
+    row("vp-index-unstable", sets::indices),
+    row("no-kick-space", || stale::pinned(Kind::Space, Via::Memory)),
+    row("no-kick-list", || stale::pinned(Kind::List, Via::Memory)),
+    row("no-kick-space-ex", || stale::pinned(Kind::SpaceEx, Via::Memory)),
+    row("no-kick-list-ex", || stale::pinned(Kind::ListEx, Via::Memory)),
+    row("no-kick-space-xmm", || stale::pinned(Kind::Space, Via::Xmm)),
+    row("no-kick-list-xmm", || stale::pinned(Kind::List, Via::Xmm)),
+    row("no-kick-space-ex-xmm", || stale::pinned(Kind::SpaceEx, Via::Xmm)),
+    row("no-kick-list-ex-xmm", || stale::pinned(Kind::ListEx, Via::Xmm)),
+    row("early-return-space", || writes::by_hypercall(Kind::Space, writes::Looks::AtStores)),
+    row("early-return-list", || writes::by_hypercall(Kind::List, writes::Looks::AtStores)),
+    row("early-return-space-ex", || writes::by_hypercall(Kind::SpaceEx, writes::Looks::AtStores)),
+    row("early-return-list-ex", || writes::by_hypercall(Kind::ListEx, writes::Looks::AtStores)),
+    row("dirty-bit-after-return-space", || writes::by_hypercall(Kind::Space, writes::Looks::AtBits)),
+    row("dirty-bit-after-return-list", || writes::by_hypercall(Kind::List, writes::Looks::AtBits)),
+    row("nmi-handler-sees-stale-page", stale::in_nmi),
+    row("list-tail-ignored", || lists::places(Kind::List, Via::Memory)),
+    row("list-ex-tail-ignored", || lists::places(Kind::ListEx, Via::Memory)),
+    row("list-xmm-tail-ignored", || lists::places(Kind::List, Via::Xmm)),
+    row("list-ex-xmm-tail-ignored", || lists::places(Kind::ListEx, Via::Xmm)),
+    row("element-tail-ignored", || lists::spans(Element::Plain, spans::tails(Element::Plain))),
+    row("extended-4k-misread", || lists::spans(Element::Extended4K, spans::tails(Element::Extended4K))),
+    row("extended-2m-misread", || lists::spans(Element::Extended2M, spans::tails(Element::Extended2M))),
+    row("extended-1g-misread", || lists::spans(Element::Extended1G, spans::tails(Element::Extended1G))),
+    row("range-into-hole-dropped-whole", || lists::spans(Element::Plain, spans::into_the_hole())),
+    row("range-out-of-hole-dropped-whole", || lists::spans(Element::Plain, spans::out_of_the_hole())),
+    row("range-over-end-dropped-whole", || lists::spans(Element::Plain, spans::over_the_end())),
+    row("non-canonical-ends-list", lists::not_canonical),
+    row("2m-page-in-pieces", lists::large),
+    row("wrong-processor-by-mask", || sets::every_processor(false)),
+    row("wrong-processor-by-set", || sets::every_processor(true)),
+    row("bank-by-number", sets::bank_by_number),
+    row("empty-banks-shift-list", sets::empty_banks),
+    row("flag-of-all-ignored", sets::all_flag),
+    row("set-of-all-ignored", sets::all_format),
+    row("absent-processors-spoil-set", sets::absent),
+    row("global-page-kept", scopes::global),
+    row("other-space-kept", scopes::other_space),
+    row("pcid-bits-confuse-space", scopes::space_with_pcid_bits),
+    row("own-tlb-left-out", mutual::own),
+    row("mutual-flush-hangs", mutual::by_hypercall),
+    row("halted-target-waited-for", waiting::halted),
+    row("flush-of-halted-forgotten", waiting::halted_sees),
+];
+
+/// Those that are about the interface.
+const INTERFACE: [Row; 18] = [
+    row("call-before-identity", errors::before_identity),
+    row("ring3-call-allowed", errors::ring3),
+    row("unknown-code-accepted", errors::codes),
+    row("reserved-bits-ignored", errors::reserved),
+    row("rep-fields-unchecked", errors::reps),
+    row("header-size-unchecked", errors::header_size),
+    row("reserved-flags-ignored", errors::flags),
+    row("set-format-unchecked", errors::set_format),
+    row("bank-count-unchecked", errors::bank_count),
+    row("reps-done-not-from-0", errors::reps_done),
+    row("xmm-limit-unchecked", errors::xmm_limit),
+    row("xmm-without-offer-accepted", errors::xmm_without_offer),
+    row("empty-mask-breaks", errors::empty),
+    row("misaligned-input-accepted", input::misaligned),
+    row("input-across-pages-accepted", input::across_pages),
+    row("input-at-end-of-memory-refused", input::at_end_of_memory),
+    row("input-outside-memory-accepted", input::outside_memory),
+    row("changing-input-breaks", input::changing),
+];
+
+/// That one is a comparison of many calls.
+const COMPARISONS: [Row; 1] = [row("xmm-differs-from-memory", input::xmm_differs)];
+
+fn rows() -> impl Iterator<Item = &'static Row> + Clone {
+    NATIVE.iter().chain(&FLUSHES).chain(&INTERFACE).chain(&COMPARISONS)
+}
+
+/// Goes through the rows that the command line wants.
+pub(super) fn run(options: &Options<'_>) -> Totals {
+    let wanted = rows().filter(|row| options.wants(row.name));
+    let mut totals = Totals::default();
+    console::report(|report| report.plan(wanted.clone().count()));
+    for row in wanted {
+        console::report(|report| report.begin(row.name));
+        let verdict = (row.run)();
+        totals.count(&verdict);
+        console::report(|report| report.row(row.name, &verdict));
+    }
+    totals
+}
+
+/// Names the rows, all as skipped.
+pub(super) fn list() -> Totals {
+    let mut totals = Totals::default();
+    console::report(|report| report.plan(rows().count()));
+    for row in rows() {
+        let verdict = Err(Stop::Skip(reason(format_args!("only named"))));
+        totals.count(&verdict);
+        console::report(|report| report.row(row.name, &verdict));
+    }
+    totals
+}

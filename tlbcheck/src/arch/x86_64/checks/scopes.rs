@@ -1,0 +1,91 @@
+//! What the flags and the address space of a flush leave out, and what they must not: pages that are global or not, and
+//! spaces that the target is not in.
+//!
+//! TLFS, "HvCallFlushVirtualAddressSpace": without HV_FLUSH_NON_GLOBAL_MAPPINGS_ONLY global pages go too, and without
+//! HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only what belongs to the address space that is named. To flush more is allowed.
+
+use tlbcheck::ensure;
+use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
+use tlbcheck::report::Verdict;
+use tlfs::FlushFlags;
+
+use super::stale::{offers, rounds};
+use crate::arch::x86_64::hypercall;
+use crate::arch::x86_64::machine;
+use crate::arch::x86_64::watch::{self, What, replace};
+use crate::arch::x86_64::window::{self, WINDOW};
+
+const ROUNDS: u32 = 5;
+
+/// A call's flags and the space that it names.
+type Cell = (FlushFlags, u64);
+
+const NO_FLAGS: FlushFlags = FlushFlags::new();
+const ALL_SPACES: FlushFlags = FlushFlags::new().with_all_address_spaces(true);
+const NON_GLOBAL: FlushFlags = FlushFlags::new().with_non_global_only(true);
+
+/// Each of the calls with each of the cells has to take the page from a processor that is in space `used_in`.
+fn all_take(is_global: bool, used_in: u64, cells: &[Cell]) -> Verdict {
+    machine::flushes()?;
+    let processor = machine::second()?;
+    let (valid, bank) = sparse_of(machine::vp(processor));
+    let vp = machine::vp(processor);
+    let elements = [Element::Plain.word(WINDOW, 0)];
+    let make = |kind: Kind, (flags, space): Cell| {
+        let targets = match kind.is_ex() {
+            true => Targets::Sparse(valid, &bank),
+            false if vp < 64 => Targets::Mask(1 << vp),
+            false => Targets::AllFlag,
+        };
+        hypercall::flush(&Flush { kind, via: Via::Memory, targets, space, flags, elements: &elements })
+    };
+    let what = What { space: used_in, global: is_global, ..What::page(processor, WINDOW) };
+    let replace = |round| replace(WINDOW, round, is_global);
+    watch::during(what, replace, |watch| {
+        watch.notices(replace, || make(Kind::Space, (ALL_SPACES, 0)))?;
+        for kind in Kind::ALL {
+            if offers(kind, Via::Memory).is_err() {
+                continue;
+            }
+            for (flags, space) in cells {
+                for _ in rounds(ROUNDS) {
+                    let stale = watch.round(replace, || make(kind, (*flags, *space)))?;
+                    ensure!(stale == 0, "{kind:?} of space {space:#x} with flags {:#x}", flags.into_bits());
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A global page belongs to every space, so each flush takes it that is not of non-global pages only (A18).
+pub(super) fn global() -> Verdict {
+    for used_in in [window::space(), window::other_space()] {
+        let cells = [
+            (NO_FLAGS, window::space()),
+            (NO_FLAGS, window::other_space()),
+            (ALL_SPACES, 0),
+            (ALL_SPACES, window::space()),
+        ];
+        all_take(true, used_in, &cells)?;
+    }
+    Ok(())
+}
+
+/// A page of the space that is named, or of any with the flag for all, goes whichever space the initiator is in (A22).
+pub(super) fn other_space() -> Verdict {
+    let other = window::other_space();
+    let both = NON_GLOBAL.with_all_address_spaces(true);
+    all_take(
+        false,
+        other,
+        &[(NO_FLAGS, other), (NON_GLOBAL, other), (ALL_SPACES, 0), (both, window::space())],
+    )
+}
+
+/// The name of a space is that of its table, whatever PCID and bit 63 of CR3 are beside it (A11).
+pub(super) fn space_with_pcid_bits() -> Verdict {
+    let space = window::space();
+    let names = [space, space | 5, space | 0xfff, space | 1 << 63, space | 1 << 63 | 7];
+    all_take(false, space, &names.map(|name| (NO_FLAGS, name)))
+}

@@ -1,0 +1,157 @@
+//! Who is flushed: VP indices, masks, sets.
+
+use baremetal::x86_64::guarded::rdmsr;
+use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
+use tlbcheck::report::Verdict;
+use tlbcheck::{ensure, needs};
+use tlfs::{FlushFlags, HvResult, Status, msr};
+
+use super::stale::offers;
+use crate::arch::x86_64::hypercall;
+use crate::arch::x86_64::machine;
+use crate::arch::x86_64::watch::{self, What, replace};
+use crate::arch::x86_64::window::{self, WINDOW};
+
+/// Rounds of each set, and processors that are gone through at most.
+const ROUNDS: u32 = 3;
+const PROCESSORS_MAX: usize = 16;
+
+/// Each processor's VP index is its own, and stays the same (H13).
+pub(super) fn indices() -> Verdict {
+    machine::flushes()?;
+    let processors = machine::get().processors;
+    for number in 0..processors {
+        let earlier = (0..number).find(|other| machine::vp(*other) == machine::vp(number));
+        ensure!(
+            earlier.is_none(),
+            "processors {number} and {earlier:?} have VP index {}",
+            machine::vp(number)
+        );
+    }
+    let before = rdmsr(msr::VP_INDEX);
+    machine::read_vp_indices()?;
+    ensure!(before == rdmsr(msr::VP_INDEX), "the first processor's VP index changes from {before:?}");
+    Ok(())
+}
+
+/// Processors beside the first one, at most so many, the last one among them.
+fn some_processors() -> impl Iterator<Item = usize> {
+    let last = machine::get().processors - 1;
+    let step = last.div_ceil(PROCESSORS_MAX).max(1);
+    (0..PROCESSORS_MAX).map(move |index| last.saturating_sub(index * step)).take_while(|number| *number > 0)
+}
+
+/// Flushes everything of every processor, in the form that every hypervisor has.
+pub(super) fn flush_all() -> Verdict {
+    let flags = FlushFlags::new().with_all_address_spaces(true);
+    let (kind, via, targets) = (Kind::Space, Via::Memory, Targets::AllFlag);
+    hypercall::flush(&Flush { kind, via, targets, space: 0, flags, elements: &[] })
+}
+
+/// Has `processor` look while every call flushes it, with the targets that `targets` has.
+fn flushed(processor: usize, kinds: &[Kind], targets: &[Targets<'_>]) -> Verdict {
+    let replace = |round| replace(WINDOW, round, false);
+    let elements = [Element::Plain.word(WINDOW, 0)];
+    watch::during(What::page(processor, WINDOW), replace, |watch| {
+        watch.notices(replace, flush_all)?;
+        for (kind, targets) in
+            kinds.iter().flat_map(|kind| targets.iter().map(move |targets| (*kind, *targets)))
+        {
+            let (via, flags, space) = (Via::Memory, FlushFlags::new(), window::space());
+            let flush = Flush { kind, via, targets, space, flags, elements: &elements };
+            for _ in 0..ROUNDS {
+                let stale = watch.round(replace, || hypercall::flush(&flush))?;
+                ensure!(stale == 0, "processor {processor} is not flushed, {kind:?} of {targets:x?}");
+            }
+        }
+        Ok(())
+    })
+}
+
+const EX: [Kind; 2] = [Kind::SpaceEx, Kind::ListEx];
+
+/// Each processor is flushed by its own VP index, alone in a mask or a set.
+pub(super) fn every_processor(by_set: bool) -> Verdict {
+    offers(if by_set { Kind::SpaceEx } else { Kind::Space }, Via::Memory)?;
+    machine::second()?;
+    for processor in some_processors() {
+        let vp = machine::vp(processor);
+        let (valid, bank) = sparse_of(vp);
+        match by_set {
+            true => flushed(processor, &EX, &[Targets::Sparse(valid, &bank)])?,
+            false if vp < 64 => flushed(processor, &[Kind::Space, Kind::List], &[Targets::Mask(1 << vp)])?,
+            false => {}
+        }
+    }
+    Ok(())
+}
+
+/// Banks lie one behind the other in order of those that there are, not by their numbers (H11).
+pub(super) fn bank_by_number() -> Verdict {
+    offers(Kind::SpaceEx, Via::Memory)?;
+    let high = |number: &usize| machine::vp(*number) >= 64;
+    let found = (1..machine::get().processors).rev().find(high);
+    needs!(found.is_some(), "no processor has a VP index of 64 or more");
+    let processor = found.unwrap_or_default();
+    let (valid, [bank]) = sparse_of(machine::vp(processor));
+    // Alone; behind an empty bank; before an empty one; between them.
+    let (low, high) = (1, 1 << 63);
+    let targets = [
+        Targets::Sparse(valid, &[bank]),
+        Targets::Sparse(low | valid, &[0, bank]),
+        Targets::Sparse(valid | high, &[bank, 0]),
+        Targets::Sparse(low | valid | high, &[0, bank, 0]),
+    ];
+    flushed(processor, &EX, &targets)
+}
+
+/// A list begins behind all banks, the empty ones too (H10).
+pub(super) fn empty_banks() -> Verdict {
+    offers(Kind::SpaceEx, Via::Memory)?;
+    let processor = machine::second()?;
+    let (valid, [bank]) = sparse_of(machine::vp(processor));
+    let holes = [
+        Targets::Sparse(valid | 1 << 62, &[bank, 0]),
+        Targets::Sparse(valid | 1 << 62 | 1 << 63, &[bank, 0, 0]),
+    ];
+    flushed(processor, &EX, &holes)
+}
+
+/// The flag for all processors is all, whatever the mask or set says.
+pub(super) fn all_flag() -> Verdict {
+    machine::flushes()?;
+    let processor = machine::second()?;
+    flushed(processor, &[Kind::Space, Kind::List], &[Targets::AllFlag])?;
+    offers(Kind::SpaceEx, Via::Memory)?;
+    flushed(processor, &EX, &[Targets::AllFlag])
+}
+
+/// A set of the format for all is all, whatever banks come with it (H12).
+pub(super) fn all_format() -> Verdict {
+    offers(Kind::SpaceEx, Via::Memory)?;
+    let processor = machine::second()?;
+    let targets = [Targets::AllFormat(&[]), Targets::AllFormat(&[0]), Targets::AllFormat(&[0, 0, 0])];
+    flushed(processor, &EX, &targets)
+}
+
+/// Processors that there are not are ignored, and the others are flushed (H10).
+pub(super) fn absent() -> Verdict {
+    offers(Kind::SpaceEx, Via::Memory)?;
+    let processor = machine::second()?;
+    let targets =
+        [Targets::Sparse(u64::MAX, &[u64::MAX; 64]), Targets::Sparse(u64::MAX >> 1, &[u64::MAX; 63])];
+    flushed(processor, &EX, &targets)?;
+    // Nobody at all.
+    let (valid, bank) = (1 << 63, [1 << 63]);
+    let flush = Flush {
+        kind: Kind::SpaceEx,
+        via: Via::Memory,
+        targets: Targets::Sparse(valid, &bank),
+        space: window::space(),
+        flags: FlushFlags::new(),
+        elements: &[],
+    };
+    let result = hypercall::result_of(&flush);
+    ensure!(result == Ok(HvResult::of(Status::SUCCESS, 0)), "a set of VP 4095 alone: {result:x?}");
+    Ok(())
+}

@@ -1,0 +1,210 @@
+//! The pinned loop: no processor sees a page after the flush that took it away has returned (O1). See
+//! [`watch`](crate::arch::x86_64::watch).
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use baremetal::pages::PAGE;
+use baremetal::x86_64::interrupts::{VECTOR_NMI, count, handle};
+use baremetal::x86_64::{apic, clock, processors};
+use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
+use tlbcheck::report::{Stop, Verdict};
+use tlbcheck::{ensure, needs};
+use tlfs::FlushFlags;
+
+use crate::arch::x86_64::back_end::{BackEnd, Ipi, Scope, others};
+use crate::arch::x86_64::hypercall;
+use crate::arch::x86_64::machine::{self, PATIENCE_MS};
+use crate::arch::x86_64::watch::{self, What, replace};
+use crate::arch::x86_64::window::{self, LARGE_WINDOW, PIECES_SEEN, SEEN_EVERY, WINDOW};
+
+/// Rounds of each form.
+const ROUNDS: u32 = 100;
+
+/// Rounds that are done whatever time they take, and the time that more of them may take, in microseconds: where
+/// processors wait for each other's turn on a CPU a round is a thousand times as long as elsewhere.
+const ROUNDS_MIN: u32 = 10;
+const BUDGET_US: u64 = 300_000;
+
+/// The rounds of one form: as many as the command line says, or `default` as long as there is time.
+pub(super) fn rounds(default: u32) -> impl Iterator<Item = u32> {
+    let asked = machine::get().rounds;
+    let end = clock::now() + clock::ticks(BUDGET_US);
+    let goes_on = move |round: &u32| asked.is_some() || *round < ROUNDS_MIN || clock::now() < end;
+    (0..asked.unwrap_or(default)).take_while(goes_on)
+}
+
+/// Checks that the interface has calls of this kind and by this way, and skips otherwise.
+pub(super) fn offers(kind: Kind, via: Via) -> Verdict {
+    let offered = machine::flushes()?.interface();
+    needs!(!kind.is_ex() || offered.vp_sets, "CPUID 0x40000004 does not offer calls with VP sets");
+    needs!(via == Via::Memory || offered.xmm_input, "CPUID 0x40000003 does not offer input in XMM registers");
+    Ok(())
+}
+
+/// All flushes of one kind and way that take the page at `address` from the VP, by every form of naming it.
+pub(super) fn each_form(
+    kind: Kind,
+    via: Via,
+    vp: u32,
+    address: u64,
+    mut each: impl FnMut(&Flush<'_>) -> Verdict,
+) -> Verdict {
+    let (valid, bank) = sparse_of(vp);
+    let targets = [
+        (vp < 64, Targets::Mask(1 << (vp % 64))),
+        (true, Targets::AllFlag),
+        (kind.is_ex(), Targets::Sparse(valid, &bank)),
+        (kind.is_ex(), Targets::AllFormat(&[])),
+        (kind.is_ex(), Targets::AllFormat(&[0])),
+    ];
+    let elements = [Element::Plain.word(address, 0)];
+    for (_, targets) in targets.into_iter().filter(|(exists, _)| *exists) {
+        let space = window::space();
+        each(&Flush { kind, via, targets, space, flags: FlushFlags::new(), elements: &elements })?;
+    }
+    Ok(())
+}
+
+/// A target that leaves guest mode by nothing but a kick.
+pub(super) fn pinned(kind: Kind, via: Via) -> Verdict {
+    offers(kind, via)?;
+    let processor = machine::second()?;
+    let replace = |round| replace(WINDOW, round, false);
+    watch::during(What::page(processor, WINDOW), replace, |watch| {
+        let mut is_first = true;
+        each_form(kind, via, machine::vp(processor), WINDOW, |flush| {
+            if matches!(flush.targets, Targets::AllFlag | Targets::AllFormat(_)) {
+                // They have rows of their own.
+                return Ok(());
+            }
+            if core::mem::take(&mut is_first) {
+                watch.notices(replace, || hypercall::flush(flush))?;
+            }
+            for round in rounds(ROUNDS) {
+                let stale = watch.round(replace, || hypercall::flush(flush))?;
+                ensure!(stale == 0, "{stale} stale reads in round {round}, {:x?}", flush.targets);
+            }
+            Ok(())
+        })
+    })
+}
+
+/// The same by interrupts, of the page or of everything.
+pub(super) fn by_ipi(is_page: bool) -> Verdict {
+    let processor = machine::second()?;
+    let what = What { interrupts: true, ..What::page(processor, WINDOW) };
+    let replace = |round| replace(WINDOW, round, false);
+    let scope = if is_page { Scope::Pages(&[WINDOW]) } else { Scope::Everything };
+    watch::during(what, replace, |watch| {
+        watch.notices(replace, || Ipi.flush(&[processor], scope))?;
+        for round in rounds(3 * ROUNDS) {
+            let stale = watch.round(replace, || Ipi.flush(&[processor], scope))?;
+            ensure!(stale == 0, "{stale} stale reads in round {round}");
+        }
+        Ok(())
+    })
+}
+
+/// A flush of all by interrupts reaches each of them.
+pub(super) fn every_processor_by_ipi() -> Verdict {
+    machine::second()?;
+    let all = others(usize::MAX);
+    for processor in &all {
+        let what = What { interrupts: true, ..What::page(*processor, WINDOW) };
+        let replace = |round| replace(WINDOW, round, false);
+        watch::during(what, replace, |watch| {
+            watch.notices(replace, || Ipi.flush(&all, Scope::Everything))?;
+            for round in 0..3 {
+                let stale = watch.round(replace, || Ipi.flush(&all, Scope::Pages(&[WINDOW])))?;
+                ensure!(stale == 0, "{stale} stale reads of processor {processor} in round {round}");
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Has the processor look at pieces of a large page while `rounds` runs with what replaces it.
+pub(super) fn with_large_page(
+    what: What,
+    rounds: impl FnOnce(&mut watch::Watch, &dyn Fn(u64)) -> Verdict,
+) -> Verdict {
+    let what = What { address: LARGE_WINDOW, words: PIECES_SEEN, every: SEEN_EVERY, ..what };
+    watch::during(what, window::replace_large, |watch| rounds(watch, &window::replace_large))
+}
+
+/// Pieces of a large page of which one is flushed, and where in it.
+pub(super) const FLUSHED: [u64; 5] = [0, PAGE + 0x123, 255 * PAGE + 0xfff, 256 * PAGE + 8, 511 * PAGE];
+
+/// A flush of one address in a page of 2 MiB takes all of it, however it lies in the TLB (A17).
+pub(super) fn large_by_ipi() -> Verdict {
+    let processor = machine::second()?;
+    let what = What { interrupts: true, ..What::page(processor, LARGE_WINDOW) };
+    with_large_page(what, |watch, replace| {
+        watch.notices(replace, || Ipi.flush(&[processor], Scope::Everything))?;
+        for offset in FLUSHED {
+            let pages = [LARGE_WINDOW + offset];
+            let stale = watch.round(replace, || Ipi.flush(&[processor], Scope::Pages(&pages)))?;
+            ensure!(stale == 0, "{stale} stale pieces after a flush at {offset:#x}");
+        }
+        Ok(())
+    })
+}
+
+/// How often an NMI's handler has looked.
+static LOOKS: AtomicU64 = AtomicU64::new(0);
+/// NMIs during flushes.
+const NMIS: u32 = 100;
+
+/// NMIs reach a processor that is flushed all the time, and their handler sees nothing stale either (P25).
+pub(super) fn in_nmi() -> Verdict {
+    machine::flushes()?;
+    let processor = machine::second()?;
+    let replace = |round| replace(WINDOW, round, false);
+    watch::during(What::page(processor, WINDOW), replace, |watch| {
+        handle(
+            VECTOR_NMI,
+            Some(|_| {
+                watch::look();
+                LOOKS.fetch_add(1, Ordering::AcqRel);
+            }),
+        );
+        let verdict = storm(watch, processor, &replace);
+        handle(VECTOR_NMI, None);
+        verdict
+    })
+}
+
+fn storm(watch: &mut watch::Watch, processor: usize, replace: &dyn Fn(u64)) -> Verdict {
+    let (before, looks) = (count(VECTOR_NMI), LOOKS.load(Ordering::Acquire));
+    let space = window::space();
+    let vp = machine::vp(processor);
+    let flush = |kind| -> Result<(), Stop> {
+        let elements = [Element::Plain.word(WINDOW, 0)];
+        let targets = if vp < 64 { Targets::Mask(1 << vp) } else { Targets::AllFlag };
+        let via = Via::Memory;
+        hypercall::flush(&Flush { kind, via, targets, space, flags: FlushFlags::new(), elements: &elements })
+    };
+    for number in 1..=NMIS {
+        let kind = if number / 2 % 2 == 0 { Kind::Space } else { Kind::List };
+        // Before the flush, or after it.
+        let is_early = number % 2 == 0;
+        let send = || apic::send_nmi(processors::apic_id(processor));
+        let stale = watch.round(replace, || {
+            if is_early {
+                send();
+            }
+            flush(kind)
+        })?;
+        if !is_early {
+            send();
+        }
+        ensure!(stale == 0, "{stale} stale reads in round {number}, {kind:?}");
+        // Two that come before the first is taken are one.
+        let seen = || LOOKS.load(Ordering::Acquire) - looks;
+        let arrived = clock::wait_until(PATIENCE_MS, || seen() == u64::from(number));
+        let taken = count(VECTOR_NMI).wrapping_sub(before);
+        ensure!(arrived, "{taken} NMIs, of which {} have looked, instead of {number}", seen());
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! Flushes of processors that answer nobody: they wait for nothing, and are not forgotten (O15).
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use baremetal::x86_64::{apic, clock, processors};
+use tlbcheck::ensure;
+use tlbcheck::form::{Flush, Kind, Via};
+use tlbcheck::report::Verdict;
+use x86_64::instructions::hlt;
+
+use super::stale::{each_form, offers};
+use crate::arch::x86_64::hypercall;
+use crate::arch::x86_64::machine::{self, PATIENCE_MS};
+use crate::arch::x86_64::watch::replace;
+use crate::arch::x86_64::window::{self, WINDOW};
+
+/// More than a call ever takes that waits for nobody. The fastest of many is measured against it, since this processor
+/// may itself have to wait for the machine's.
+const AT_ONCE_US: u64 = 2000;
+const ROUNDS: u64 = 3;
+
+static HALTS: AtomicBool = AtomicBool::new(false);
+static AWAKE: AtomicBool = AtomicBool::new(false);
+static SEEN: AtomicU64 = AtomicU64::new(0);
+
+/// Reads the page, halts with interrupts off, and reads the page again when an NMI has come.
+fn read_halt_read(_: usize) {
+    window::read(WINDOW);
+    HALTS.store(true, Ordering::Release);
+    hlt();
+    SEEN.store(window::read(WINDOW), Ordering::Relaxed);
+    AWAKE.store(true, Ordering::Release);
+}
+
+/// Replaces the page of a processor that halts, calls `flush`, and wakes it; says what it sees then.
+fn while_halted(
+    processor: usize,
+    round: u64,
+    flush: impl FnOnce() -> Verdict,
+) -> Result<u64, tlbcheck::report::Stop> {
+    HALTS.store(false, Ordering::Release);
+    AWAKE.store(false, Ordering::Release);
+    replace(WINDOW, 2 * round, false);
+    machine::on(processor, |_| window::enter_space(window::space()))?;
+    machine::give(processor, read_halt_read)?;
+    let halts = clock::wait_until(PATIENCE_MS, || HALTS.load(Ordering::Acquire));
+    // Until it has come to its HLT.
+    clock::delay(1000);
+    replace(WINDOW, 2 * round + 1, false);
+    let flushed = flush();
+    let was_awake = AWAKE.load(Ordering::Acquire);
+    let woken = clock::wait_until(PATIENCE_MS, || {
+        // More than one, in case the first comes before the HLT.
+        apic::send_nmi(processors::apic_id(processor));
+        clock::wait_until(5, || AWAKE.load(Ordering::Acquire))
+    });
+    machine::join(processor)?;
+    flushed?;
+    ensure!(halts, "the other processor does not halt");
+    ensure!(!was_awake, "a flush has woken it");
+    ensure!(woken, "an NMI does not wake it");
+    Ok(SEEN.load(Ordering::Relaxed))
+}
+
+/// The flush does not wait for a processor that halts with interrupts off.
+pub(super) fn halted() -> Verdict {
+    machine::flushes()?;
+    let processor = machine::second()?;
+    for round in 0..ROUNDS {
+        while_halted(processor, round, || {
+            let mut fastest = u64::MAX;
+            each_of_all(processor, |flush| {
+                let begin = clock::now();
+                let result = hypercall::flush(flush);
+                fastest = fastest.min(clock::now() - begin);
+                result
+            })?;
+            ensure!(fastest < clock::ticks(AT_ONCE_US), "the fastest of the calls took {fastest} cycles");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// All kinds of calls, in all forms.
+fn each_of_all(processor: usize, mut each: impl FnMut(&Flush<'_>) -> Verdict) -> Verdict {
+    for kind in Kind::ALL {
+        if offers(kind, Via::Memory).is_ok() {
+            each_form(kind, Via::Memory, machine::vp(processor), WINDOW, &mut each)?;
+        }
+    }
+    Ok(())
+}
+
+/// What was asked of it while it halted is done before it reads.
+pub(super) fn halted_sees() -> Verdict {
+    machine::flushes()?;
+    let processor = machine::second()?;
+    let mut round = 0;
+    each_of_all(processor, |flush| {
+        round += 1;
+        let seen = while_halted(processor, round, || hypercall::flush(flush))?;
+        ensure!(
+            seen == 2 * round + 1,
+            "{:?}: it sees the page of round {seen}, not {}",
+            flush.kind,
+            2 * round + 1
+        );
+        Ok(())
+    })
+}

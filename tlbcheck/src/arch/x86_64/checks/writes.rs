@@ -1,0 +1,148 @@
+//! What a processor did by a translation is done, and told in the entry, when the flush of it returns (O1, O2).
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use baremetal::pages::Page;
+use baremetal::x86_64::clock;
+use baremetal::x86_64::guarded::{load, store};
+use tlbcheck::form::{Kind, Via};
+use tlbcheck::random::Random;
+use tlbcheck::report::Verdict;
+use tlbcheck::{ensure, needs};
+use x86_64::instructions::interrupts;
+
+use super::stale::{each_form, offers, rounds};
+use crate::arch::x86_64::back_end::{BackEnd, Ipi, Scope};
+use crate::arch::x86_64::hypercall;
+use crate::arch::x86_64::machine::{self, PATIENCE_MS};
+use crate::arch::x86_64::window::{self, ACCESSED, DIRTY, RIGHTS, WINDOW};
+
+const ROUNDS: u32 = 1000;
+/// How long the page is there, at most, and how long nothing may change after it, in microseconds.
+const MAPPED_US_MAX: u64 = 40;
+const SILENCE_US: u64 = 60;
+
+/// What is looked at after the flush.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Looks {
+    /// Whether the page still changes.
+    AtStores,
+    /// Whether the entry said what was done, and still changes.
+    AtBits,
+}
+
+static PAGE: Page = Page::new();
+static ENDS: AtomicBool = AtomicBool::new(false);
+static TAKES_INTERRUPTS: AtomicBool = AtomicBool::new(false);
+/// Turns of the writer, which show that it is at work when the page is away too.
+static TURNS: AtomicU64 = AtomicU64::new(0);
+
+/// Reads and writes all the time, whether there is a page or not.
+fn read_and_write(_: usize) {
+    if TAKES_INTERRUPTS.load(Ordering::Relaxed) {
+        interrupts::enable();
+    }
+    let mut turn = 0;
+    while !ENDS.load(Ordering::Acquire) {
+        turn += 1;
+        // The read makes a translation of a page that is not dirty yet.
+        if load(WINDOW).is_ok() {
+            // SAFETY: the page is there to be written to. If it goes before, that is a fault.
+            let _ = unsafe { store(WINDOW, turn) };
+        }
+        TURNS.store(turn, Ordering::Relaxed);
+    }
+    interrupts::disable();
+}
+
+/// By every way in which a kind of call names its targets, in memory and in registers.
+pub(super) fn by_hypercall(kind: Kind, looks: Looks) -> Verdict {
+    offers(kind, Via::Memory)?;
+    let processor = machine::second()?;
+    let vp = machine::vp(processor);
+    race(processor, false, |random| {
+        let mut written = 0;
+        for via in [Via::Memory, Via::Xmm] {
+            if offers(kind, via).is_err() {
+                continue;
+            }
+            each_form(kind, via, vp, WINDOW, |flush| {
+                for _ in rounds(ROUNDS) {
+                    written += u64::from(round(random, looks, &|| hypercall::flush(flush))?);
+                }
+                Ok(())
+            })?;
+        }
+        needs!(written > 0, "no page was written to before it went");
+        Ok(())
+    })
+}
+
+/// By interrupts.
+pub(super) fn by_ipi(looks: Looks) -> Verdict {
+    let processor = machine::second()?;
+    race(processor, true, |random| {
+        let mut written = 0;
+        for _ in rounds(ROUNDS) {
+            let flush = || Ipi.flush(&[processor], Scope::Pages(&[WINDOW]));
+            written += u64::from(round(random, looks, &flush)?);
+        }
+        needs!(written > 0, "no page was written to before it went");
+        Ok(())
+    })
+}
+
+/// Has the processor read and write while `rounds` runs.
+fn race(processor: usize, interrupts: bool, rounds: impl FnOnce(&mut Random) -> Verdict) -> Verdict {
+    let entry = window::leaf(WINDOW);
+    entry.store(0, Ordering::SeqCst);
+    window::invlpg(WINDOW);
+    ENDS.store(false, Ordering::Release);
+    TAKES_INTERRUPTS.store(interrupts, Ordering::Relaxed);
+    // An earlier row's page may be in its TLB; the job begins with none of its own.
+    machine::on(processor, |_| window::enter_space(window::space()))?;
+    machine::give(processor, read_and_write)?;
+    let verdict = rounds(&mut Random::new(0xd1e7));
+    ENDS.store(true, Ordering::Release);
+    machine::join(processor)?;
+    entry.store(0, Ordering::SeqCst);
+    window::invlpg(WINDOW);
+    verdict
+}
+
+/// The page comes and goes, by one exchange of its entry, and is flushed; says whether it was written to.
+fn round(
+    random: &mut Random,
+    looks: Looks,
+    flush: &dyn Fn() -> Verdict,
+) -> Result<bool, tlbcheck::report::Stop> {
+    let (entry, word) = (window::leaf(WINDOW), &PAGE.words()[0]);
+    let turn = TURNS.load(Ordering::Relaxed);
+    word.store(0, Ordering::SeqCst);
+    entry.store(PAGE.address() | RIGHTS, Ordering::SeqCst);
+    let end = clock::now() + clock::ticks(random.below(MAPPED_US_MAX));
+    // So long, and until the other one has had a chance.
+    let ran = clock::wait_until(PATIENCE_MS, || clock::now() > end && TURNS.load(Ordering::Relaxed) != turn);
+    // Not present any more; an access that comes late shows in the bits.
+    let taken = entry.swap(PAGE.address(), Ordering::SeqCst);
+    let flushed = flush();
+    // Whatever is written next shows.
+    let left = word.swap(0, Ordering::SeqCst);
+    flushed?;
+    ensure!(ran, "the other processor stands still");
+    let is_written = left != 0;
+    let told = !is_written || taken & DIRTY != 0;
+    ensure!(looks == Looks::AtStores || told, "written to, by the entry {taken:#x}");
+    let end = clock::now() + clock::ticks(SILENCE_US);
+    while clock::now() < end {
+        let (now, bits) = (word.load(Ordering::Acquire), entry.load(Ordering::Acquire));
+        match looks {
+            Looks::AtStores => ensure!(now == 0, "the page is written to after the flush has returned"),
+            Looks::AtBits => ensure!(
+                bits & (ACCESSED | DIRTY) == 0,
+                "the entry becomes {bits:#x} after the flush has returned"
+            ),
+        }
+    }
+    Ok(is_written)
+}

@@ -1,0 +1,159 @@
+//! Processors, platform, VP indices: found once, at the beginning.
+
+use core::arch::x86_64::__cpuid;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use baremetal::x86_64::firmware;
+use baremetal::x86_64::guarded::rdmsr;
+use baremetal::x86_64::info::{BootInfo, Ram};
+use baremetal::x86_64::power::Switch;
+use baremetal::x86_64::processors::{self, MAX_PROCESSORS};
+use baremetal::x86_64::{apic, clock};
+use spin::Once;
+use tlbcheck::command_line::Options;
+use tlbcheck::platform::{HyperV, Platform};
+use tlbcheck::report::{Head, Stop, Verdict, skip};
+use tlbcheck::{ensure, needs};
+use tlfs::msr;
+
+use super::{back_end, console, hypercall, window};
+
+/// What the image runs on.
+pub(super) struct Machine {
+    /// How many processors run; they are numbered from 0.
+    pub(super) processors: usize,
+    /// What CPUID shows.
+    pub(super) platform: Platform,
+    /// The last range of RAM below 4 GiB.
+    pub(super) last_ram: Option<Ram>,
+    /// `rounds=` of the command line.
+    pub(super) rounds: Option<u32>,
+}
+
+static MACHINE: Once<Machine> = Once::new();
+static SWITCH: Once<Option<Switch>> = Once::new();
+
+/// How long any processor may take for anything, in milliseconds.
+pub(super) const PATIENCE_MS: u64 = 20_000;
+
+/// The machine, which has been found.
+pub(super) fn get() -> &'static Machine {
+    MACHINE.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
+}
+
+/// How to switch it off, as far as is known yet.
+pub(super) fn switch() -> Option<Switch> {
+    SWITCH.get().copied().flatten()
+}
+
+/// Finds out what there is, starts the processors, begins the report.
+pub(super) fn find(info: &BootInfo, options: &Options<'_>) {
+    apic::enable();
+    let platform = Platform::find(|leaf| {
+        let leaf = __cpuid(leaf);
+        [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]
+    });
+    // SAFETY: the address is what the loader passed.
+    let firmware = match unsafe { firmware::read(info.rsdp) } {
+        Ok(firmware) => firmware,
+        Err(why) => console::bail(format_args!("{why}")),
+    };
+    SWITCH.call_once(|| firmware.switch);
+    let by_hypervisor = || rdmsr(msr::TSC_FREQUENCY).ok();
+    let by_hypervisor = platform.hyperv.filter(HyperV::tells_frequencies).and_then(|_| by_hypervisor());
+    let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);
+    if let Some(hz) = by_hypervisor.or_else(clock::hz_by_cpuid).or_else(by_timer) {
+        clock::set_hz(hz);
+    }
+    window::open();
+    let limit = options.cpus.map_or(MAX_PROCESSORS, |limit| limit as usize);
+    let processors = start(&firmware.apic_ids, limit);
+    back_end::listen();
+    let below_4g = info.ram.iter().filter(|ram| ram.end <= 1 << 32 && ram.end - ram.start >= 4096);
+    let last_ram = below_4g.max_by_key(|ram| ram.end).copied();
+    MACHINE.call_once(|| Machine { processors, platform, last_ram, rounds: options.rounds });
+    let head = Head { platform, processors, tsc_hz: clock::hz(), protocol: info.protocol.name() };
+    console::report(|report| report.head(&head));
+}
+
+/// Starts the processors with these APIC ids, `limit` with the first one at most; returns how many run.
+fn start(apic_ids: &[u32], limit: usize) -> usize {
+    let own = apic::id();
+    processors::set_apic_id(0, own);
+    let mut number = 1;
+    for id in apic_ids.iter().filter(|id| **id != own) {
+        // The memory-mapped interface has 8 bits for an id, of which the last names all.
+        if number >= limit.min(MAX_PROCESSORS) || (!apic::is_x2apic() && *id >= 0xff) {
+            break;
+        }
+        processors::set_apic_id(number, *id);
+        match processors::start(number) {
+            true => number += 1,
+            false => console::note(format_args!("the processor with APIC id {id} does not start")),
+        }
+    }
+    number
+}
+
+/// VP indices by processor; written by each for itself.
+static VPS: [AtomicU32; MAX_PROCESSORS] = [const { AtomicU32::new(u32::MAX) }; MAX_PROCESSORS];
+
+/// Has each processor read its VP index.
+pub(super) fn read_vp_indices() -> Verdict {
+    for number in 0..get().processors {
+        on(number, |number| {
+            let index = rdmsr(msr::VP_INDEX).ok().and_then(|index| u32::try_from(index).ok());
+            VPS[number].store(index.unwrap_or(u32::MAX), Ordering::Release);
+        })?;
+        let index = vp(number);
+        ensure!(index < tlfs::MAX_VPS, "processor {number} has VP index {index:#x}");
+    }
+    Ok(())
+}
+
+/// The VP index of a processor.
+pub(super) fn vp(number: usize) -> u32 {
+    VPS[number].load(Ordering::Acquire)
+}
+
+/// What of the Hyper-V interface there is, with hypercalls on and VP indices known; skips if flushes by hypercall are
+/// not offered.
+pub(super) fn flushes() -> Result<&'static HyperV, Stop> {
+    static READY: Once<Verdict> = Once::new();
+    let machine = get();
+    let Some(hyperv) = &machine.platform.hyperv else {
+        return Err(skip(format_args!("there is no Hyper-V interface")));
+    };
+    needs!(hyperv.flushes(), "CPUID 0x40000004 does not recommend flushes by hypercall");
+    READY.call_once(|| hypercall::enable().and_then(|()| read_vp_indices())).clone()?;
+    Ok(hyperv)
+}
+
+/// A processor other than the first one; skips if there is none.
+pub(super) fn second() -> Result<usize, Stop> {
+    needs!(get().processors > 1, "there is one processor");
+    Ok(1)
+}
+
+/// Has a processor do `job` to its end; the calling one, the first, may be it.
+pub(super) fn on(number: usize, job: processors::Job) -> Verdict {
+    if number == 0 {
+        job(0);
+        return Ok(());
+    }
+    give(number, job)?;
+    join(number)
+}
+
+/// Has a processor other than the calling one begin `job`.
+pub(super) fn give(number: usize, job: processors::Job) -> Verdict {
+    ensure!(!processors::is_busy(number), "processor {number} has not come back from an earlier row");
+    processors::give(number, job);
+    Ok(())
+}
+
+/// Waits until it has done it.
+pub(super) fn join(number: usize) -> Verdict {
+    ensure!(processors::join(number, PATIENCE_MS), "processor {number} does not come to its end");
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! Page tables whose leaves the checks exchange, at any address but those of the image.
+//!
+//! Two address spaces: the one that all processors begin with, and another one, which maps the same but for what
+//! [`leaf_of_other`] makes. AMD64 APM volume 2 (24593, rev. 3.42), section 5.3.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use baremetal::pages::{Arena, PAGE, Page};
+use spin::Once;
+use x86_64::registers::control::{Cr4, Cr4Flags};
+
+/// Bits of an entry (APM volume 2, section 5.4): present, writable, for ring 3 too.
+pub(super) const RIGHTS: u64 = 7;
+pub(super) const ACCESSED: u64 = 1 << 5;
+pub(super) const DIRTY: u64 = 1 << 6;
+const LARGE: u64 = 1 << 7;
+pub(super) const GLOBAL: u64 = 1 << 8;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// Bytes in a large page, and small pages in it.
+pub(super) const LARGE_PAGE: u64 = 512 * PAGE;
+const PIECES: usize = 512;
+
+/// Pieces of a large page that are looked at, and how far one is from the next: the first piece and the last are among
+/// them, and they are few enough and far enough from each other to stay in any TLB together.
+pub(super) const PIECES_SEEN: u64 = 8;
+pub(super) const SEEN_EVERY: u64 = 73 * PAGE;
+const _: () = assert!((PIECES_SEEN - 1) * SEEN_EVERY == LARGE_PAGE - PAGE);
+
+/// Where a check may put a page: the first address of the second entry of the root.
+pub(super) const WINDOW: u64 = 1 << 39;
+/// Where it may put a large one.
+pub(super) const LARGE_WINDOW: u64 = WINDOW + (1 << 30);
+/// Addresses that nobody maps: what lists name beside what they are for.
+pub(super) const FILLER: u64 = WINDOW + (1 << 34);
+/// Where the other space has pages of its own.
+pub(super) const SPLIT_WINDOW: u64 = 2 << 39;
+
+/// Tables, and the pages that are exchanged.
+static ARENA: Arena<2400> = Arena::new();
+
+/// Pages that stay with whoever takes them.
+pub(super) fn take(count: usize, align: usize) -> &'static [Page] {
+    ARENA.take(count, align).unwrap_or_else(|| panic!("there are no {count} pages left"))
+}
+
+/// Memory for two large pages that take turns: the pieces of the first, then those of the second.
+pub(super) fn large_pages() -> &'static [Page] {
+    static PAGES: Once<&[Page]> = Once::new();
+    PAGES.call_once(|| take(2 * PIECES, PIECES))
+}
+
+/// Maps the large page of this round at [`LARGE_WINDOW`], with the round's number in each piece.
+pub(super) fn replace_large(round: u64) {
+    let half = &large_pages()[round as usize % 2 * PIECES..][..PIECES];
+    half.iter().for_each(|piece| piece.write(&[round]));
+    large_leaf(LARGE_WINDOW).store(half[0].address() | RIGHTS | LARGE, Ordering::SeqCst);
+}
+
+unsafe extern "C" {
+    static boot_pml4: Page;
+}
+
+static OTHER_ROOT: Page = Page::new();
+
+fn root() -> &'static Page {
+    // SAFETY: the table lives as long as the program and is changed by atomic stores only.
+    unsafe { &boot_pml4 }
+}
+
+/// Fills in the other address space.
+pub(super) fn open() {
+    for (copy, entry) in OTHER_ROOT.words().iter().zip(root().words()) {
+        copy.store(entry.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Which of an entry's 512 the address takes, at a level: 0 is that of pages of 4 KiB.
+fn index(address: u64, level: u32) -> usize {
+    (address >> (12 + 9 * level) & 511) as usize
+}
+
+/// The table that `entry` leads to; makes one if there is none.
+fn table(entry: &AtomicU64) -> &'static Page {
+    let value = entry.load(Ordering::Acquire);
+    if value & 1 != 0 {
+        // SAFETY: an entry that is present was made here, or by the start-up code; tables live as long as the program.
+        return unsafe { &*((value & ADDRESS) as *const Page) };
+    }
+    let table = &take(1, 1)[0];
+    entry.store(table.address() | RIGHTS, Ordering::Release);
+    table
+}
+
+/// The entry at `level` for `address` below `root`.
+fn entry_below(root: &'static Page, address: u64, level: u32) -> &'static AtomicU64 {
+    let mut entry = &root.words()[index(address, 3)];
+    for level in (level..3).rev() {
+        entry = &table(entry).words()[index(address, level)];
+    }
+    entry
+}
+
+/// The entry for the page of 4 KiB at `address`, in both spaces.
+pub(super) fn leaf(address: u64) -> &'static AtomicU64 {
+    let leaf = entry_below(root(), address, 0);
+    share(address);
+    leaf
+}
+
+/// The entry for the page of 2 MiB at `address`, in both spaces.
+pub(super) fn large_leaf(address: u64) -> &'static AtomicU64 {
+    let leaf = entry_below(root(), address, 1);
+    share(address);
+    leaf
+}
+
+fn share(address: u64) {
+    let index = index(address, 3);
+    OTHER_ROOT.words()[index].store(root().words()[index].load(Ordering::Relaxed), Ordering::Release);
+}
+
+/// The entries for the page at `address`, one in each space; for addresses from [`SPLIT_WINDOW`] on.
+pub(super) fn split_leaves(address: u64) -> [&'static AtomicU64; 2] {
+    [entry_below(root(), address, 0), entry_below(&OTHER_ROOT, address, 0)]
+}
+
+/// The name of the space that all begin with, and of the other.
+pub(super) fn space() -> u64 {
+    root().address()
+}
+
+/// See [`space`].
+pub(super) fn other_space() -> u64 {
+    OTHER_ROOT.address()
+}
+
+/// MOV to CR3: the space that is named, by its address alone or with what PCIDs put beside it.
+pub(super) fn enter_space(space: u64) {
+    // SAFETY: both spaces map all that the program uses, and the same.
+    unsafe { asm!("mov cr3, {}", in(reg) space, options(nostack, preserves_flags)) };
+}
+
+/// Turns a flag of CR4 on or off.
+pub(super) fn set_cr4(flag: Cr4Flags, on: bool) {
+    // SAFETY: the flags that are passed change what TLBs keep, and nothing of what is mapped.
+    unsafe { Cr4::update(|flags| flags.set(flag, on)) };
+}
+
+/// INVLPG.
+pub(super) fn invlpg(address: u64) {
+    // SAFETY: it drops translations, which come back from the tables.
+    unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack, preserves_flags)) };
+}
+
+/// Reads the word at `address`, where a page is.
+#[inline(always)]
+pub(super) fn read(address: u64) -> u64 {
+    // SAFETY: the caller's window has a page there; whatever it holds is a word.
+    unsafe { (address as *const u64).read_volatile() }
+}

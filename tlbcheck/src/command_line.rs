@@ -1,0 +1,113 @@
+//! The command line: `check` or `bench`, and how.
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Task {
+    /// Go through the rows of checks.
+    #[default]
+    Check,
+    /// Measure shootdowns.
+    Bench,
+    /// Name the rows.
+    List,
+}
+
+/// What the command line says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options<'a> {
+    /// `check` (the default), `bench` or `list`.
+    pub task: Task,
+    /// `json`: the report is lines of JSON rather than text.
+    pub json: bool,
+    /// `report=com2`: the report goes to the second serial port, and text to the first.
+    pub report_to_com2: bool,
+    /// `only=ROW[,ROW]`: these rows alone; one that ends with `*` stands for all that begin like it.
+    pub only: Option<&'a str>,
+    /// `cpus=N`: no more processors than that.
+    pub cpus: Option<u32>,
+    /// `rounds=N`: as many rounds of each check, or samples of each measurement.
+    pub rounds: Option<u32>,
+    /// `exit=debug`: end by QEMU's debug exit device, not by ACPI.
+    pub debug_exit: bool,
+}
+
+impl<'a> Options<'a> {
+    /// Reads a command line.
+    ///
+    /// # Errors
+    ///
+    /// The first word that is not understood.
+    pub fn parse(line: &'a str) -> Result<Self, &'a str> {
+        let mut options = Self::default();
+        for word in line.split_whitespace() {
+            options.take(word).ok_or(word)?;
+        }
+        Ok(options)
+    }
+
+    fn take(&mut self, word: &'a str) -> Option<()> {
+        let number = |text: &str| text.parse().ok().filter(|number| *number != 0);
+        match word.split_once('=').unwrap_or((word, "")) {
+            ("check", "") => self.task = Task::Check,
+            ("bench", "" | "shootdown") => self.task = Task::Bench,
+            ("list", "") => self.task = Task::List,
+            ("json", "") => self.json = true,
+            ("report", "com2") => self.report_to_com2 = true,
+            ("only", rows) if !rows.is_empty() => self.only = Some(rows),
+            ("cpus", count) => self.cpus = Some(number(count)?),
+            ("rounds", count) => self.rounds = Some(number(count)?),
+            ("exit", "debug") => self.debug_exit = true,
+            ("exit", "acpi") => self.debug_exit = false,
+            // What loaders add for kernels of another kind.
+            ("console" | "BOOT_IMAGE", _) => {}
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// Whether the row of this name is to be gone through.
+    pub fn wants(&self, row: &str) -> bool {
+        let is_it = |wanted: &str| match wanted.strip_suffix('*') {
+            Some(beginning) => row.starts_with(beginning),
+            None => row == wanted,
+        };
+        self.only.is_none_or(|rows| rows.split(',').any(is_it))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_can_be_said() {
+        let line = "console=ttyS0 bench json  report=com2 only=a,b* cpus=3 rounds=7 exit=debug";
+        let expected = Options {
+            task: Task::Bench,
+            json: true,
+            report_to_com2: true,
+            only: Some("a,b*"),
+            cpus: Some(3),
+            rounds: Some(7),
+            debug_exit: true,
+        };
+        assert_eq!(Options::parse(line), Ok(expected));
+        assert_eq!(Options::parse(""), Ok(Options::default()));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for word in ["cpus=0", "cpus=", "cpus=x", "only=", "exit=now", "jsonl", "check=1", "report=com3"] {
+            let line = std::format!("check {word} json");
+            assert_eq!(Options::parse(&line), Err(word));
+        }
+    }
+
+    #[test]
+    fn rows_are_chosen_by_name_and_by_beginning() {
+        let options = Options { only: Some("ring3,no-kick*"), ..Options::default() };
+        assert!(options.wants("ring3") && options.wants("no-kick") && options.wants("no-kick-list"));
+        assert!(!options.wants("ring3-call") && !options.wants("ring"));
+        assert!(Options::default().wants("any"));
+    }
+}

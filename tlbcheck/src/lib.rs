@@ -1,0 +1,15 @@
+//! The parts of the image that need no machine: the command line, the report, the platform's name, the forms of the
+//! flush hypercalls, what lists are tried, statistics.
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod command_line;
+pub mod form;
+pub mod platform;
+pub mod random;
+pub mod report;
+pub mod spans;
+pub mod statistics;

@@ -1,0 +1,334 @@
+//! What is reported: TAP or lines of JSON.
+//!
+//! TAP is that of the Test Anything Protocol, version 14: a plan, then a line for each row, with its reason behind a
+//! `#` of its own line where it fails.
+
+use core::fmt::{self, Write};
+
+use arrayvec::ArrayString;
+
+use crate::platform::Platform;
+use crate::statistics::Summary;
+
+/// Why a row fails or is skipped.
+pub type Reason = ArrayString<112>;
+
+/// Why a row does not pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// What it is to catch is there.
+    Fail(Reason),
+    /// It says nothing here.
+    Skip(Reason),
+}
+
+/// What a row comes to.
+pub type Verdict = Result<(), Stop>;
+
+/// This text, of which an overlong end is left out.
+pub fn reason(text: fmt::Arguments<'_>) -> Reason {
+    struct Truncated<'a>(&'a mut Reason);
+    impl Write for Truncated<'_> {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            text.chars().try_for_each(|char| self.0.try_push(char)).map_err(|_| fmt::Error)
+        }
+    }
+    let mut reason = Reason::new();
+    let _ = Truncated(&mut reason).write_fmt(text);
+    reason
+}
+
+/// A failure with this text.
+pub fn fail(text: fmt::Arguments<'_>) -> Stop {
+    Stop::Fail(reason(text))
+}
+
+/// A skip with this text.
+pub fn skip(text: fmt::Arguments<'_>) -> Stop {
+    Stop::Skip(reason(text))
+}
+
+/// Fails with a text unless the condition holds.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err($crate::report::fail(format_args!($($text)+)));
+        }
+    };
+}
+
+/// Skips with a text unless the condition holds.
+#[macro_export]
+macro_rules! needs {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err($crate::report::skip(format_args!($($text)+)));
+        }
+    };
+}
+
+/// How many rows came to what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// That passed.
+    pub passed: u32,
+    /// That failed.
+    pub failed: u32,
+    /// That were skipped.
+    pub skipped: u32,
+}
+
+impl Totals {
+    /// Counts a row.
+    pub const fn count(&mut self, verdict: &Verdict) {
+        match verdict {
+            Ok(()) => self.passed += 1,
+            Err(Stop::Fail(_)) => self.failed += 1,
+            Err(Stop::Skip(_)) => self.skipped += 1,
+        }
+    }
+}
+
+/// A measurement: of what, and what came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measurement<'a> {
+    /// The back end.
+    pub back_end: &'a str,
+    /// Processors that take part, the initiator among them.
+    pub processors: usize,
+    /// Ranges of one page each; 0 for everything.
+    pub ranges: usize,
+    /// What the initiator spends, in TSC cycles.
+    pub initiator: Summary,
+    /// What each target loses, in TSC cycles.
+    pub target: Summary,
+}
+
+/// The machine, for the head of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// What it is.
+    pub platform: Platform,
+    /// Processors that are used.
+    pub processors: usize,
+    /// TSC cycles per second.
+    pub tsc_hz: u64,
+    /// How the image was started.
+    pub protocol: &'static str,
+}
+
+/// A report that is written to `out`, which is expected not to fail.
+#[derive(Debug)]
+pub struct Report<W> {
+    out: W,
+    is_json: bool,
+    /// Rows so far, and lines of measurements.
+    number: u32,
+}
+
+impl<W: Write> Report<W> {
+    /// In lines of JSON, or in text.
+    pub const fn new(out: W, is_json: bool) -> Self {
+        Self { out, is_json, number: 0 }
+    }
+
+    fn line(&mut self, text: fmt::Arguments<'_>) {
+        let _ = self.out.write_fmt(text);
+        let _ = self.out.write_str("\r\n");
+    }
+
+    /// Begins the report.
+    pub fn head(&mut self, head: &Head) {
+        let Head { platform, processors, tsc_hz, protocol } = head;
+        let name = platform.name();
+        if !self.is_json {
+            self.line(format_args!("TAP version 14"));
+            self.line(format_args!("# tlbcheck on {platform}"));
+            let mhz = tsc_hz / 1_000_000;
+            self.line(format_args!("# {processors} processors, TSC {mhz} MHz, started by {protocol}"));
+            return;
+        }
+        self.line(format_args!(
+            r#"{{"event":"start","platform":"{name}","processors":{processors},"tsc_hz":{tsc_hz},"protocol":"{protocol}"}}"#
+        ));
+    }
+
+    /// Says how many rows there will be.
+    pub fn plan(&mut self, rows: usize) {
+        match self.is_json {
+            true => self.line(format_args!(r#"{{"event":"plan","rows":{rows}}}"#)),
+            false => self.line(format_args!("1..{rows}")),
+        }
+    }
+
+    /// Says that a row begins: if the machine hangs in it, this is the last line.
+    pub fn begin(&mut self, name: &str) {
+        match self.is_json {
+            true => self.line(format_args!(r#"{{"event":"row","row":"{name}"}}"#)),
+            false => self.line(format_args!("# {name}")),
+        }
+    }
+
+    /// Reports a row.
+    pub fn row(&mut self, name: &str, verdict: &Verdict) {
+        self.number += 1;
+        let number = self.number;
+        if self.is_json {
+            let (result, why) = match verdict {
+                Ok(()) => ("pass", ""),
+                Err(Stop::Fail(why)) => ("fail", why.as_str()),
+                Err(Stop::Skip(why)) => ("skip", why.as_str()),
+            };
+            return self
+                .line(format_args!(r#"{{"row":"{name}","result":"{result}","why":"{}"}}"#, Quoted(why)));
+        }
+        match verdict {
+            Ok(()) => self.line(format_args!("ok {number} - {name}")),
+            Err(Stop::Skip(why)) => self.line(format_args!("ok {number} - {name} # SKIP {why}")),
+            Err(Stop::Fail(why)) => {
+                self.line(format_args!("not ok {number} - {name}"));
+                self.line(format_args!("# {why}"));
+            }
+        }
+    }
+
+    /// Reports a measurement; the first has the table's head before it.
+    pub fn measurement(&mut self, measured: &Measurement<'_>) {
+        let Measurement { back_end, processors, ranges, initiator, target } = measured;
+        if self.is_json {
+            for (side, of) in [("initiator", initiator), ("target", target)] {
+                let Summary { count, min, median, p90, p99, max } = of;
+                self.line(format_args!(
+                    r#"{{"bench":"shootdown","back_end":"{back_end}","processors":{processors},"ranges":{ranges},"side":"{side}","unit":"cycles","samples":{count},"min":{min},"median":{median},"p90":{p90},"p99":{p99},"max":{max}}}"#
+                ));
+            }
+            return;
+        }
+        if self.number == 0 {
+            self.line(format_args!("# medians and percentiles in TSC cycles; 0 ranges: everything"));
+            self.line(format_args!(
+                "# {:<12}{:>5}{:>7}{:>12}{:>12}{:>12}{:>12}{:>12}",
+                "back end", "CPUs", "ranges", "initiator", "p90", "p99", "target", "p90"
+            ));
+        }
+        self.number += 1;
+        self.line(format_args!(
+            "  {back_end:<12}{processors:>5}{ranges:>7}{:>12}{:>12}{:>12}{:>12}{:>12}",
+            initiator.median, initiator.p90, initiator.p99, target.median, target.p90
+        ));
+    }
+
+    /// Reports what could not be measured.
+    pub fn note(&mut self, why: &str) {
+        match self.is_json {
+            true => self.line(format_args!(r#"{{"event":"note","why":"{}"}}"#, Quoted(why))),
+            false => self.line(format_args!("# {why}")),
+        }
+    }
+
+    /// Ends the report.
+    pub fn end(&mut self, totals: &Totals) {
+        let Totals { passed, failed, skipped } = totals;
+        match self.is_json {
+            true => self.line(format_args!(
+                r#"{{"event":"end","passed":{passed},"failed":{failed},"skipped":{skipped}}}"#
+            )),
+            false => self.line(format_args!("# {passed} passed, {failed} failed, {skipped} skipped")),
+        }
+    }
+
+    /// Says that the image cannot go on.
+    pub fn bail(&mut self, why: &str) {
+        match self.is_json {
+            true => self.line(format_args!(r#"{{"event":"bail","why":"{}"}}"#, Quoted(why))),
+            false => self.line(format_args!("Bail out! {why}")),
+        }
+    }
+}
+
+/// Text for within a JSON string: what would have to be escaped is replaced.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|char| match char {
+            '"' => f.write_char('\''),
+            '\\' => f.write_char('/'),
+            control if control.is_control() => f.write_char(' '),
+            other => f.write_char(other),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+    use std::string::String;
+    use std::vec::Vec;
+
+    const HEAD: Head = Head {
+        platform: Platform { is_virtual: false, vendor: [0; 12], kvm: false, xen: false, hyperv: None },
+        processors: 2,
+        tsc_hz: 2_000_000_000,
+        protocol: "pvh",
+    };
+
+    /// All that a report says.
+    fn everything(is_json: bool) -> String {
+        let mut report = Report::new(String::new(), is_json);
+        let mut totals = Totals::default();
+        report.head(&HEAD);
+        report.plan(3);
+        for (name, verdict) in [
+            ("one", Ok(())),
+            ("two", Err(fail(format_args!("saw \"{}\"\n\\", 7)))),
+            ("three", Err(skip(format_args!("no such thing")))),
+        ] {
+            report.begin(name);
+            totals.count(&verdict);
+            report.row(name, &verdict);
+        }
+        let summary = Summary::of(&mut [1, 2, 3]);
+        let measured =
+            Measurement { back_end: "ipi", processors: 2, ranges: 0, initiator: summary, target: summary };
+        report.measurement(&measured);
+        report.note("a \"note\"");
+        report.bail("why");
+        report.end(&totals);
+        report.out
+    }
+
+    #[test]
+    fn tap_is_tap() {
+        let text = everything(false);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "TAP version 14");
+        for line in
+            ["1..3", "ok 1 - one", "not ok 2 - two", "ok 3 - three # SKIP no such thing", "Bail out! why"]
+        {
+            assert!(lines.contains(&line), "{line}: {text}");
+        }
+        let counted = lines.iter().filter(|line| line.starts_with("ok ") || line.starts_with("not ok "));
+        assert_eq!(counted.count(), 3);
+        assert!(text.contains("# 1 passed, 1 failed, 1 skipped"));
+    }
+
+    #[test]
+    fn every_line_of_json_is_json() {
+        let lines: Vec<Value> =
+            everything(true).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        let failed = lines.iter().find(|line| line["result"] == "fail").expect("one failed");
+        assert_eq!((&failed["row"], &failed["why"]), (&"two".into(), &"saw '7' /".into()));
+        let sides = lines.iter().filter(|line| line["bench"] == "shootdown" && line["median"] == 2);
+        assert_eq!(sides.count(), 2);
+        assert_eq!(lines.last().map(|line| line["skipped"] == 1), Some(true));
+    }
+
+    #[test]
+    fn an_overlong_reason_loses_its_end() {
+        let long = "x".repeat(500);
+        assert_eq!(reason(format_args!("{long}")).len(), 112);
+    }
+}
