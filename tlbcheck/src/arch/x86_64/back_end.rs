@@ -1,19 +1,30 @@
-//! Flushes of other processors, by interrupt and by hypercall, behind one trait.
+//! Flushes of other processors: the engine of [`coherence::shootdown`] on this machine, by interrupts in each of its modes,
+//! and by hypercalls.
+//!
+//! Processors that take part have loaded the one [`AddressSpace`], whose root is that of [`window::space`]. The engine is
+//! told of it by [`join`] and [`leave`]; rows that change CR3 meanwhile have to come back to it.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::cell::LazyCell;
+use core::ops::ControlFlow;
 
 use arrayvec::ArrayVec;
-use baremetal::pages::PAGE;
 use baremetal::x86_64::interrupts::{self, VECTOR_FREE};
 use baremetal::x86_64::processors::MAX_PROCESSORS;
-use baremetal::x86_64::{apic, clock, processors};
+use baremetal::x86_64::{apic, clock, processors, tables};
+use coherence::TargetSet;
+use coherence::shootdown::{
+    AddressSpace, Async, Batch, ByInterrupt, Concurrent, CpuSlot, Cpus, Inline, LocalCpu, NoUserAccess,
+    Outcome, PageRange, Pages, RangeCell, Remote, Serial, Spaces, Tag, Tlb,
+};
+use pvflush::{ByHypercall, VpIndex};
+use spin::{Mutex, Once};
 use tlbcheck::ensure;
-use tlbcheck::report::{Verdict, fail};
-use tlfs::encode::{FlushCalls, FlushRequest, ListLimit, Progress, VaRange};
-use tlfs::{PAGE_WORDS, Targets, VpSet};
+use tlbcheck::report::{Stop, Verdict, fail};
+use tlfs::encode::Interface;
+use tlfs::{HvResult, PAGE_WORDS, Status};
 
 use super::machine::{self, PATIENCE_MS};
-use super::{hypercall, window};
+use super::{console, hypercall, window};
 
 /// Ranges of one flush at most: as many as a list of a hypercall.
 pub(super) const RANGES_MAX: usize = 509;
@@ -27,136 +38,226 @@ pub(super) enum Scope<'a> {
     Pages(&'a [u64]),
 }
 
-/// A way to flush the TLBs of processors. When `flush` returns, no processor that was named uses a translation that
-/// was replaced before the call, and what was done by such is to be seen.
-pub(super) trait BackEnd {
-    /// Its name in reports.
-    fn name(&self) -> &'static str;
-
-    /// Flushes the calling processor's TLB and those of `others`, by number.
-    ///
-    /// # Errors
-    ///
-    /// Somebody does not answer, or the hypervisor refuses.
-    fn flush(&self, others: &[usize], scope: Scope<'_>) -> Verdict;
+/// A way to flush the TLBs of processors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BackEnd {
+    /// By interrupts: the own TLB first.
+    Serial,
+    /// The own TLB while the others flush theirs.
+    Concurrent,
+    /// The same, with the request in each target's own cache line.
+    Inline,
+    /// The same, acknowledged before the flush.
+    Async,
+    /// By hypercall; the own TLB by the processor's own instructions.
+    Hypercall,
 }
+
+const BANKS: usize = MAX_PROCESSORS / 64;
+type Set = TargetSet<BANKS>;
+type Space = AddressSpace<BANKS>;
+type Local = LocalCpu<'static, &'static Space, BANKS, 1>;
 
 /// Asks for a flush.
 const VECTOR_FLUSH: u8 = VECTOR_FREE;
 
-/// The request that is under way: how many pages, or 0 for everything, and which. Written before the interrupts are
-/// sent and not before all have answered the one before.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-static PAGES: [AtomicU64; RANGES_MAX] = [const { AtomicU64::new(0) }; RANGES_MAX];
-/// Processors that have not answered. The decrement, with release, comes after the flush; the initiator's load, with
-/// acquire, before its return.
-static UNANSWERED: AtomicU32 = AtomicU32::new(0);
+static SLOTS: [CpuSlot; MAX_PROCESSORS] = [const { CpuSlot::new() }; MAX_PROCESSORS];
+/// The first processor is the only one that lends long lists, but each may.
+static CELLS: [RangeCell; MAX_PROCESSORS * RANGES_MAX] =
+    [const { RangeCell::new() }; MAX_PROCESSORS * RANGES_MAX];
+static SPACES: Spaces = Spaces::new();
+static SPACE: Once<Space> = Once::new();
+/// Each processor's own; taken by it alone, with interrupts off.
+static LOCALS: [Mutex<Option<Local>>; MAX_PROCESSORS] = [const { Mutex::new(None) }; MAX_PROCESSORS];
+
+fn space() -> &'static Space {
+    SPACE.call_once(|| SPACES.create(window::space()))
+}
+
+/// The TLB of the processor that calls.
+struct Own {
+    /// When waiting for another one is given up.
+    patience_ends: LazyCell<u64>,
+}
+
+impl Own {
+    fn new() -> Self {
+        Self { patience_ends: LazyCell::new(|| clock::now() + clock::ticks(PATIENCE_MS * 1000)) }
+    }
+}
+
+impl Tlb for Own {
+    fn load(&mut self, root: u64, _: Tag, _: bool) {
+        window::enter_space(root);
+    }
+
+    /// The other space has the window's pages, too. Nothing of it is read by who has left, no table of it is ever freed,
+    /// and what comes into the TLB nevertheless goes with the write to CR3 of the next [`load`](Tlb::load).
+    fn load_none(&mut self) {
+        window::enter_space(window::other_space());
+    }
+
+    fn flush_everything(&mut self) {
+        window::enter_space(window::space());
+    }
+
+    fn flush_range(&mut self, range: PageRange, _: bool) {
+        range.addresses().for_each(window::invlpg);
+    }
+
+    /// As many as are asked for: what a long list costs is to be seen.
+    fn pages_max(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn relax(&mut self, _: u64) -> ControlFlow<()> {
+        core::hint::spin_loop();
+        if clock::now() < *self.patience_ends { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+}
 
 /// Has all processors heed requests.
 pub(super) fn listen() {
     interrupts::handle(
         VECTOR_FLUSH,
         Some(|_| {
-            match COUNT.load(Ordering::Acquire) {
-                0 => flush_own(Scope::Everything),
-                count => PAGES[..count.min(RANGES_MAX)]
-                    .iter()
-                    .for_each(|page| window::invlpg(page.load(Ordering::Relaxed))),
+            // Not held: its processor takes no interrupts while it has it.
+            if let Some(Some(local)) = LOCALS[tables::number()].try_lock().as_deref_mut() {
+                local.serve(&mut Own::new());
             }
-            UNANSWERED.fetch_sub(1, Ordering::AcqRel);
         }),
     );
 }
 
-/// Flushes the calling processor's TLB.
-pub(super) fn flush_own(scope: Scope<'_>) {
-    match scope {
-        Scope::Everything => {
-            window::enter_space(x86_64::registers::control::Cr3::read().0.start_address().as_u64())
+/// The calling processor takes part.
+pub(super) fn join(number: usize) {
+    x86_64::instructions::interrupts::without_interrupts(|| {
+        let mut local = LOCALS[number].lock();
+        let claimed = || Cpus::new(&SLOTS, &CELLS).claim(number);
+        if local.is_none() {
+            *local = claimed();
         }
-        Scope::Pages(pages) => pages.iter().for_each(|page| window::invlpg(*page)),
-    }
+        match &mut *local {
+            Some(local) => _ = local.switch_to(space(), &mut Own::new()),
+            None => console::bail(format_args!("processor {number} has no slot")),
+        }
+    });
 }
 
-/// By interrupts: the others flush on them and answer, and the calling processor flushes meanwhile.
-pub(super) struct Ipi;
+/// The calling processor takes part no longer.
+pub(super) fn leave(number: usize) {
+    x86_64::instructions::interrupts::without_interrupts(|| {
+        if let Some(local) = &mut *LOCALS[number].lock() {
+            local.unload(&mut Own::new());
+        }
+        window::enter_space(window::space());
+    });
+}
 
-impl BackEnd for Ipi {
-    fn name(&self) -> &'static str {
-        "ipi"
+/// Has the processors take part, and the calling one, while `work` runs.
+pub(super) fn among(others: &[usize], work: impl FnOnce() -> Verdict) -> Verdict {
+    let all = || core::iter::once(0).chain(others.iter().copied());
+    all().try_for_each(|number| machine::on(number, join))?;
+    let result = work();
+    all().try_for_each(|number| machine::on(number, leave))?;
+    result
+}
+
+impl BackEnd {
+    /// All.
+    pub(super) const ALL: [Self; 5] =
+        [Self::Serial, Self::Concurrent, Self::Inline, Self::Async, Self::Hypercall];
+    /// Those by interrupts.
+    pub(super) const BY_IPI: [Self; 4] = [Self::Serial, Self::Concurrent, Self::Inline, Self::Async];
+
+    /// Its name in reports.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Serial => "ipi-serial",
+            Self::Concurrent => "ipi-concurrent",
+            Self::Inline => "ipi-inline",
+            Self::Async => "ipi-async",
+            Self::Hypercall => "hypercall",
+        }
     }
 
-    fn flush(&self, others: &[usize], scope: Scope<'_>) -> Verdict {
-        let pages = match scope {
-            Scope::Everything => &[][..],
-            Scope::Pages(pages) => pages,
-        };
-        // More than there is room for becomes everything.
-        let count = if pages.len() > RANGES_MAX { 0 } else { pages.len() };
-        PAGES.iter().zip(pages).for_each(|(place, page)| place.store(*page, Ordering::Relaxed));
-        UNANSWERED.store(others.len() as u32, Ordering::Relaxed);
-        COUNT.store(count, Ordering::Release);
-        others.iter().for_each(|number| apic::send_fixed(processors::apic_id(*number), VECTOR_FLUSH));
-        flush_own(scope);
-        let answered = clock::wait_until(PATIENCE_MS, || UNANSWERED.load(Ordering::Acquire) == 0);
-        ensure!(answered, "{} processors do not answer", UNANSWERED.load(Ordering::Acquire));
+    /// Flushes the TLBs of all processors that take part: the calling one, and `others`. When it returns, none of them
+    /// uses a translation that was replaced before the call, and what was done by such is to be seen.
+    ///
+    /// One processor changes entries and flushes, so that a batch may be opened after the change.
+    ///
+    /// # Errors
+    ///
+    /// Somebody does not answer, others than those take part, or the hypervisor refuses.
+    pub(super) fn flush(self, others: &[usize], scope: Scope<'_>) -> Verdict {
+        let by_hypercall = if self == Self::Hypercall { Some(machine::flushes()?.interface()) } else { None };
+        let outcome =
+            x86_64::instructions::interrupts::without_interrupts(|| self.carry_out(scope, by_hypercall))?;
+        let Outcome { targets, direct, .. } = outcome;
+        ensure!(
+            targets as usize == others.len(),
+            "{targets} processors were asked instead of {}",
+            others.len()
+        );
+        let by_call = if self == Self::Hypercall { targets } else { 0 };
+        ensure!(direct == by_call, "{direct} processors were flushed by hypercall, not {by_call}");
         Ok(())
     }
+
+    fn carry_out(self, scope: Scope<'_>, by_hypercall: Option<Interface>) -> Result<Outcome, Stop> {
+        let mut local = LOCALS[tables::number()].lock();
+        let Some(local) = &mut *local else {
+            return Err(fail(format_args!("the calling processor does not take part")));
+        };
+        let mut ranges = RANGES.lock();
+        let mut batch = space().batch(&mut ranges[..], ());
+        match scope {
+            Scope::Everything => batch.add_everything(),
+            Scope::Pages(pages) => pages.iter().for_each(|page| batch.add(PageRange::small(*page, 1))),
+        }
+        let mut interrupts = ByInterrupt(|set: &Set| {
+            set.iter().for_each(|number| apic::send_fixed(processors::apic_id(number), VECTOR_FLUSH));
+        });
+        let Some(interface) = by_hypercall else { return self.by(local, batch, &mut interrupts) };
+        let mut page = INPUT.lock();
+        let execute = |call: &tlfs::encode::EncodedCall, page: &[u64; PAGE_WORDS]| {
+            let refused = HvResult::of(Status::OPERATION_DENIED, 0);
+            hypercall::call_with(call.control, call.words(page)).unwrap_or(refused)
+        };
+        let mut remote =
+            ByHypercall::new(&mut page, vp_indices(), interface, interrupts, execute).naming_the_space();
+        self.by(local, batch, &mut remote)
+    }
+
+    fn by(
+        self,
+        local: &mut Local,
+        batch: Batch<'_, Pages, (), BANKS>,
+        remote: &mut impl Remote<BANKS>,
+    ) -> Result<Outcome, Stop> {
+        let own = &mut Own::new();
+        // SAFETY: the handler that serves touches no address of the window, and the only handler that interrupts-off does
+        // not hold back, that of `nmi-handler-sees-stale-page`, is installed for flushes by hypercall alone.
+        let token = unsafe { NoUserAccess::assert() };
+        let done = match self {
+            Self::Serial => local.flush(batch, Serial, remote, own),
+            Self::Concurrent | Self::Hypercall => local.flush(batch, Concurrent, remote, own),
+            Self::Inline => local.flush(batch, Inline, remote, own),
+            Self::Async => local.flush(batch, Async::new(token), remote, own),
+        };
+        done.map(|done| done.receipt.outcome()).map_err(|stalled| fail(format_args!("{stalled}")))
+    }
 }
 
-/// By hypercall, in the form that the encoder chooses; the own flush is the processor's own.
-pub(super) struct Hypercall;
+/// Room for the calls' input and for the batch's ranges; used by who flushes.
+static INPUT: Mutex<[u64; PAGE_WORDS]> = Mutex::new([0; PAGE_WORDS]);
+static RANGES: Mutex<[PageRange; RANGES_MAX]> =
+    Mutex::new([PageRange { first: 0, pages: 0, shift: 12 }; RANGES_MAX]);
 
-impl BackEnd for Hypercall {
-    fn name(&self) -> &'static str {
-        "hypercall"
-    }
-
-    fn flush(&self, others: &[usize], scope: Scope<'_>) -> Verdict {
-        let hyperv = machine::flushes()?;
-        let mut banks = [0u64; MAX_PROCESSORS / 64 + 1];
-        for number in others {
-            let vp = machine::vp(*number) as usize;
-            let Some(bank) = banks.get_mut(vp / 64) else {
-                return Err(fail(format_args!("VP index {vp} is more than is kept")));
-            };
-            *bank |= 1 << (vp % 64);
-        }
-        let set = VpSet::dense(&banks).map_err(|error| fail(format_args!("{error:?}")))?;
-        let request = FlushRequest {
-            targets: Targets::Set(set),
-            address_space: Some(window::space()),
-            non_global_only: false,
-        };
-        let done = match scope {
-            Scope::Everything => make(FlushCalls::space(request, hyperv.interface())),
-            Scope::Pages(pages) => {
-                let ranges = pages.iter().map(|page| VaRange::new(*page, *page | (PAGE - 1)));
-                make(FlushCalls::list(request, hyperv.interface(), ranges, ListLimit::default()))
-            }
-        };
-        flush_own(scope);
-        done
-    }
-}
-
-/// Makes the calls of a flush.
-fn make<R: Iterator<Item = VaRange> + Clone>(mut calls: FlushCalls<'_, R>) -> Verdict {
-    let mut words = [0; PAGE_WORDS];
-    while let Some(mut call) = calls.next_into(&mut words) {
-        loop {
-            let result = hypercall::call_with(call.control, call.words(&words));
-            let result = result.map_err(|fault| fail(format_args!("a flush ends with {fault:?}")))?;
-            match call.progress(result) {
-                Progress::Done => break,
-                Progress::Unfinished(rest) => call = rest,
-                Progress::Failed { status, done } => {
-                    return Err(fail(format_args!("a flush ends with {status:x?} after {done} elements")));
-                }
-            }
-        }
-    }
-    Ok(())
+/// VP indices by processor.
+fn vp_indices() -> &'static [VpIndex] {
+    static INDICES: Once<ArrayVec<VpIndex, MAX_PROCESSORS>> = Once::new();
+    INDICES.call_once(|| (0..machine::get().processors).map(|number| VpIndex(machine::vp(number))).collect())
 }
 
 /// All processors but the first, up to `count` of them.

@@ -10,12 +10,13 @@ use arrayvec::ArrayVec;
 use baremetal::pages::PAGE;
 use baremetal::x86_64::clock;
 use baremetal::x86_64::processors::MAX_PROCESSORS;
+use spin::Mutex;
 use tlbcheck::command_line::Options;
 use tlbcheck::report::{Measurement, Stop, Totals, Verdict};
 use tlbcheck::statistics::{Summary, processor_counts};
 use x86_64::instructions::interrupts;
 
-use super::back_end::{BackEnd, Hypercall, Ipi, RANGES_MAX, Scope, others};
+use super::back_end::{self, BackEnd, RANGES_MAX, Scope, others};
 use super::console;
 use super::machine::{self, PATIENCE_MS};
 use super::window::WINDOW;
@@ -76,7 +77,7 @@ type Samples = ArrayVec<u64, SAMPLES_MAX>;
 
 /// What one back end's flushes took.
 struct Column {
-    back_end: &'static dyn BackEnd,
+    back_end: BackEnd,
     initiator: Samples,
     target: Samples,
     /// It has failed, or is not there: it takes no more part.
@@ -84,7 +85,7 @@ struct Column {
 }
 
 impl Column {
-    const fn new(back_end: &'static dyn BackEnd) -> Self {
+    const fn new(back_end: BackEnd) -> Self {
         Self { back_end, initiator: Samples::new_const(), target: Samples::new_const(), is_out: false }
     }
 
@@ -126,22 +127,34 @@ impl Column {
     }
 }
 
+/// Too large for a stack.
+static COLUMNS: Mutex<[Column; BackEnd::ALL.len()]> = Mutex::new({
+    let mut columns = [const { Column::new(BackEnd::Serial) }; BackEnd::ALL.len()];
+    let mut index = 0;
+    while index < columns.len() {
+        columns[index].back_end = BackEnd::ALL[index];
+        index += 1;
+    }
+    columns
+});
+
 /// Measures every back end with every number of processors and every scope.
 pub(super) fn run(options: &Options<'_>) -> Totals {
     let pages: ArrayVec<u64, RANGES_MAX> =
-        (0..RANGES_MAX as u64).map(|index| WINDOW + index * PAGE).collect();
+        (0..RANGES_MAX as u64).map(|index| WINDOW + index * 2 * PAGE).collect();
     let samples = options.rounds.map_or(SAMPLES, |rounds| (rounds as usize).min(SAMPLES_MAX));
-    let mut columns = [Column::new(&Ipi), Column::new(&Hypercall)];
+    let mut columns = COLUMNS.lock();
     let mut totals = Totals::default();
     for processors in processor_counts(machine::get().processors) {
         let others = others(processors - 1);
-        let verdict = with_targets(&others, || {
+        let work = || {
             for ranges in RANGES {
                 let scope = if ranges == 0 { Scope::Everything } else { Scope::Pages(&pages[..ranges]) };
-                measure(&mut columns, &others, scope, samples, &mut totals);
+                measure(&mut columns[..], &others, scope, samples, &mut totals);
                 columns.iter_mut().for_each(|column| column.report(processors, ranges));
             }
-        });
+        };
+        let verdict = back_end::among(&others, || with_targets(&others, work));
         if verdict.is_ok() {
             totals.count(&verdict);
         }

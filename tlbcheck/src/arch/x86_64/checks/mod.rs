@@ -16,7 +16,11 @@ use tlbcheck::form::{Element, Kind, Via};
 use tlbcheck::report::{Stop, Totals, Verdict, reason};
 use tlbcheck::spans;
 
+use super::back_end::BackEnd;
 use super::console;
+
+/// The guest's end of flush hypercalls, as kernels use it.
+const BY_HYPERCALL: [BackEnd; 1] = [BackEnd::Hypercall];
 
 /// One row.
 struct Row {
@@ -42,16 +46,16 @@ const NATIVE: [Row; 18] = [
     row("invpcid-context-leaves-page", local::invpcid_context),
     row("invpcid-all-leaves-global-page", local::invpcid_all),
     row("invpcid-non-global-leaves-page", local::invpcid_non_global),
-    row("ipi-page-flush-leaves-page", || stale::by_ipi(true)),
-    row("ipi-full-flush-leaves-page", || stale::by_ipi(false)),
+    row("ipi-page-flush-leaves-page", || stale::by_engine(&BackEnd::BY_IPI, true)),
+    row("ipi-full-flush-leaves-page", || stale::by_engine(&BackEnd::BY_IPI, false)),
     row("ipi-leaves-2m-page-in-pieces", stale::large_by_ipi),
     row("ipi-misses-a-processor", stale::every_processor_by_ipi),
-    row("ipi-store-after-return", || writes::by_ipi(writes::Looks::AtStores)),
-    row("ipi-dirty-bit-after-return", || writes::by_ipi(writes::Looks::AtBits)),
+    row("ipi-store-after-return", || writes::by_engine(&BackEnd::BY_IPI, writes::Looks::AtStores)),
+    row("ipi-dirty-bit-after-return", || writes::by_engine(&BackEnd::BY_IPI, writes::Looks::AtBits)),
 ];
 
 /// Those that are about what hypercalls flush, and when.
-const FLUSHES: [Row; 43] = [
+const FLUSHES: [Row; 46] = [
     row("vp-index-unstable", sets::indices),
     row("no-kick-space", || stale::pinned(Kind::Space, Via::Memory)),
     row("no-kick-list", || stale::pinned(Kind::List, Via::Memory)),
@@ -68,6 +72,9 @@ const FLUSHES: [Row; 43] = [
     row("dirty-bit-after-return-space", || writes::by_hypercall(Kind::Space, writes::Looks::AtBits)),
     row("dirty-bit-after-return-list", || writes::by_hypercall(Kind::List, writes::Looks::AtBits)),
     row("nmi-handler-sees-stale-page", stale::in_nmi),
+    row("engine-page-flush-leaves-page", || stale::by_engine(&BY_HYPERCALL, true)),
+    row("engine-full-flush-leaves-page", || stale::by_engine(&BY_HYPERCALL, false)),
+    row("engine-store-after-return", || writes::by_engine(&BY_HYPERCALL, writes::Looks::AtStores)),
     row("list-tail-ignored", || lists::places(Kind::List, Via::Memory)),
     row("list-ex-tail-ignored", || lists::places(Kind::ListEx, Via::Memory)),
     row("list-xmm-tail-ignored", || lists::places(Kind::List, Via::Xmm)),

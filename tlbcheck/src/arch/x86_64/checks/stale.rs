@@ -11,7 +11,7 @@ use tlbcheck::report::{Stop, Verdict};
 use tlbcheck::{ensure, needs};
 use tlfs::FlushFlags;
 
-use crate::arch::x86_64::back_end::{BackEnd, Ipi, Scope, others};
+use crate::arch::x86_64::back_end::{BackEnd, Scope, among, others};
 use crate::arch::x86_64::hypercall;
 use crate::arch::x86_64::machine::{self, PATIENCE_MS};
 use crate::arch::x86_64::watch::{self, What, replace};
@@ -89,39 +89,45 @@ pub(super) fn pinned(kind: Kind, via: Via) -> Verdict {
     })
 }
 
-/// The same by interrupts, of the page or of everything.
-pub(super) fn by_ipi(is_page: bool) -> Verdict {
+/// The same by the engine of shootdowns in each of its modes, of the page or of everything.
+pub(super) fn by_engine(back_ends: &[BackEnd], is_page: bool) -> Verdict {
     let processor = machine::second()?;
     let what = What { interrupts: true, ..What::page(processor, WINDOW) };
     let replace = |round| replace(WINDOW, round, false);
     let scope = if is_page { Scope::Pages(&[WINDOW]) } else { Scope::Everything };
-    watch::during(what, replace, |watch| {
-        watch.notices(replace, || Ipi.flush(&[processor], scope))?;
-        for round in rounds(3 * ROUNDS) {
-            let stale = watch.round(replace, || Ipi.flush(&[processor], scope))?;
-            ensure!(stale == 0, "{stale} stale reads in round {round}");
-        }
-        Ok(())
-    })
+    for back_end in back_ends {
+        let flush = || back_end.flush(&[processor], scope);
+        among(&[processor], || {
+            watch::during(what, replace, |watch| {
+                watch.notices(replace, flush)?;
+                for round in rounds(ROUNDS) {
+                    let stale = watch.round(replace, flush)?;
+                    ensure!(stale == 0, "{}: {stale} stale reads in round {round}", back_end.name());
+                }
+                Ok(())
+            })
+        })?;
+    }
+    Ok(())
 }
 
 /// A flush of all by interrupts reaches each of them.
 pub(super) fn every_processor_by_ipi() -> Verdict {
     machine::second()?;
     let all = others(usize::MAX);
-    for processor in &all {
-        let what = What { interrupts: true, ..What::page(*processor, WINDOW) };
+    let each = |processor: usize| {
+        let what = What { interrupts: true, ..What::page(processor, WINDOW) };
         let replace = |round| replace(WINDOW, round, false);
         watch::during(what, replace, |watch| {
-            watch.notices(replace, || Ipi.flush(&all, Scope::Everything))?;
-            for round in 0..3 {
-                let stale = watch.round(replace, || Ipi.flush(&all, Scope::Pages(&[WINDOW])))?;
-                ensure!(stale == 0, "{stale} stale reads of processor {processor} in round {round}");
+            watch.notices(replace, || BackEnd::Concurrent.flush(&all, Scope::Everything))?;
+            for back_end in BackEnd::BY_IPI {
+                let stale = watch.round(replace, || back_end.flush(&all, Scope::Pages(&[WINDOW])))?;
+                ensure!(stale == 0, "{}: {stale} stale reads of processor {processor}", back_end.name());
             }
             Ok(())
-        })?;
-    }
-    Ok(())
+        })
+    };
+    among(&all, || all.iter().try_for_each(|processor| each(*processor)))
 }
 
 /// Has the processor look at pieces of a large page while `rounds` runs with what replaces it.
@@ -140,15 +146,19 @@ pub(super) const FLUSHED: [u64; 5] = [0, PAGE + 0x123, 255 * PAGE + 0xfff, 256 *
 pub(super) fn large_by_ipi() -> Verdict {
     let processor = machine::second()?;
     let what = What { interrupts: true, ..What::page(processor, LARGE_WINDOW) };
-    with_large_page(what, |watch, replace| {
-        watch.notices(replace, || Ipi.flush(&[processor], Scope::Everything))?;
-        for offset in FLUSHED {
-            let pages = [LARGE_WINDOW + offset];
-            let stale = watch.round(replace, || Ipi.flush(&[processor], Scope::Pages(&pages)))?;
-            ensure!(stale == 0, "{stale} stale pieces after a flush at {offset:#x}");
+    let rounds = |watch: &mut watch::Watch, replace: &dyn Fn(u64)| {
+        watch.notices(replace, || BackEnd::Concurrent.flush(&[processor], Scope::Everything))?;
+        for back_end in BackEnd::BY_IPI {
+            for offset in FLUSHED {
+                let pages = [LARGE_WINDOW + offset];
+                let stale = watch.round(replace, || back_end.flush(&[processor], Scope::Pages(&pages)))?;
+                let name = back_end.name();
+                ensure!(stale == 0, "{name}: {stale} stale pieces after a flush at {offset:#x}");
+            }
         }
         Ok(())
-    })
+    };
+    among(&[processor], || with_large_page(what, rounds))
 }
 
 /// How often an NMI's handler has looked.

@@ -12,7 +12,7 @@ use tlbcheck::{ensure, needs};
 use x86_64::instructions::interrupts;
 
 use super::stale::{each_form, offers, rounds};
-use crate::arch::x86_64::back_end::{BackEnd, Ipi, Scope};
+use crate::arch::x86_64::back_end::{BackEnd, Scope, among};
 use crate::arch::x86_64::hypercall;
 use crate::arch::x86_64::machine::{self, PATIENCE_MS};
 use crate::arch::x86_64::window::{self, ACCESSED, DIRTY, RIGHTS, WINDOW};
@@ -78,18 +78,23 @@ pub(super) fn by_hypercall(kind: Kind, looks: Looks) -> Verdict {
     })
 }
 
-/// By interrupts.
-pub(super) fn by_ipi(looks: Looks) -> Verdict {
+/// By the engine of shootdowns.
+pub(super) fn by_engine(back_ends: &[BackEnd], looks: Looks) -> Verdict {
     let processor = machine::second()?;
-    race(processor, true, |random| {
-        let mut written = 0;
-        for _ in rounds(ROUNDS) {
-            let flush = || Ipi.flush(&[processor], Scope::Pages(&[WINDOW]));
-            written += u64::from(round(random, looks, &flush)?);
-        }
-        needs!(written > 0, "no page was written to before it went");
-        Ok(())
-    })
+    let race = || {
+        race(processor, true, |random| {
+            let mut written = 0;
+            for back_end in back_ends {
+                let flush = || back_end.flush(&[processor], Scope::Pages(&[WINDOW]));
+                for _ in rounds(ROUNDS) {
+                    written += u64::from(round(random, looks, &flush)?);
+                }
+            }
+            needs!(written > 0, "no page was written to before it went");
+            Ok(())
+        })
+    };
+    among(&[processor], race)
 }
 
 /// Has the processor read and write while `rounds` runs.
