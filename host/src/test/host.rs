@@ -41,7 +41,7 @@ impl Step {
 }
 
 /// Everything that cargo checks. The bare-metal images are linted for their own target.
-pub(super) const STEPS: [Step; 9] = [
+pub(super) const STEPS: [Step; 10] = [
     step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
     step(
         "unit-tests",
@@ -98,6 +98,25 @@ pub(super) const STEPS: [Step; 9] = [
             "--release",
             "--package",
             "quell-probe",
+            "--target",
+            "x86_64-unknown-none",
+            "--",
+            "-Dwarnings",
+        ],
+    ),
+    step(
+        "lint-tlbcheck",
+        "clippy on tlbcheck's image, and on the hypervisor's with defects",
+        &[
+            "clippy",
+            "--release",
+            "--package",
+            "quell-tlbcheck",
+            "--package",
+            "quell-hypervisor",
+            "--bins",
+            "--features",
+            "quell-hypervisor/image,quell-hypervisor/defects",
             "--target",
             "x86_64-unknown-none",
             "--",

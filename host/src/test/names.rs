@@ -9,7 +9,7 @@ use std::path::Path;
 const DOCUMENTS: [(&str, &str); 2] = [("docs/coherence.md", "coherence"), ("docs/pitfalls.md", "")];
 
 /// Where the tests of each prefix are.
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 10] = [
     ("coherence", "crates/coherence/src"),
     ("pvflush", "crates/pvflush/src"),
     ("tlfs", "crates/tlfs/src"),
@@ -19,6 +19,7 @@ const SOURCES: [(&str, &str); 9] = [
     ("hypervisor", "hypervisor/src"),
     ("host", "host/src"),
     ("probe", "guests/probe/src/tests"),
+    ("tlbcheck", "tlbcheck/src"),
 ];
 
 /// Fewer names than this, and the documents are not read as they are meant to be.
@@ -36,7 +37,7 @@ fn names<'t>(text: &'t str, default: &'t str) -> Vec<(&'t str, &'t str)> {
                     (true, name)
                 }
                 // Other things in code spans are files, types, or operations.
-                None => (span.contains('_') || prefix == "probe", span),
+                None => (span.contains('_') || is_table(prefix), span),
             };
             let is_name = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'*');
             if is_test && !prefix.is_empty() && name.bytes().all(is_name) {
@@ -45,6 +46,11 @@ fn names<'t>(text: &'t str, default: &'t str) -> Vec<(&'t str, &'t str)> {
         }
     }
     names
+}
+
+/// Whether a prefix's tests are rows of a table in an image, not functions.
+fn is_table(prefix: &str) -> bool {
+    matches!(prefix, "probe" | "tlbcheck")
 }
 
 /// All Rust sources below `directory`, one after the other.
@@ -66,10 +72,12 @@ fn sources(directory: &Path) -> String {
 fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
     let (name, end) = match name.strip_suffix('*') {
         Some(start) => (start, ""),
-        None => (name, if prefix == "probe" { "\"" } else { "(" }),
+        None => (name, if is_table(prefix) { "\"" } else { "(" }),
     };
-    if prefix == "probe" {
-        return sources.contains(&format!("test(\"{name}{end}"));
+    match prefix {
+        "probe" => return sources.contains(&format!("test(\"{name}{end}")),
+        "tlbcheck" => return sources.contains(&format!("row(\"{name}{end}")),
+        _ => {}
     }
     if prefix == "machine" && sources.contains(&format!("    {name}: ")) {
         return true;
@@ -123,6 +131,9 @@ fn names_are_found_where_they_are_defined_and_not_elsewhere() {
     assert!(is_defined(sources, "tlfs", "mn_op") && !is_defined(sources, "tlfs", "mn"));
     assert!(is_defined(sources, "tlfs", "ab_*") && is_defined(sources, "tlfs", "ef*"));
     assert!(is_defined(sources, "probe", "ij-kl") && !is_defined(sources, "probe", "ij"));
+    assert!(
+        is_defined("row(\"a-b\", c)", "tlbcheck", "a-b") && !is_defined("row(\"a-b\", c)", "tlbcheck", "a")
+    );
     for absent in ["ab", "cd", "ab_cde", "ef_g", "gh_*", "ij-kl"] {
         assert!(!is_defined(sources, "tlfs", absent), "{absent}");
     }
