@@ -144,7 +144,8 @@ impl Lab<'_> {
             default: entry,
             timeout: 0,
             exec: Some(format!("echo {shows}")),
-            vcpus: 2,
+            // The machine has one CPU (docs/qemu.md), on which vCPUs that spin would wait for each other's turns.
+            vcpus: 1,
             memory: 512 * MIB,
         };
         image::make(&args)?;
