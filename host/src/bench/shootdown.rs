@@ -89,22 +89,22 @@ fn case(back_end: &str, processors: u64, ranges: &str) -> String {
     format!("{back_end}-{processors}:{ranges}")
 }
 
-/// Prints what initiators spend on the flush of one page; says whether the targets were met. They are for the machine
+/// Prints what initiators spend on flushes; says whether the targets were met. They are for the machine
 /// itself, and for as many CPUs as there are `cores` to emulate them.
 fn print(samples: &Samples, args: &ShootdownArgs, cores: u32) -> bool {
     let subject = args.on.subject();
-    let median = |mode: &str, processors: u64| {
-        samples.row(&case(mode, processors, "1"), subject, "initiator").map_or(f64::NAN, |row| row.median)
+    let median = |mode: &str, processors: u64, ranges: &str| {
+        samples.row(&case(mode, processors, ranges), subject, "initiator").map_or(f64::NAN, |row| row.median)
     };
     let counts = (0..).map(|power| 1 << power).take_while(|count| *count <= u64::from(args.cpus));
-    let rows = counts.map(|processors| {
-        let cells = MODES.map(|mode| format!("{:.0}", median(mode, processors)));
-        [vec![format!("{processors} CPUs")], cells.to_vec()].concat()
+    let rows = counts
+        .flat_map(|processors| [("one page", "1"), ("everything", "all")].map(|what| (processors, what)));
+    let rows = rows.map(|(processors, (what, ranges))| {
+        let cells = MODES.map(|mode| format!("{:.0}", median(mode, processors, ranges)));
+        [vec![format!("{processors} CPUs, {what}")], cells.to_vec()].concat()
     });
-    println!(
-        "{}",
-        table(["one page, cycles of the initiator", "serial", "concurrent", "inline", "async"], rows)
-    );
+    let of_initiator = if args.instructions { "instructions" } else { "cycles of the initiator" };
+    println!("{}", table(["cycles of the initiator", "serial", "concurrent", "inline", "async"], rows));
     let limits = RATIOS_MAX.into_iter().filter(|(processors, ..)| *processors <= args.cpus);
     let mut good = true;
     for (processors, concurrent_max, async_max) in limits {
@@ -113,8 +113,8 @@ fn print(samples: &Samples, args: &ShootdownArgs, cores: u32) -> bool {
             println!("{processors} CPUs: not judged, for this machine has {cores} cores");
             continue;
         }
-        let of = |mode| median(mode, processors.into()) / median(MODES[0], processors.into());
-        println!("{processors} CPUs, relative to serial:");
+        let of = |mode| median(mode, processors.into(), "1") / median(MODES[0], processors.into(), "1");
+        println!("{processors} CPUs, one page, relative to serial:");
         good &= judge([("concurrent", of(MODES[1]), concurrent_max), ("async", of(MODES[3]), async_max)]);
     }
     good

@@ -109,7 +109,7 @@ pub(super) const CHECKS: [Case; 19] = [
         "tlbcheck_catches_xmm_input",
         "input in XMM registers",
         Some(Defect::XmmInput),
-        "list-xmm-tail-ignored",
+        "list-ex-xmm-tail-ignored",
     ),
     caught(
         "tlbcheck_catches_vp_index",
