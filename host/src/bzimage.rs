@@ -1,13 +1,24 @@
 //! Makes a Linux boot image of an ELF file that is prepared for it (`crates/baremetal`, `linux.rs`): its setup sectors, the
 //! code that brings the image to its place, and the image as it lies in memory.
+//!
+//! Source: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
 
 use anyhow::{Context, Result, ensure};
 use object::read::elf::ElfFile64;
-use object::{Object, ObjectSection, ObjectSegment};
+use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol};
 
 const SETUP: &str = ".linux.setup";
 const HIGH: &str = ".linux.high";
+/// Symbol whose value is the number of bytes that `.linux.high` copies.
+const LOAD_SIZE: &str = "__image_load_size";
 const SECTOR: usize = 512;
+/// Where the setup says how many sectors of it follow the first one.
+const SETUP_SECTORS: usize = 0x1f1;
+/// Where it says how long what follows it is, and the unit of that.
+const SIZE: usize = 0x1f4;
+const PARAGRAPH: usize = 16;
+/// Where the fields that are written or checked here have their end.
+const FIELDS_END: usize = 0x200;
 /// Most that an image takes: a wrong address would make it as large as the address space.
 const IMAGE_MAX: u64 = 64 << 20;
 
@@ -20,8 +31,29 @@ pub(crate) fn from_elf(elf: &[u8]) -> Result<Vec<u8>> {
         section.data().with_context(|| format!("the section {name} has no contents"))
     };
     let (setup, high) = (section(SETUP)?, section(HIGH)?);
-    ensure!(setup.len().is_multiple_of(SECTOR), "the setup is {} bytes long, not whole sectors", setup.len());
-    Ok([setup, high, &flat(&file)?].concat())
+    let size =
+        file.symbol_by_name(LOAD_SIZE).with_context(|| format!("the file has no symbol {LOAD_SIZE}"))?;
+    joined(setup, high, flat(&file)?, size.address())
+}
+
+/// The parts one behind the other, the last padded to `load_size` bytes, with the header's sizes.
+fn joined(setup: &[u8], high: &[u8], mut image: Vec<u8>, load_size: u64) -> Result<Vec<u8>> {
+    ensure!(
+        setup.len() >= FIELDS_END && (usize::from(setup[SETUP_SECTORS]) + 1) * SECTOR == setup.len(),
+        "the setup is {} bytes long, which is not what it says of itself",
+        setup.len()
+    );
+    ensure!(
+        image.len() as u64 <= load_size && load_size <= IMAGE_MAX,
+        "the image has {} bytes, and {load_size} would be loaded",
+        image.len()
+    );
+    image.resize(usize::try_from(load_size)?, 0);
+    let mut all = [setup, high, &image].concat();
+    all.resize(all.len().next_multiple_of(PARAGRAPH), 0);
+    let paragraphs = u32::try_from((all.len() - setup.len()).div_ceil(PARAGRAPH))?;
+    all[SIZE..SIZE + 4].copy_from_slice(&paragraphs.to_le_bytes());
+    Ok(all)
 }
 
 /// What of the file is loaded, from its lowest address on.
@@ -56,5 +88,32 @@ mod tests {
         let own = std::fs::read(std::env::current_exe().expect("has a path")).expect("reads");
         let error = from_elf(&own).expect_err("is no boot image");
         assert!(format!("{error:#}").contains(SETUP), "{error:#}");
+    }
+
+    /// A setup that says it has `sectors` sectors behind the first one, and has one.
+    fn setup(sectors: u8) -> Vec<u8> {
+        let mut setup = vec![0xee; 2 * SECTOR];
+        setup[SETUP_SECTORS] = sectors;
+        setup
+    }
+
+    #[test]
+    fn each_part_lies_where_the_code_looks_for_it_and_the_header_has_the_size() {
+        let all = joined(&setup(1), &[1; 0x100], vec![2; 40], 50).expect("joins");
+        assert_eq!(all.len(), 2 * SECTOR + 0x100 + 64);
+        assert_eq!(all[2 * SECTOR..][..0x100], [1; 0x100]);
+        assert_eq!(all[2 * SECTOR + 0x100..][..40], [2; 40]);
+        assert!(all[2 * SECTOR + 0x140 - 24..].iter().all(|byte| *byte == 0));
+        assert_eq!(all[SIZE..SIZE + 4], (0x10u32 + 4).to_le_bytes());
+        assert_eq!((all[SIZE - 1], all[SIZE + 4]), (0xee, 0xee), "the fields beside it stay");
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_together_are_refused() {
+        assert!(joined(&setup(2), &[], vec![2; 40], 40).is_err(), "a sector is missing");
+        assert!(joined(&setup(1)[..SECTOR + 1], &[], vec![2; 40], 40).is_err(), "half a sector");
+        assert!(joined(&[], &[], vec![2; 40], 40).is_err(), "no setup");
+        assert!(joined(&setup(1), &[], vec![2; 40], 39).is_err(), "not all would be copied");
+        assert!(joined(&setup(1), &[], vec![2; 40], IMAGE_MAX + 1).is_err(), "more than there may be");
     }
 }

@@ -1,5 +1,6 @@
-//! `quell image`: a bootable CD with GRUB, for real machines, for clouds and for other hypervisors.
+//! `quell image`: a bootable CD with GRUB, for real machines, for clouds and for other hypervisors; and tlbcheck as a bzImage.
 
+use crate::bzimage;
 use crate::cli::ImageArgs;
 use crate::machine::spec::{Payload, Spec};
 use crate::size::MIB;
@@ -33,6 +34,8 @@ pub(crate) enum Entry {
     Linux,
     /// tlbcheck checks Quell
     CheckQuell,
+    /// tlbcheck checks the machine, started as a Linux kernel is
+    CheckLinux,
 }
 
 impl Entry {
@@ -59,15 +62,36 @@ impl Entry {
                 "Quell with tlbcheck as its guest",
                 "  multiboot2 /boot/quell\n  module2 /boot/tlbcheck.tar\n",
             ),
+            Self::CheckLinux => (
+                "check-linux",
+                "tlbcheck: the same check, started by the Linux boot protocol",
+                "  linux /boot/tlbcheck.bzimage check\n",
+            ),
         }
     }
 }
 
-/// Makes the image.
+/// Makes the image, or the bzImage if that is asked for.
 pub(crate) fn image(args: &ImageArgs) -> Result<u8> {
-    make(args)?;
-    println!("{}", args.output.display());
+    let made = match &args.bzimage {
+        Some(path) => {
+            write_bzimage(&workspace::build(workspace::TLBCHECK)?, path)?;
+            path
+        }
+        None => {
+            make(args)?;
+            &args.output
+        }
+    };
+    println!("{}", made.display());
     Ok(0)
+}
+
+/// Writes the bzImage of tlbcheck's ELF file.
+pub(crate) fn write_bzimage(tlbcheck: &Path, output: &Path) -> Result<()> {
+    let elf = fs::read(tlbcheck).with_context(|| format!("cannot read {}", tlbcheck.display()))?;
+    let image = bzimage::from_elf(&elf).context("cannot make a bzImage of tlbcheck")?;
+    fs::write(output, image).with_context(|| format!("cannot write {}", output.display()))
 }
 
 /// Makes the image that the arguments describe.
@@ -78,6 +102,7 @@ pub(crate) fn make(args: &ImageArgs) -> Result<()> {
     fs::write(boot.join("grub/grub.cfg"), menu(args))?;
     let tlbcheck = workspace::build(workspace::TLBCHECK)?;
     fs::copy(&tlbcheck, boot.join("tlbcheck")).context("cannot copy tlbcheck")?;
+    write_bzimage(&tlbcheck, &boot.join("tlbcheck.bzimage"))?;
     let hypervisor = Hypervisor::build()?;
     fs::copy(hypervisor.image(), boot.join("quell")).context("cannot copy the hypervisor")?;
 

@@ -103,7 +103,6 @@ fn print(samples: &Samples, args: &ShootdownArgs, cores: u32) -> bool {
         let cells = MODES.map(|mode| format!("{:.0}", median(mode, processors, ranges)));
         [vec![format!("{processors} CPUs, {what}")], cells.to_vec()].concat()
     });
-    let of_initiator = if args.instructions { "instructions" } else { "cycles of the initiator" };
     println!("{}", table(["cycles of the initiator", "serial", "concurrent", "inline", "async"], rows));
     let limits = RATIOS_MAX.into_iter().filter(|(processors, ..)| *processors <= args.cpus);
     let mut good = true;

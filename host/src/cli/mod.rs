@@ -90,7 +90,7 @@ pub(crate) struct CheckArgs {
 /// Make a bootable CD: Quell and tlbcheck behind GRUB's menu
 ///
 /// For real machines, clouds and other hypervisors, by BIOS and by UEFI. Everything talks on the first serial port,
-/// 115,200 baud. Takes GRUB's and xorriso's packages.
+/// 115,200 baud. Takes GRUB's and xorriso's packages. With --bzimage it makes no CD, but tlbcheck for loaders of Linux kernels.
 #[derive(Debug, Args)]
 pub(crate) struct ImageArgs {
     /// Where it goes
@@ -111,6 +111,9 @@ pub(crate) struct ImageArgs {
     /// Memory of the guests, for example 512M or 1G
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size::parse)]
     pub(crate) memory: u64,
+    /// Make tlbcheck as a Linux bzImage instead of a CD
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "default", "timeout", "exec", "vcpus", "memory"])]
+    pub(crate) bzimage: Option<PathBuf>,
 }
 
 /// The defect of this name.
@@ -411,5 +414,17 @@ mod tests {
         assert!(error(&["ctl", "add", "here", "4K"]).contains("0x100000000"));
         assert!(error(&["ctl", "delete", "70000"]).contains("65535"));
         assert!(error(&["run", "--exec", "true", "--kernel", "k"]).contains("cannot be used with"));
+    }
+
+    #[test]
+    fn a_bzimage_has_none_of_a_cds_options_and_needs_none() {
+        assert!(Cli::try_parse_from(["quell", "image", "--bzimage", "b"]).is_ok());
+        for option in [["--output", "o"], ["--default", "bench"], ["--exec", "true"], ["--memory", "1G"]] {
+            let [name, value] = option;
+            assert!(
+                error(&["image", "--bzimage", "b", name, value]).contains("cannot be used with"),
+                "{name}"
+            );
+        }
     }
 }

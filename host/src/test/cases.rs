@@ -31,6 +31,8 @@ pub(super) enum Body {
     Check(Check),
     /// A CD is made and started: what starts on it, by UEFI or by BIOS, and what its console has to show.
     Disc { entry: Entry, uefi: bool, shows: &'static str },
+    /// tlbcheck is started as a Linux kernel, on the emulated machine itself, with this command line.
+    Bzimage { cmdline: &'static str },
     /// A stock guest works, and its hypervisor is talked to.
     Talk { command: &'static str, about: Talk },
     /// The tool itself is called with arguments; `{}` stands for a file made by `file`.

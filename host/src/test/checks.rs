@@ -41,7 +41,7 @@ const fn disc(
     Case { name, about, body: Body::Disc { entry, uefi, shows }, long: None, only_long: false, settings: &[] }
 }
 
-pub(super) const CHECKS: [Case; 19] = [
+pub(super) const CHECKS: [Case; 21] = [
     disc("disc_checks_by_bios", "GRUB starts tlbcheck from a CD", Entry::Check, false, " 0 failed"),
     disc(
         "disc_runs_linux_by_uefi",
@@ -50,7 +50,22 @@ pub(super) const CHECKS: [Case; 19] = [
         true,
         "hello from a disc",
     ),
+    disc(
+        "disc_starts_the_linux_protocol_by_uefi",
+        "and tlbcheck as a Linux kernel, which finds the firmware's tables by UEFI",
+        Entry::CheckLinux,
+        true,
+        " 0 failed",
+    ),
     disc("disc_checks_quell_by_bios", "and Quell with tlbcheck", Entry::CheckQuell, false, " 0 failed"),
+    Case {
+        name: "linux_protocol_starts_tlbcheck",
+        about: "a loader that knows Linux only starts tlbcheck's bzImage",
+        body: Body::Bzimage { cmdline: "check json report=com2 only=invlpg-*,ipi-*" },
+        long: None,
+        only_long: false,
+        settings: &[],
+    },
     clean("tlbcheck_bare", "tlbcheck finds nothing wrong with the emulated machine", On::Bare, 4),
     clean("tlbcheck_on_quell", "nor with Quell", On::Quell, 4),
     Case {

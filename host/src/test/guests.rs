@@ -10,7 +10,7 @@ use crate::cli::ImageArgs;
 use crate::image::{self, Entry};
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
-use crate::machine::spec::Clock;
+use crate::machine::spec::{Clock, Payload, Spec};
 use crate::run::{CONSOLE, switches, tail};
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
@@ -106,6 +106,7 @@ impl Lab<'_> {
             Body::Stock(stock) => self.stock(case, stock, told(stock.command)),
             Body::Check(check) => self.check(case, check),
             Body::Disc { entry, uefi, shows } => self.disc(*entry, *uefi, shows),
+            Body::Bzimage { cmdline } => self.bzimage(cmdline),
             Body::Talk { command, about } => self.talk(case, command, *about),
             Body::Typed(texts) => self.typed(texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
@@ -147,6 +148,7 @@ impl Lab<'_> {
             // The machine has one CPU (docs/qemu.md), on which vCPUs that spin would wait for each other's turns.
             vcpus: 1,
             memory: 512 * MIB,
+            bzimage: None,
         };
         image::make(&args)?;
         let mut spec = image::spec(&args.output, uefi)?;
@@ -159,6 +161,32 @@ impl Lab<'_> {
                 End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff) => Ok(()),
                 end => bail!("the machine ended with {end:?}"),
             }
+        })
+    }
+
+    /// Starts tlbcheck's bzImage by QEMU's loader for Linux kernels.
+    fn bzimage(&self, cmdline: &str) -> Result<()> {
+        let kernel = self.directory.join("tlbcheck.bzimage");
+        image::write_bzimage(&workspace::build(workspace::TLBCHECK)?, &kernel)?;
+        let payload = Payload::Bare { kernel, initrd: None, cmdline: cmdline.to_owned() };
+        let mut spec = Spec::new(payload, 2, 256 * MIB);
+        spec.timeout = Some(BOOT_TIMEOUT);
+        let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
+        self.hung.set(matches!(outcome.end, End::TimedOut));
+        check::ended(&outcome)?;
+        with_console(&outcome, || {
+            let said =
+                |event: &str, key: &str| outcome.report(event).map_or(Value::Null, |said| said[key].clone());
+            ensure!(said("start", "protocol") == "linux", "the protocol is {}", said("start", "protocol"));
+            ensure!(
+                said("start", "processors") == 2,
+                "{} processors were found",
+                said("start", "processors")
+            );
+            ensure!(said("end", "failed") == 0, "{} rows fail", said("end", "failed"));
+            ensure!(said("end", "passed").as_u64() > Some(0), "no row passes");
+            ensure!(outcome.end == End::PowerOff, "the machine ended with {:?}", outcome.end);
+            Ok(())
         })
     }
 

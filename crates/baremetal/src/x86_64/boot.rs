@@ -1,4 +1,5 @@
-//! The way in: PVH and Multiboot 2 entries of the first processor, start-up page of the others.
+//! The way in: PVH and Multiboot 2 entries of the first processor, start-up page of the others. The Linux boot protocol's
+//! beginning is in `linux.rs`; it ends here.
 //!
 //! Sources: Xen "x86/HVM direct boot ABI" (PVH); Multiboot2 Specification version 2.0, sections 3.1 and 3.3; AMD64
 //! Architecture Programmer's Manual volume 2 (24593, rev. 3.42) section 14.6 "Enabling and Activating Long Mode".
@@ -42,6 +43,7 @@ pub const STARTUP_PAGE: u64 = 0x8000;
 /// What the entries say they are.
 pub(super) const PROTOCOL_PVH: u32 = 1;
 pub(super) const PROTOCOL_MULTIBOOT2: u32 = 2;
+pub(super) const PROTOCOL_LINUX: u32 = 3;
 
 const STACK_SIZE: usize = 64 << 10;
 
@@ -88,6 +90,10 @@ boot_gdt_pointer:
 
 .section .text.boot, "ax"
 .code32
+.global linux_entry
+linux_entry:                    // from linux.rs; EBX is the parameters' address
+    mov ebp, {linux}
+    jmp common_entry
 multiboot2_entry:
     mov ebp, {multiboot2}
     jmp common_entry
@@ -196,6 +202,7 @@ startup_template_end:
     startup = const STARTUP_PAGE,
     pvh = const PROTOCOL_PVH,
     multiboot2 = const PROTOCOL_MULTIBOOT2,
+    linux = const PROTOCOL_LINUX,
     first = sym first,
     other = sym processors::other,
     other_stack = sym OTHER_STACK,

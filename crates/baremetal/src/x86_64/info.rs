@@ -5,10 +5,12 @@ use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1T
 use pvh::start_info::MemmapType;
 use pvh::start_info::reader::StartInfoReader;
 
-use super::boot::{PROTOCOL_MULTIBOOT2, PROTOCOL_PVH};
+use super::boot::{PROTOCOL_LINUX, PROTOCOL_MULTIBOOT2, PROTOCOL_PVH};
+use super::efi;
+use super::linux::{E820_COUNT, E820_ENTRY, E820_MAX, E820_TABLE};
 
 /// Bytes of the command line that are kept.
-const COMMAND_LINE: usize = 512;
+pub(super) const COMMAND_LINE: usize = 512;
 /// Ranges of memory that are kept.
 const RANGES: usize = 64;
 
@@ -19,6 +21,8 @@ pub enum Protocol {
     Pvh,
     /// Multiboot 2.
     Multiboot2,
+    /// Linux' own.
+    Linux,
 }
 
 impl Protocol {
@@ -27,6 +31,7 @@ impl Protocol {
         match self {
             Self::Pvh => "pvh",
             Self::Multiboot2 => "multiboot2",
+            Self::Linux => "linux",
         }
     }
 }
@@ -79,6 +84,8 @@ pub(super) unsafe fn read(protocol: u32, address: u32) -> BootInfo {
         PROTOCOL_PVH => unsafe { read_pvh(address) },
         // SAFETY: the caller's.
         PROTOCOL_MULTIBOOT2 => unsafe { read_multiboot2(address) },
+        // SAFETY: the caller's.
+        PROTOCOL_LINUX => unsafe { read_linux(address) },
         _ => BootInfo::new(Protocol::Pvh),
     }
 }
@@ -118,6 +125,47 @@ unsafe fn read_multiboot2(address: u32) -> BootInfo {
     for area in boot.memory_map_tag().map_or(&[][..], |tag| tag.memory_areas()) {
         if area.typ() == MemoryAreaType::Available {
             info.add_ram(area.start_address(), area.size());
+        }
+    }
+    info
+}
+
+/// Places in the parameters of Linux' boot protocol (`struct boot_params`; the kernel's Documentation/arch/x86/zero-page.rst), and
+/// the type of an entry of the memory map that is RAM.
+const LINUX_RSDP: u32 = 0x70;
+const LINUX_EFI_SIGNATURE: u32 = 0x1c0;
+const LINUX_EFI_SYSTEM_TABLE: u32 = 0x1c4;
+const LINUX_EFI_SYSTEM_TABLE_HIGH: u32 = 0x1d8;
+const LINUX_COMMAND_LINE: u32 = 0x228;
+const E820_RAM: u32 = 1;
+/// The signature where the firmware is a 64-bit UEFI.
+const EFI_64: u32 = u32::from_le_bytes(*b"EL64");
+
+/// # Safety
+///
+/// As [`read`].
+unsafe fn read_linux(address: u32) -> BootInfo {
+    let mut info = BootInfo::new(Protocol::Linux);
+    // SAFETY: the caller's; fields need not be aligned.
+    let word = |offset: u32| unsafe { ((address + offset) as usize as *const u32).read_unaligned() };
+    let long = |offset: u32| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
+    info.rsdp = long(LINUX_RSDP);
+    if info.rsdp == 0 && word(LINUX_EFI_SIGNATURE) == EFI_64 {
+        let high = u64::from(word(LINUX_EFI_SYSTEM_TABLE_HIGH)) << 32;
+        // SAFETY: the loader found the table; memory is mapped as the caller says.
+        info.rsdp = unsafe { efi::rsdp(high | u64::from(word(LINUX_EFI_SYSTEM_TABLE))) };
+    }
+    let line = word(LINUX_COMMAND_LINE) as usize as *const u8;
+    if !line.is_null() {
+        // SAFETY: the caller's: the line ends with a zero, and more of it than is kept is not read.
+        let bytes = (0..COMMAND_LINE).map(|index| unsafe { line.add(index).read() });
+        let bytes: ArrayVec<u8, COMMAND_LINE> = bytes.take_while(|byte| *byte != 0).collect();
+        info.set_command_line(bytes.utf8_chunks().next().map_or("", |chunk| chunk.valid()));
+    }
+    for index in 0..(word(E820_COUNT) & 0xff).min(E820_MAX) {
+        let entry = E820_TABLE + index * E820_ENTRY;
+        if word(entry + 16) == E820_RAM {
+            info.add_ram(long(entry), long(entry + 8));
         }
     }
     info

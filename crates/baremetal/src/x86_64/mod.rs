@@ -3,10 +3,12 @@
 pub mod apic;
 pub mod boot;
 pub mod clock;
+mod efi;
 pub mod firmware;
 pub mod guarded;
 pub mod info;
 pub mod interrupts;
+mod linux;
 pub mod power;
 pub mod processors;
 pub mod serial;

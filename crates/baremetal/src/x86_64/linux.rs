@@ -1,0 +1,176 @@
+//! The way in by the Linux boot protocol: a bzImage's first sectors, and the code that brings the image to its place.
+//!
+//! Both are no part of what an ELF loader loads: they lie in sections of their own, of which the host tool makes a bzImage.
+//! `.linux.setup` comes first, whole sectors of it; then `.linux.high`, which arrives at 1 MiB; the image, flat, behind it.
+//!
+//! Loaders enter in real mode (QEMU's `-kernel`) or in 32-bit protected mode (GRUB). There is no 64-bit entry.
+//!
+//! Source: the kernel's Documentation/arch/x86/boot.rst, version 2.15 of the protocol: "The Real-Mode Kernel Header",
+//! "Running the Kernel", "32-bit Boot Protocol"; zero-page.rst for the parameters.
+
+use core::arch::global_asm;
+
+/// Bytes of a sector, and sectors of the setup behind the first one.
+const SECTOR: u32 = 512;
+const SETUP_SECTORS: u32 = 3;
+/// Where the protocol's header begins and ends in the setup.
+const HEADER: u32 = 0x1f1;
+const HEADER_END: u32 = 0x26c;
+/// Where the header's jump over itself begins, and the place from which it counts.
+const JUMP: u32 = 0x200;
+const JUMP_FROM: u32 = JUMP + 2;
+/// Where the setup has its pointer to its descriptor table, which is at its beginning.
+const GDT_POINTER: u32 = 4 * 8;
+/// Where the part for protected mode is loaded, and how much of it is `.linux.high`.
+const LOAD_ADDRESS: u32 = 0x10_0000;
+const HIGH_SIZE: u32 = 0x100;
+/// Longest command line, without the zero at its end.
+const COMMAND_LINE_MAX: usize = super::info::COMMAND_LINE - 1;
+/// Offset of the parameters that the setup makes, and of the top of its stack, in its own segment.
+const PARAMS: u32 = 0x4000;
+const STACK: u32 = 0x8000;
+
+/// Places in the parameters: the number of entries in the memory map, and the map.
+pub(super) const E820_COUNT: u32 = 0x1e8;
+pub(super) const E820_TABLE: u32 = 0x2d0;
+/// Bytes of an entry, and how many there is room for.
+pub(super) const E820_ENTRY: u32 = 20;
+pub(super) const E820_MAX: u32 = 128;
+
+// Differences between labels are no operands that the assembler takes: what is referred to has a fixed place, which `.org` sees to.
+// It also refuses code that is longer than its place.
+global_asm!(
+    r#"
+.section .linux.setup, "", @progbits
+.code16
+    // A boot sector that nobody boots from has room for the descriptor table.
+    .quad 0, 0
+    .quad 0x00cf9b000000ffff    // 0x10: code, 32 bit
+    .quad 0x00cf93000000ffff    // 0x18: data
+    .org {gdt_pointer}
+    .word 4 * 8 - 1
+    .long 0                     // the table's address, once it is known
+    .org {header}
+    .byte {sectors}
+    .word 0
+    .long 0                     // syssize: the host tool knows it
+    .word 0, 0xffff, 0, 0xaa55
+    .org {jump}
+    .byte 0xeb, {header_end} - {jump_from}
+    .ascii "HdrS"
+    .word 0x020f
+    .long 0                     // realmode_swtch
+    .word 0, 0                  // start_sys_seg, kernel_version
+    .byte 0, 1                  // type_of_loader, loadflags: LOADED_HIGH
+    .word 0x8000                // setup_move_size
+    .long {load}                // code32_start
+    .long 0, 0, 0               // ramdisk_image, ramdisk_size, bootsect_kludge
+    .word 0, 0                  // heap_end_ptr, ext_loader_ver, ext_loader_type
+    .long 0                     // cmd_line_ptr
+    .long 0x7fffffff            // initrd_addr_max
+    .long {load}                // kernel_alignment
+    .byte 0, 0                  // relocatable_kernel, min_alignment
+    .word 0                     // xloadflags
+    .long {command_line_max}
+    .long 0                     // hardware_subarch
+    .quad 0                     // hardware_subarch_data
+    .long 0, 0                  // payload_offset, payload_length
+    .quad 0                     // setup_data
+    .quad {load}                // pref_address
+    .long __image_end - {load}  // init_size
+    .long 0                     // handover_offset
+    .long 0                     // kernel_info_offset
+    .org {header_end}
+
+    // Real mode. DS is the setup's segment, CS 0x20 more: no jump below needs to know.
+    cli
+    cld
+    mov ax, ds
+    mov es, ax
+    mov ss, ax
+    mov sp, {stack}
+    xor eax, eax
+    mov di, {params}
+    mov cx, 1024
+    rep stosd
+    mov si, {header}
+    mov di, {params} + {header}
+    mov cx, {header_end} - {header}
+    rep movsb
+    // The memory map.
+    xor ebx, ebx
+    mov di, {params} + {e820_table}
+2:  mov eax, 0xe820
+    mov ecx, {e820_entry}
+    mov edx, 0x534d4150         // SMAP
+    int 0x15
+    jc 3f
+    cmp eax, 0x534d4150
+    jne 3f
+    inc byte ptr [{params} + {e820_count}]
+    add di, {e820_entry}
+    test ebx, ebx
+    jz 3f
+    cmp byte ptr [{params} + {e820_count}], {e820_max}
+    jb 2b
+3:  cli
+    in al, 0x92                 // A20
+    or al, 2
+    and al, 0xfe
+    out 0x92, al
+    xor eax, eax
+    mov ax, ds
+    shl eax, 4
+    mov dword ptr [{gdt_pointer} + 2], eax
+    lea esi, [eax + {params}]
+    .byte 0x66, 0x0f, 0x01, 0x16    // lgdt with a 32-bit base
+    .word {gdt_pointer}
+    mov eax, cr0
+    or eax, 1
+    mov cr0, eax
+    .byte 0x66, 0xea            // ljmp to a 32-bit offset
+    .long {load}
+    .word 0x10
+    .org ({sectors} + 1) * {sector}
+
+// Protected mode without paging, at 1 MiB; ESI is the parameters' address. Loaders that have made them begin here.
+.section .linux.high, "", @progbits
+.code32
+    cli
+    cld
+    mov eax, 0x18
+    mov ds, eax
+    mov es, eax
+    mov ss, eax
+    mov ebx, esi
+    mov esi, {load} + {high_size}
+    mov edi, offset __image_start
+    mov ecx, offset __image_load_size
+    rep movsb
+    mov ecx, offset __image_end
+    sub ecx, edi
+    xor eax, eax
+    rep stosb
+    mov eax, offset linux_entry
+    jmp eax
+    .org {high_size}
+.text
+.code64
+"#,
+    gdt_pointer = const GDT_POINTER,
+    header = const HEADER,
+    header_end = const HEADER_END,
+    jump = const JUMP,
+    jump_from = const JUMP_FROM,
+    sector = const SECTOR,
+    sectors = const SETUP_SECTORS,
+    high_size = const HIGH_SIZE,
+    load = const LOAD_ADDRESS,
+    command_line_max = const COMMAND_LINE_MAX,
+    params = const PARAMS,
+    stack = const STACK,
+    e820_count = const E820_COUNT,
+    e820_table = const E820_TABLE,
+    e820_entry = const E820_ENTRY,
+    e820_max = const E820_MAX,
+);
