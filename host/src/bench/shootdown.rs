@@ -22,28 +22,35 @@ const RATIOS_MAX: [(u32, f64, f64); 2] = [(2, 0.86, 0.78), (4, 0.90, 0.82)];
 
 /// Measures, prints, and judges.
 pub(crate) fn shootdown(args: &ShootdownArgs, signals: &Signals) -> Result<u8> {
-    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-    let words = format!("bench json report=com2 rounds={}", args.samples);
-    let mut spec = subject::spec(args.on, &words, args.cpus, Switches::default(), directory.path())?;
-    spec.timeout = Some(Duration::from_secs(args.timeout));
     let mut samples = Samples::default();
-    let outcome = Machine::start(&spec, signals)?.run(|report, _| {
-        if let Some(measured) = Measured::read(report) {
-            eprintln!("{}: {:.0} cycles of the {}", measured.case, measured.median, measured.side);
-            measured.add_to(args.on.subject(), &mut samples);
-        }
-        if let Some(why) = report["why"].as_str().filter(|_| report["event"] == "note") {
-            eprintln!("{why}");
-        }
-        Ok(Flow::Continue)
-    })?;
-    check::ended(&outcome)?;
+    for _ in 0..args.runs {
+        run(args, signals, &mut samples)?;
+    }
     let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
     let good = print(&samples, args, cores);
     if let Some(path) = &args.json {
         results::write(path, "shootdown", None, &samples)?;
     }
     Ok(u8::from(!good))
+}
+
+/// Measures on one machine.
+fn run(args: &ShootdownArgs, signals: &Signals, samples: &mut Samples) -> Result<()> {
+    let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+    let words = format!("bench json report=com2 rounds={}", args.samples);
+    let mut spec = subject::spec(args.on, &words, args.cpus, Switches::default(), directory.path())?;
+    spec.timeout = Some(Duration::from_secs(args.timeout));
+    let outcome = Machine::start(&spec, signals)?.run(|report, _| {
+        if let Some(measured) = Measured::read(report) {
+            eprintln!("{}: {:.0} cycles of the {}", measured.case, measured.median, measured.side);
+            measured.add_to(args.on.subject(), samples);
+        }
+        if let Some(why) = report["why"].as_str().filter(|_| report["event"] == "note") {
+            eprintln!("{why}");
+        }
+        Ok(Flow::Continue)
+    })?;
+    check::ended(&outcome)
 }
 
 /// A line of tlbcheck's measurements: of one side of one kind of shootdown.
@@ -126,7 +133,7 @@ mod tests {
     use serde_json::json;
 
     fn args(cpus: u32) -> ShootdownArgs {
-        ShootdownArgs { on: On::Bare, cpus, samples: 101, json: None, timeout: 60 }
+        ShootdownArgs { on: On::Bare, cpus, runs: 1, samples: 101, json: None, timeout: 60 }
     }
 
     fn add(samples: &mut Samples, mode: &str, processors: u64, median: u64) {

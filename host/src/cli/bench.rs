@@ -88,7 +88,10 @@ pub(crate) struct ShootdownArgs {
     /// Most CPUs that take part
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
-    /// Shootdowns of each kind
+    /// Machines, one after the other; the table shows medians of theirs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    /// Shootdowns of each kind in each of them
     #[arg(long, value_name = "N", default_value_t = 301, value_parser = clap::value_parser!(u32).range(11..=1000))]
     pub(crate) samples: u32,
     /// Write what was measured to this file, as docs/json.md describes
