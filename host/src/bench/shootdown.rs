@@ -38,7 +38,8 @@ pub(crate) fn shootdown(args: &ShootdownArgs, signals: &Signals) -> Result<u8> {
 fn run(args: &ShootdownArgs, signals: &Signals, samples: &mut Samples) -> Result<()> {
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     let words = format!("bench json report=com2 rounds={}", args.samples);
-    let mut spec = subject::spec(args.on, &words, args.cpus, Switches::default(), directory.path())?;
+    let mut spec =
+        subject::spec(args.on, &words, (args.cpus, args.cpus), Switches::default(), directory.path())?;
     spec.timeout = Some(Duration::from_secs(args.timeout));
     let outcome = Machine::start(&spec, signals)?.run(|report, _| {
         if let Some(measured) = Measured::read(report) {

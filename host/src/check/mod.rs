@@ -42,6 +42,7 @@ pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     let run = Run {
         on: args.on,
         cpus: args.cpus,
+        vcpus: args.vcpus.unwrap_or(VCPUS),
         switches: Switches { defect: args.defect, ..Switches::default() },
         only: args.only.as_deref(),
         timeout: args.timeout,
@@ -57,11 +58,16 @@ pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     Ok(u8::from(failed != 0))
 }
 
+/// vCPUs on Quell: some have VP indices of a second bank.
+pub(crate) const VCPUS: u32 = 66;
+
 /// A run of tlbcheck.
 pub(crate) struct Run<'a> {
     pub(crate) on: On,
-    /// CPUs of the machine that it sees.
+    /// CPUs of the machine.
     pub(crate) cpus: u32,
+    /// vCPUs that it sees on Quell.
+    pub(crate) vcpus: u32,
     /// What is changed in Quell.
     pub(crate) switches: Switches,
     /// The only row.
@@ -76,7 +82,13 @@ impl Run<'_> {
         let directory = tempfile::Builder::new().prefix("quell-check-").tempdir()?;
         let mut words = vec!["check json report=com2".to_owned()];
         words.extend(self.only.map(|row| format!("only={row}")));
-        let mut spec = subject::spec(self.on, &words.join(" "), self.cpus, self.switches, directory.path())?;
+        let mut spec = subject::spec(
+            self.on,
+            &words.join(" "),
+            (self.cpus, self.vcpus),
+            self.switches,
+            directory.path(),
+        )?;
         spec.timeout = Some(Duration::from_secs(self.timeout));
         let mut rows = Vec::new();
         let outcome = Machine::start(&spec, signals)?.run(|report, _| {

@@ -41,8 +41,15 @@ impl On {
     }
 }
 
-/// A machine on which tlbcheck runs with this command line and so many CPUs. What it needs is written to `directory`.
-pub(crate) fn spec(on: On, cmdline: &str, cpus: u32, switches: Switches, directory: &Path) -> Result<Spec> {
+/// A machine on which tlbcheck runs with this command line and so many CPUs; on Quell, vCPUs. What it needs is written to
+/// `directory`.
+pub(crate) fn spec(
+    on: On,
+    cmdline: &str,
+    (cpus, vcpus): (u32, u32),
+    switches: Switches,
+    directory: &Path,
+) -> Result<Spec> {
     let has_defect = switches.defect.is_some();
     ensure!(!has_defect || on == On::Quell, "only Quell has defects that can be switched on");
     let kernel = workspace::build(workspace::TLBCHECK)?;
@@ -50,7 +57,7 @@ pub(crate) fn spec(on: On, cmdline: &str, cpus: u32, switches: Switches, directo
         kernel: kernel.clone(),
         initrd: None,
         cmdline: cmdline.to_owned(),
-        vcpus: cpus,
+        vcpus,
         memory: MEMORY,
         flush: FlushMode::Hypercall,
         reset: ResetPolicy::Exit,

@@ -70,9 +70,12 @@ pub(crate) struct CheckArgs {
     /// What it runs on
     #[arg(long, value_name = "WHAT", default_value = "quell")]
     pub(crate) on: On,
-    /// CPUs of the machine that it sees
+    /// CPUs of the machine
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
+    /// Virtual CPUs that it sees on Quell [default: 66, so that VP indices need more than one bank]; as many as CPUs elsewhere
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
+    pub(crate) vcpus: Option<u32>,
     /// Run these rows only: names separated by commas, `*` at the end of one for any end
     #[arg(long, value_name = "ROWS")]
     pub(crate) only: Option<String>,

@@ -117,8 +117,14 @@ impl Lab<'_> {
     fn check(&self, case: &Case, check: &Check) -> Result<()> {
         let switches = Switches { defect: check.defect, ..switches(case.settings)? };
         let is_wrong = switches.defect.is_some() || !switches.kick;
-        let run =
-            check::Run { on: check.on, cpus: check.cpus, switches, only: check.rows, timeout: CHECK_TIMEOUT };
+        let run = check::Run {
+            on: check.on,
+            cpus: check.cpus,
+            vcpus: check.vcpus,
+            switches,
+            only: check.rows,
+            timeout: CHECK_TIMEOUT,
+        };
         let (rows, outcome) = run.start(self.signals, |_| {})?;
         self.hung.set(matches!(outcome.end, End::TimedOut));
         check::ended(&outcome)?;
