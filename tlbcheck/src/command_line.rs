@@ -27,6 +27,8 @@ pub struct Options<'a> {
     pub cpus: Option<u32>,
     /// `rounds=N`: as many rounds of each check, or samples of each measurement.
     pub rounds: Option<u32>,
+    /// `targets=halt`: those that are flushed in measurements sleep, rather than spin.
+    pub targets_halt: bool,
     /// `exit=debug`: end by QEMU's debug exit device, not by ACPI.
     pub debug_exit: bool,
 }
@@ -56,6 +58,8 @@ impl<'a> Options<'a> {
             ("only", rows) if !rows.is_empty() => self.only = Some(rows),
             ("cpus", count) => self.cpus = Some(number(count)?),
             ("rounds", count) => self.rounds = Some(number(count)?),
+            ("targets", "halt") => self.targets_halt = true,
+            ("targets", "spin") => self.targets_halt = false,
             ("exit", "debug") => self.debug_exit = true,
             ("exit", "acpi") => self.debug_exit = false,
             // What loaders add for kernels of another kind.
@@ -81,7 +85,7 @@ mod tests {
 
     #[test]
     fn everything_can_be_said() {
-        let line = "console=ttyS0 bench json  report=com2 only=a,b* cpus=3 rounds=7 exit=debug";
+        let line = "console=ttyS0 bench json  report=com2 only=a,b* cpus=3 rounds=7 targets=halt exit=debug";
         let expected = Options {
             task: Task::Bench,
             json: true,
@@ -89,6 +93,7 @@ mod tests {
             only: Some("a,b*"),
             cpus: Some(3),
             rounds: Some(7),
+            targets_halt: true,
             debug_exit: true,
         };
         assert_eq!(Options::parse(line), Ok(expected));
@@ -97,7 +102,17 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_named() {
-        for word in ["cpus=0", "cpus=", "cpus=x", "only=", "exit=now", "jsonl", "check=1", "report=com3"] {
+        for word in [
+            "cpus=0",
+            "cpus=",
+            "cpus=x",
+            "only=",
+            "exit=now",
+            "jsonl",
+            "targets=run",
+            "check=1",
+            "report=com3",
+        ] {
             let line = std::format!("check {word} json");
             assert_eq!(Options::parse(&line), Err(word));
         }

@@ -101,8 +101,8 @@ pub struct Measurement<'a> {
     pub ranges: usize,
     /// What the initiator spends, in TSC cycles.
     pub initiator: Summary,
-    /// What each target loses, in TSC cycles.
-    pub target: Summary,
+    /// What each target loses, in TSC cycles, if that can be told.
+    pub target: Option<Summary>,
 }
 
 /// The machine, for the head of a report.
@@ -197,8 +197,8 @@ impl<W: Write> Report<W> {
     pub fn measurement(&mut self, measured: &Measurement<'_>) {
         let Measurement { back_end, processors, ranges, initiator, target } = measured;
         if self.is_json {
-            for (side, of) in [("initiator", initiator), ("target", target)] {
-                let Summary { count, min, median, p90, p99, max } = of;
+            for (side, of) in [("initiator", Some(initiator)), ("target", target.as_ref())] {
+                let Some(Summary { count, min, median, p90, p99, max }) = of else { continue };
                 self.line(format_args!(
                     r#"{{"bench":"shootdown","back_end":"{back_end}","processors":{processors},"ranges":{ranges},"side":"{side}","unit":"cycles","samples":{count},"min":{min},"median":{median},"p90":{p90},"p99":{p99},"max":{max}}}"#
                 ));
@@ -213,9 +213,10 @@ impl<W: Write> Report<W> {
             ));
         }
         self.number += 1;
+        let Summary { median, p90, p99, .. } = initiator;
+        let (target, target_p90) = target.as_ref().map_or((0, 0), |target| (target.median, target.p90));
         self.line(format_args!(
-            "  {back_end:<12}{processors:>5}{ranges:>7}{:>12}{:>12}{:>12}{:>12}{:>12}",
-            initiator.median, initiator.p90, initiator.p99, target.median, target.p90
+            "  {back_end:<14}{processors:>3}{ranges:>7}{median:>12}{p90:>12}{p99:>12}{target:>12}{target_p90:>12}"
         ));
     }
 
@@ -291,8 +292,13 @@ mod tests {
             report.row(name, &verdict);
         }
         let summary = Summary::of(&mut [1, 2, 3]);
-        let measured =
-            Measurement { back_end: "ipi", processors: 2, ranges: 0, initiator: summary, target: summary };
+        let measured = Measurement {
+            back_end: "ipi",
+            processors: 2,
+            ranges: 0,
+            initiator: summary,
+            target: Some(summary),
+        };
         report.measurement(&measured);
         report.note("a \"note\"");
         report.bail("why");

@@ -88,6 +88,9 @@ pub(crate) struct ShootdownArgs {
     /// Most CPUs that take part
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
+    /// CPUs that are flushed sleep, rather than spin: for more of them than there are cores to emulate them
+    #[arg(long)]
+    pub(crate) halted: bool,
     /// Machines, one after the other; the table shows medians of theirs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,

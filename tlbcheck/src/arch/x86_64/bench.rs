@@ -1,15 +1,17 @@
 //! What a shootdown costs: whoever asks for it, and each of those that it takes the time of.
 //!
 //! The targets spin and look at the TSC: what a flush takes of them is a gap between two looks, whether an interrupt's
-//! handler or the hypervisor has taken it. The initiator measures its own call. Back ends take turns, so that they
+//! handler or the hypervisor has taken it. Where they are more than there are CPUs to run them they can sleep instead; then
+//! what it takes of them is not known. The initiator measures its own call. Back ends take turns, so that they
 //! share whatever else goes on.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use baremetal::pages::PAGE;
-use baremetal::x86_64::clock;
-use baremetal::x86_64::processors::MAX_PROCESSORS;
+use baremetal::x86_64::interrupts::VECTOR_WAKE;
+use baremetal::x86_64::processors::{self, MAX_PROCESSORS};
+use baremetal::x86_64::{apic, clock};
 use spin::Mutex;
 use tlbcheck::command_line::Options;
 use tlbcheck::report::{Measurement, Stop, Totals, Verdict};
@@ -49,6 +51,8 @@ struct Target {
 static TARGETS: [Target; MAX_PROCESSORS] =
     [const { Target { lost: AtomicU64::new(0), looks: AtomicU64::new(0) } }; MAX_PROCESSORS];
 static ENDS: AtomicBool = AtomicBool::new(false);
+/// Targets sleep.
+static HALTS: AtomicBool = AtomicBool::new(false);
 
 /// What a target does.
 fn lose_time(number: usize) {
@@ -59,6 +63,16 @@ fn lose_time(number: usize) {
         let now = clock::now();
         shortest = shortest.min(now - last);
         last = now;
+    }
+    if HALTS.load(Ordering::Acquire) {
+        looks.store(1, Ordering::Release);
+        interrupts::disable();
+        while !ENDS.load(Ordering::Acquire) {
+            // An interrupt that comes before HLT ends it.
+            interrupts::enable_and_hlt();
+            interrupts::disable();
+        }
+        return;
     }
     let mut count = 0;
     while !ENDS.load(Ordering::Acquire) {
@@ -97,7 +111,7 @@ impl Column {
         self.back_end.flush(others, scope)?;
         let spent = clock::now() - begin;
         // Two more looks of each: then the gap of this flush has been counted.
-        for target in targets() {
+        for target in targets().filter(|_| !HALTS.load(Ordering::Relaxed)) {
             let before = target.looks.load(Ordering::Acquire);
             clock::wait_until(PATIENCE_MS, || target.looks.load(Ordering::Acquire) >= before + 2);
         }
@@ -119,7 +133,7 @@ impl Column {
             processors,
             ranges,
             initiator: Summary::of(&mut self.initiator),
-            target: Summary::of(&mut self.target),
+            target: (!HALTS.load(Ordering::Relaxed)).then(|| Summary::of(&mut self.target)),
         };
         console::report(|report| report.measurement(&measured));
         self.initiator.clear();
@@ -143,6 +157,7 @@ pub(super) fn run(options: &Options<'_>) -> Totals {
     let pages: ArrayVec<u64, RANGES_MAX> =
         (0..RANGES_MAX as u64).map(|index| WINDOW + index * 2 * PAGE).collect();
     let samples = options.rounds.map_or(SAMPLES, |rounds| (rounds as usize).min(SAMPLES_MAX));
+    HALTS.store(options.targets_halt, Ordering::Release);
     let mut columns = COLUMNS.lock();
     let mut totals = Totals::default();
     for processors in processor_counts(machine::get().processors) {
@@ -177,6 +192,7 @@ fn with_targets(others: &[usize], work: impl FnOnce()) -> Verdict {
     }
     ENDS.store(true, Ordering::Release);
     for number in others {
+        apic::send_fixed(processors::apic_id(*number), VECTOR_WAKE);
         machine::join(*number)?;
     }
     tlbcheck::ensure!(all_ready, "not all of {} targets begin", others.len());
