@@ -129,6 +129,11 @@ impl Lab<'_> {
         self.hung.set(matches!(outcome.end, End::TimedOut));
         check::ended(&outcome)?;
         let of = |verdict| rows.iter().filter(move |row| row.result == verdict);
+        if let Some(may_skip) = check.may_skip {
+            let may = |row: &check::Row| may_skip.iter().any(|beginning| row.row.starts_with(beginning));
+            let skipped: Vec<_> = of(Verdict::Skip).filter(|row| !may(row)).map(|row| &*row.row).collect();
+            ensure!(skipped.is_empty(), "these are skipped: {}", skipped.join(", "));
+        }
         match (check.rows, is_wrong) {
             (Some(wanted), true) => {
                 ensure!(of(Verdict::Fail).next().is_some(), "none of the rows {wanted} fails");
