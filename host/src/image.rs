@@ -163,12 +163,8 @@ fn mkrescue(tree: &Path, output: &Path) -> Result<()> {
 
 /// A machine that starts a CD, by UEFI or by BIOS.
 pub(crate) fn spec(disc: &Path, uefi: bool) -> Result<Spec> {
-    let firmware = match uefi {
-        true => {
-            Some(PathBuf::from(OVMF)).filter(|path| path.is_file()).context("there is no OVMF here")?.into()
-        }
-        false => None,
-    };
+    let firmware = uefi.then(|| PathBuf::from(OVMF));
+    ensure!(firmware.as_ref().is_none_or(|path| path.is_file()), "there is no UEFI firmware at {OVMF}");
     Ok(Spec::new(Payload::Disc { disc: disc.to_owned(), firmware }, 1, MACHINE_MEMORY))
 }
 

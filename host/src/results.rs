@@ -42,7 +42,7 @@ pub(crate) struct Row {
     pub(crate) subject: Subject,
     /// What was measured.
     pub(crate) metric: String,
-    /// `s`, `count`, `instructions`, `per call`, `per round`, `ratio`.
+    /// As docs/json.md lists them.
     pub(crate) unit: &'static str,
     /// Median of the runs; the mean of the two in the middle if their number is even.
     pub(crate) median: f64,
@@ -97,9 +97,14 @@ impl Samples {
         self.series.iter().find(same)?.row()
     }
 
-    /// The median of a metric of Quell's; not a number if it was not measured.
+    /// The median of a case, subject and metric; not a number if it was not measured.
+    pub(crate) fn median(&self, case: &str, subject: Subject, metric: &str) -> f64 {
+        self.row(case, subject, metric).map_or(f64::NAN, |row| row.median)
+    }
+
+    /// The same of Quell.
     pub(crate) fn of_quell(&self, case: &str, metric: &str) -> f64 {
-        self.row(case, Subject::Quell, metric).map_or(f64::NAN, |row| row.median)
+        self.median(case, Subject::Quell, metric)
     }
 }
 

@@ -27,69 +27,40 @@ pub(crate) struct Image {
     variant: Option<&'static str>,
 }
 
+impl Image {
+    /// A program for bare machines, in a package of the same name.
+    const fn bare(name: &'static str) -> Self {
+        Self { package: name, binary: name, target: BARE_TARGET, features: &[], strip: false, variant: None }
+    }
+
+    /// One of the workloads.
+    const fn workload(binary: &'static str) -> Self {
+        let package = "quell-workloads";
+        Self { package, binary, target: LINUX_TARGET, features: &[], strip: true, variant: None }
+    }
+}
+
 /// The hypervisor.
-pub(crate) const HYPERVISOR: Image = Image {
-    package: "quell-hypervisor",
-    binary: "quell-hypervisor",
-    target: BARE_TARGET,
-    features: &["image"],
-    strip: false,
-    variant: None,
-};
+pub(crate) const HYPERVISOR: Image = Image { features: &["image"], ..Image::bare("quell-hypervisor") };
 
 /// The hypervisor that can serve flush hypercalls wrongly.
 pub(crate) const HYPERVISOR_WITH_DEFECTS: Image =
     Image { features: &["image", "defects"], variant: Some("defects"), ..HYPERVISOR };
 
 /// The image that checks and measures TLB flushing.
-pub(crate) const TLBCHECK: Image = Image {
-    package: "quell-tlbcheck",
-    binary: "quell-tlbcheck",
-    target: BARE_TARGET,
-    features: &[],
-    strip: false,
-    variant: None,
-};
+pub(crate) const TLBCHECK: Image = Image::bare("quell-tlbcheck");
 
 /// The bare guest that counts instructions and does wrong things.
-pub(crate) const PROBE: Image = Image {
-    package: "quell-probe",
-    binary: "quell-probe",
-    target: BARE_TARGET,
-    features: &[],
-    strip: false,
-    variant: None,
-};
+pub(crate) const PROBE: Image = Image::bare("quell-probe");
 
 /// The workload that does nothing but provoke TLB flushes.
-pub(crate) const THRASH: Image = Image {
-    package: "quell-workloads",
-    binary: "thrash",
-    target: LINUX_TARGET,
-    features: &[],
-    strip: true,
-    variant: None,
-};
+pub(crate) const THRASH: Image = Image::workload("thrash");
 
 /// The workload that looks for stale translations.
-pub(crate) const STALE: Image = Image {
-    package: "quell-workloads",
-    binary: "stale",
-    target: LINUX_TARGET,
-    features: &[],
-    strip: true,
-    variant: None,
-};
+pub(crate) const STALE: Image = Image::workload("stale");
 
 /// The workload that turns a PCI device's ROM on and off under memory load.
-pub(crate) const MMTEST: Image = Image {
-    package: "quell-workloads",
-    binary: "mmtest",
-    target: LINUX_TARGET,
-    features: &[],
-    strip: true,
-    variant: None,
-};
+pub(crate) const MMTEST: Image = Image::workload("mmtest");
 
 /// The root of the source tree that this tool was built from.
 pub(crate) fn root() -> &'static Path {

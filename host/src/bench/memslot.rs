@@ -8,7 +8,7 @@ use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
 use crate::results::{self, Samples, Subject};
 use crate::size::MIB;
-use crate::table::table;
+use crate::table::{judge, table};
 use crate::vm::{Guest, Hypervisor};
 use crate::workspace;
 use anyhow::{Context, Result, bail, ensure};
@@ -228,20 +228,6 @@ fn print_zap(samples: &Samples) -> bool {
     ])
 }
 
-/// Prints values with their limits; says whether all are within.
-pub(super) fn judge<const N: usize>(rows: [(&str, f64, f64); N]) -> bool {
-    let good = |value: f64, limit: f64| value <= limit;
-    let cells = rows.map(|(label, value, limit)| {
-        let text =
-            |number: f64| if number >= 100.0 { format!("{number:.0}") } else { format!("{number:.3}") };
-        let limit_text = if limit.is_finite() { text(limit) } else { String::new() };
-        let verdict = if good(value, limit) { "" } else { "over" };
-        [label.to_owned(), text(value), limit_text, verdict.to_owned()]
-    });
-    println!("{}", table(["", "measured", "at most", ""], cells));
-    rows.iter().all(|&(_, value, limit)| good(value, limit))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -249,7 +235,6 @@ mod tests {
     #[test]
     fn what_was_not_measured_is_not_within_its_limit() {
         assert!(!print_zap(&Samples::default()) && !print_deletions(&Samples::default(), "x"));
-        assert!(judge([("a", 1.0, 1.0)]) && !judge([("a", 1.0, 1.0), ("b", 1.1, 1.0)]));
     }
 
     #[test]

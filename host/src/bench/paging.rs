@@ -1,9 +1,8 @@
 //! `quell bench paging`: the page tables on the host, beside those of other crates.
 
-use super::memslot::judge;
 use crate::cli::PagingArgs;
 use crate::results::{self, Samples, Subject};
-use crate::table::table;
+use crate::table::{judge, table};
 use crate::workspace;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;

@@ -1,12 +1,11 @@
 //! `quell bench shootdown`: what tlbcheck measures of shootdowns, and the table of the work that it follows.
 
-use super::memslot::judge;
 use crate::check::{self, subject};
 use crate::cli::ShootdownArgs;
 use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::results::{self, Samples, Subject};
-use crate::table::table;
+use crate::table::{judge, table};
 use anyhow::Result;
 use hostlink::config::Switches;
 use serde_json::Value;
@@ -103,7 +102,7 @@ fn case(back_end: &str, processors: u64, ranges: &str) -> String {
 fn print(samples: &Samples, args: &ShootdownArgs, cores: u32) -> bool {
     let subject = args.on.subject();
     let median = |mode: &str, processors: u64, ranges: &str| {
-        samples.row(&case(mode, processors, ranges), subject, "initiator").map_or(f64::NAN, |row| row.median)
+        samples.median(&case(mode, processors, ranges), subject, "initiator")
     };
     let counts = (0..).map(|power| 1 << power).take_while(|count| *count <= u64::from(args.cpus));
     let rows = counts

@@ -1,12 +1,12 @@
 //! A Linux guest whose threads use their memory while the ROM comes and goes, by the clock.
 
-use super::{Bench, finished, judge};
+use super::{Bench, finished};
 use crate::machine::counters::Snapshot;
 use crate::machine::process::{Flow, Machine};
 use crate::results::{Samples, Subject};
 use crate::run::CONSOLE;
 use crate::size::MIB;
-use crate::table::table;
+use crate::table::{judge, table};
 use crate::vm::{Guest, StockGuest};
 use anyhow::{Context, Result, ensure};
 use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches, Zap};

@@ -133,9 +133,8 @@ pub(super) fn listen() {
 pub(super) fn join(number: usize) {
     x86_64::instructions::interrupts::without_interrupts(|| {
         let mut local = LOCALS[number].lock();
-        let claimed = || Cpus::new(&SLOTS, &CELLS).claim(number);
         if local.is_none() {
-            *local = claimed();
+            *local = Cpus::new(&SLOTS, &CELLS).claim(number);
         }
         match &mut *local {
             Some(local) => _ = local.switch_to(space(), &mut Own::new()),
