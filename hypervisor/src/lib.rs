@@ -1,7 +1,8 @@
 //! Quell, a small type-1 hypervisor built around TLB coherence.
 //!
 //! The library holds two kinds of code. Everything outside `arch` is plain state with effects returned
-//! as values: it compiles for the host and is tested there. `arch` is the bare-metal program.
+//! as values: it compiles for the host and is tested there. `arch` and `vm` are the bare-metal program: what
+//! differs per architecture, and what does not.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
@@ -14,3 +15,5 @@ pub mod hyperv;
 pub mod loader;
 pub mod sched;
 pub mod tlb;
+#[cfg(target_os = "none")]
+mod vm;

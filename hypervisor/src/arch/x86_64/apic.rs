@@ -41,7 +41,7 @@ static BASE: AtomicU64 = AtomicU64::new(0);
 
 /// Finds out which interface there is. Call on the boot CPU before the page tables are built; returns
 /// the physical address of the register page if it needs mapping.
-pub(super) fn probe(has_x2apic: bool) -> Option<u64> {
+pub(crate) fn probe(has_x2apic: bool) -> Option<u64> {
     // SAFETY: every CPU that runs us has this MSR.
     let base = unsafe { Msr::new(MSR_APIC_BASE).read() };
     BASE.store(base & APIC_BASE_ADDRESS, Ordering::Relaxed);
@@ -74,7 +74,7 @@ fn register_address(register: u32) -> *mut u32 {
 }
 
 /// Turns the calling CPU's local APIC on.
-pub(super) fn enable() {
+pub(crate) fn enable() {
     // The enable bit is set already, and once cleared some emulations cannot set it again: never clear it.
     if X2APIC.load(Ordering::Relaxed) {
         let mut msr = Msr::new(MSR_APIC_BASE);
@@ -89,7 +89,7 @@ pub(super) fn enable() {
 }
 
 /// Ends the interrupt that is in service.
-pub(super) fn end_of_interrupt() {
+pub(crate) fn end_of_interrupt() {
     write(REG_EOI, 0);
 }
 
@@ -110,37 +110,37 @@ fn send(apic_id: u32, low: u32) {
 }
 
 /// Sends a fixed interrupt to one CPU.
-pub(super) fn send_fixed(apic_id: u32, vector: u8) {
+pub(crate) fn send_fixed(apic_id: u32, vector: u8) {
     send(apic_id, ICR_LEVEL_ASSERT | u32::from(vector));
 }
 
 /// Sends an NMI to one CPU.
-pub(super) fn send_nmi(apic_id: u32) {
+pub(crate) fn send_nmi(apic_id: u32) {
     send(apic_id, ICR_LEVEL_ASSERT | 4 << 8);
 }
 
 /// Sends INIT to one CPU.
-pub(super) fn send_init(apic_id: u32) {
+pub(crate) fn send_init(apic_id: u32) {
     send(apic_id, ICR_LEVEL_ASSERT | 5 << 8);
 }
 
 /// Sends a start-up IPI for the page at `page` to one CPU.
-pub(super) fn send_startup(apic_id: u32, page: u64) {
+pub(crate) fn send_startup(apic_id: u32, page: u64) {
     send(apic_id, ICR_LEVEL_ASSERT | 6 << 8 | (page >> 12) as u32);
 }
 
 /// Sets the timer to interrupt once after `ticks` of the bus clock; 0 stops it.
-pub(super) fn set_timer_ticks(ticks: u32) {
+pub(crate) fn set_timer_ticks(ticks: u32) {
     write(REG_TIMER_INITIAL, ticks);
 }
 
 /// What is left of the timer's count.
-pub(super) fn timer_ticks() -> u32 {
+pub(crate) fn timer_ticks() -> u32 {
     read(REG_TIMER_CURRENT)
 }
 
 /// Lets the timer interrupt with `vector`, by count or by TSC deadline.
-pub(super) fn unmask_timer(vector: u8, tsc_deadline: bool) {
+pub(crate) fn unmask_timer(vector: u8, tsc_deadline: bool) {
     let mode = if tsc_deadline { LVT_TSC_DEADLINE } else { 0 };
     write(REG_LVT_TIMER, mode | u32::from(vector));
 }
@@ -150,7 +150,7 @@ pub(super) fn unmask_timer(vector: u8, tsc_deadline: bool) {
 /// # Safety
 ///
 /// The I/O APIC's registers are mapped uncached at `base`, and nobody else drives it.
-pub(super) unsafe fn route_isa(base: u64, pin: u32, apic_id: u32, vector: u8) {
+pub(crate) unsafe fn route_isa(base: u64, pin: u32, apic_id: u32, vector: u8) {
     let select = base as *mut u32;
     let window = (base + 0x10) as *mut u32;
     let entry = 0x10 + 2 * pin;

@@ -17,14 +17,14 @@ unsafe extern "C" {
 }
 
 /// Where the start-up page of the other CPUs is placed: below 1 MiB, page aligned.
-pub(super) const AP_PAGE: u64 = 0x8000;
+pub(crate) const AP_PAGE: u64 = 0x8000;
 
 /// Offset of the word in the start-up page that holds the new CPU's stack pointer.
 const AP_STACK_OFFSET: u64 = 0xff8;
 
 /// What the entries say they are.
-pub(super) const PROTOCOL_PVH: u32 = 1;
-pub(super) const PROTOCOL_MULTIBOOT2: u32 = 2;
+pub(crate) const PROTOCOL_PVH: u32 = 1;
+pub(crate) const PROTOCOL_MULTIBOOT2: u32 = 2;
 
 /// Size of the boot CPU's first stack.
 const BOOT_STACK_SIZE: usize = 64 << 10;
@@ -204,7 +204,7 @@ ap_template_end:
 /// # Safety
 ///
 /// The page at [`AP_PAGE`] is RAM that nobody else uses, and is mapped writable.
-pub(super) unsafe fn install_ap_page() {
+pub(crate) unsafe fn install_ap_page() {
     let start = &raw const ap_template_start;
     let length = (&raw const ap_template_end).addr() - start.addr();
     assert!(length < AP_STACK_OFFSET as usize, "the start-up template is too long");
@@ -217,7 +217,7 @@ pub(super) unsafe fn install_ap_page() {
 /// # Safety
 ///
 /// As for [`install_ap_page`]; no CPU is between its start-up IPI and `ap_main`.
-pub(super) unsafe fn set_ap_stack(top: u64) {
+pub(crate) unsafe fn set_ap_stack(top: u64) {
     let word = (AP_PAGE + AP_STACK_OFFSET) as *mut u64;
     // SAFETY: the caller vouches for the page; the word is aligned.
     unsafe { word.write_volatile(top) };

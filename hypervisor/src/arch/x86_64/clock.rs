@@ -7,7 +7,7 @@ use x86_64::registers::model_specific::Msr;
 
 use super::apic;
 use super::interrupts::VECTOR_TIMER;
-use super::percpu::PerCpu;
+use crate::vm::PerCpu;
 
 /// Frequency of the ACPI power management timer (ACPI 6.5, section 4.8.2.4).
 const PM_TIMER_HZ: u64 = 3_579_545;
@@ -23,28 +23,28 @@ static APIC_PER_TSC: AtomicU64 = AtomicU64::new(0);
 static TSC_DEADLINE: AtomicBool = AtomicBool::new(false);
 
 /// The calling CPU's time stamp counter. All CPUs' counters are in step.
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     // SAFETY: reading the TSC has no side effect.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
 /// TSC ticks per second.
-pub(super) fn tsc_hz() -> u64 {
+pub(crate) fn hz() -> u64 {
     TSC_HZ.load(Ordering::Relaxed)
 }
 
 /// TSC ticks in `us` microseconds.
-pub(super) fn ticks_of_us(us: u64) -> u64 {
-    (u128::from(us) * u128::from(tsc_hz()) / 1_000_000) as u64
+pub(crate) fn ticks_of_us(us: u64) -> u64 {
+    (u128::from(us) * u128::from(hz()) / 1_000_000) as u64
 }
 
 /// Microseconds in `ticks` TSC ticks, begun ones counted as whole ones.
-pub(super) fn us_of_ticks(ticks: u64) -> u64 {
+pub(crate) fn us_of_ticks(ticks: u64) -> u64 {
     ticks.div_ceil(ticks_of_us(1).max(1))
 }
 
 /// Waits for `us` microseconds.
-pub(super) fn delay_us(us: u64) {
+pub(crate) fn delay_us(us: u64) {
     let end = now() + ticks_of_us(us);
     while now() < end {
         core::hint::spin_loop();
@@ -52,7 +52,7 @@ pub(super) fn delay_us(us: u64) {
 }
 
 /// Measures TSC and APIC timer against the power management timer at I/O port `pm_timer`.
-pub(super) fn calibrate(pm_timer: u16, has_tsc_deadline: bool) -> Result<(), &'static str> {
+pub(crate) fn calibrate(pm_timer: u16, has_tsc_deadline: bool) -> Result<(), &'static str> {
     let mut port = Port::<u32>::new(pm_timer);
     // 24 bits are there on every machine. SAFETY: ACPI says that this is the timer's port.
     let mut read = || unsafe { port.read() } & 0xff_ffff;
@@ -79,7 +79,7 @@ pub(super) fn calibrate(pm_timer: u16, has_tsc_deadline: bool) -> Result<(), &'s
 }
 
 /// Readies the calling CPU's timer.
-pub(super) fn init_cpu() {
+pub(crate) fn init_cpu() {
     apic::unmask_timer(VECTOR_TIMER, TSC_DEADLINE.load(Ordering::Relaxed));
 }
 
@@ -87,7 +87,7 @@ pub(super) fn init_cpu() {
 ///
 /// A timer that is set already to go off between `now` and `deadline` is left: it goes off early, finds nothing
 /// to do, and is set again. That is cheaper than moving it for every change.
-pub(super) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
+pub(crate) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
     // The cell is `u64::MAX` once the timer has gone off. A time that is past means that its interrupt is on its way,
     // or was lost: then it is set again.
     let armed = cpu.timer_armed.get();
@@ -107,6 +107,6 @@ pub(super) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
 }
 
 /// The calling CPU's timer went off.
-pub(super) fn on_timer() {
+pub(crate) fn on_timer() {
     PerCpu::current().timer_armed.set(u64::MAX);
 }

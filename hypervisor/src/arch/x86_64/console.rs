@@ -4,11 +4,8 @@
 //! output. The guest's COM1 and COM2 are emulated; what it sends goes to the real port of the same
 //! number, what the real COM1 receives goes to the guest. The real COM4 is the control channel.
 
-use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use log::{Level, LevelFilter, Log, Metadata, Record};
-use spin::Mutex;
 use x86_64::instructions::port::Port;
 
 /// Debug console of QEMU and Bochs: reading it gives its own number.
@@ -30,7 +27,6 @@ const LINE_DATA_READY: u8 = 1;
 const LINE_TRANSMIT_EMPTY: u8 = 1 << 5;
 
 static HAS_DEBUG_CONSOLE: AtomicBool = AtomicBool::new(false);
-static LOG_LOCK: Mutex<()> = Mutex::new(());
 
 fn out(port: u16, value: u8) {
     // SAFETY: only the ports of the debug console and the serial devices are passed in here.
@@ -42,8 +38,8 @@ fn inp(port: u16) -> u8 {
     unsafe { Port::new(port).read() }
 }
 
-/// Finds the debug console, sets up the serial ports (115,200 baud, 8n1, FIFO), starts the log.
-pub(super) fn init() {
+/// Finds the debug console, sets up the serial ports (115,200 baud, 8n1, FIFO).
+pub(crate) fn init() {
     HAS_DEBUG_CONSOLE.store(inp(DEBUG_CONSOLE) == DEBUG_CONSOLE as u8, Ordering::Relaxed);
     for base in SERIAL_BASE.into_iter().chain([CONTROL_BASE]) {
         out(base + REG_INTERRUPT_ENABLE, 0);
@@ -54,25 +50,23 @@ pub(super) fn init() {
         out(base + REG_FIFO_CONTROL, 0x07);
         out(base + REG_MODEM_CONTROL, 0x0b);
     }
-    log::set_logger(&Logger).expect("the logger is set once");
-    log::set_max_level(LevelFilter::Info);
 }
 
 /// Lets the real COM1 and COM4 interrupt when they have received something.
-pub(super) fn enable_receive_interrupts() {
+pub(crate) fn enable_receive_interrupts() {
     out(SERIAL_BASE[0] + REG_INTERRUPT_ENABLE, 1);
     out(CONTROL_BASE + REG_INTERRUPT_ENABLE, 1);
 }
 
 /// Sends one byte of the guest's COM1 (0) or COM2 (1).
-pub(super) fn guest_transmit(port: usize, byte: u8) {
+pub(crate) fn guest_transmit(port: usize, byte: u8) {
     if let Some(&base) = SERIAL_BASE.get(port) {
         transmit(base, byte);
     }
 }
 
 /// Sends one byte over the control channel.
-pub(super) fn send_control(byte: u8) {
+pub(crate) fn send_control(byte: u8) {
     transmit(CONTROL_BASE, byte);
 }
 
@@ -85,12 +79,12 @@ fn transmit(base: u16, byte: u8) {
 }
 
 /// Next byte that the real COM1 received.
-pub(super) fn receive() -> Option<u8> {
+pub(crate) fn receive() -> Option<u8> {
     receive_from(SERIAL_BASE[0])
 }
 
 /// Next byte that came over the control channel.
-pub(super) fn receive_control() -> Option<u8> {
+pub(crate) fn receive_control() -> Option<u8> {
     receive_from(CONTROL_BASE)
 }
 
@@ -100,45 +94,11 @@ fn receive_from(base: u16) -> Option<u8> {
     (status != 0xff && status & LINE_DATA_READY != 0).then(|| inp(base + REG_DATA))
 }
 
-/// Writes text to the log as it is.
-pub(super) struct LogPort;
-
-impl Write for LogPort {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let debug = HAS_DEBUG_CONSOLE.load(Ordering::Relaxed);
-        for byte in text.bytes() {
-            if debug {
-                out(DEBUG_CONSOLE, byte);
-            } else {
-                guest_transmit(0, byte);
-            }
-        }
-        Ok(())
+/// Writes a byte to the log.
+pub(crate) fn log_byte(byte: u8) {
+    if HAS_DEBUG_CONSOLE.load(Ordering::Relaxed) {
+        out(DEBUG_CONSOLE, byte);
+    } else {
+        guest_transmit(0, byte);
     }
-}
-
-struct Logger;
-
-impl Log for Logger {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &Record<'_>) {
-        let _one_line_at_a_time = LOG_LOCK.lock();
-        let level = match record.level() {
-            Level::Error => "error: ",
-            Level::Warn => "warning: ",
-            _ => "",
-        };
-        // Writing to the log port cannot fail.
-        let _ = writeln!(LogPort, "quell: {level}{}", record.args());
-    }
-
-    fn flush(&self) {}
-}
-
-/// The log port without the lock, for a panic that may have happened while it was held.
-pub(super) fn panic_port() -> LogPort {
-    LogPort
 }

@@ -7,20 +7,20 @@ use acpi::madt::{Madt, MadtEntry};
 use acpi::{AcpiHandler, AcpiTables, PhysicalMapping};
 use arrayvec::ArrayVec;
 
-use super::percpu::MAX_CPUS;
+use crate::vm::percpu::MAX_CPUS;
 
 /// The machine as far as it matters to us.
-pub(super) struct Machine {
+pub(crate) struct Machine {
     /// APIC ids of the CPUs that may be used, in the firmware's order.
-    pub(super) apic_ids: ArrayVec<u32, MAX_CPUS>,
+    pub(crate) apic_ids: ArrayVec<u32, MAX_CPUS>,
     /// Register page of the I/O APIC that takes interrupt 0 upwards.
-    pub(super) io_apic: Option<u64>,
+    pub(crate) io_apic: Option<u64>,
     /// Where ISA interrupt 4 (COM1) arrives.
-    pub(super) serial_pin: u32,
+    pub(crate) serial_pin: u32,
     /// Where ISA interrupt 3 (COM2 and COM4) arrives.
-    pub(super) control_pin: u32,
+    pub(crate) control_pin: u32,
     /// I/O port of the power management timer.
-    pub(super) pm_timer: u16,
+    pub(crate) pm_timer: u16,
 }
 
 /// Memory is mapped one to one while the tables are read.
@@ -45,7 +45,7 @@ const CPU_ENABLED: u32 = 1;
 /// # Safety
 ///
 /// The boot page tables are active; `rsdp` is what the boot protocol gave, or 0.
-pub(super) unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
+pub(crate) unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
     // SAFETY: the caller vouches for the address; the tables' checksums are verified.
     let tables = unsafe {
         match rsdp {

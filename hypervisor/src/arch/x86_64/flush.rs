@@ -8,14 +8,14 @@ use coherence::{CpuId, Hardware, Issued, Ledger, Members, Scope, Target, Targets
 use hostlink::config::MAX_VCPUS;
 use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots};
+use paging::{FlushReceipt, Stamp};
 use tlfs::{ClusterIpi, FlushCall, FlushScope, GvaList, InputError, InputSource, XMM_WORDS};
 
 use super::clock;
-use super::machine::{self, CounterRow, Machine, Vcpu};
-use super::percpu::PerCpu;
 use super::svm::vmcb::CR3_ADDRESS;
 use crate::hyperv::{Platform, Services};
 use crate::tlb::{self, Plan, Why};
+use crate::vm::{self, CounterRow, Machine, PerCpu, Vcpu};
 
 /// Banks of 64 that all vCPUs fit into.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
@@ -27,13 +27,13 @@ const WAIT_TURNS_MAX: u64 = 1 << 32;
 const REKICK_TURNS: u64 = 1 << 14;
 
 /// Where an initiator notes whom it waits for; one per CPU. It has room for all vCPUs.
-pub(super) type FlushScratch = Ledger<BANKS>;
+pub(crate) type FlushScratch = Ledger<BANKS>;
 
 /// What is done on behalf of the vCPU that calls.
-pub(super) struct CallServices<'a> {
-    pub(super) vm: &'a Machine,
-    pub(super) caller: &'a Vcpu,
-    pub(super) scratch: &'a mut FlushScratch,
+pub(crate) struct CallServices<'a> {
+    pub(crate) vm: &'a Machine,
+    pub(crate) caller: &'a Vcpu,
+    pub(crate) scratch: &'a mut FlushScratch,
 }
 
 impl Targets for Machine {
@@ -80,11 +80,11 @@ impl Members for Named<'_> {
 }
 
 /// Kicks by IPI.
-pub(super) struct Ipi;
+pub(crate) struct Ipi;
 
 impl Hardware for Ipi {
     fn kick(&self, cpu: CpuId) {
-        machine::kick(cpu.0);
+        vm::kick(cpu.0);
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
@@ -93,7 +93,7 @@ impl Hardware for Ipi {
             // No working machine gets here. One that has lost a kick gets all of them again.
             PerCpu::all()
                 .filter(|cpu| cpu.online.load(Ordering::Relaxed))
-                .for_each(|cpu| machine::kick(cpu.index));
+                .for_each(|cpu| vm::kick(cpu.index));
         }
         if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
@@ -125,14 +125,14 @@ impl Services for CallServices<'_> {
                 sent += 1;
             }
         });
-        machine::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
+        vm::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
     }
 }
 
 impl CallServices<'_> {
     #[inline(never)] // With room for the ranges, which a flush of everything need not make.
     fn flush_list(&mut self, call: &FlushCall<'_>, list: &GvaList<'_>) -> u16 {
-        let plan = tlb::plan(list, self.vm.flush_cost.page_limit());
+        let plan = tlb::plan(list, self.vm.guest.flush_cost.page_limit());
         let (scope, done, counter) = match &plan {
             Plan::Whole(Why::ManyRanges) => (Scope::All, call.rep_count, Counter::FlushWholeRanges),
             Plan::Whole(_) => (Scope::All, call.rep_count, Counter::FlushWholePages),
@@ -171,7 +171,7 @@ impl CallServices<'_> {
         }
         let counters = vm.counters_of(caller);
         let count = |counter: Counter, amount: u32| {
-            machine::increase(&counters[counter as usize], amount.into());
+            vm::increase(&counters[counter as usize], amount.into());
         };
         count(counter, 1);
         if issued.outcome().elsewhere != 0 {
@@ -191,6 +191,43 @@ impl CallServices<'_> {
     }
 }
 
+/// A flush of all vCPUs that is over.
+pub(crate) struct Flushed(Stamp);
+
+// SAFETY: made by [`Machine::flush_space`] alone, from the stamp before the flush was issued and for the flush engine's receipt. That
+// receipt says that no vCPU uses translations of before, nor ends a section that began before; and every software
+// walk of the nested table on a vCPU's behalf is in such a section (`Context::with_section`). An audit walks it as well, but never
+// while there is a job.
+unsafe impl FlushReceipt for Flushed {
+    fn covers(&self, stamp: Stamp) -> bool {
+        self.0.covers(stamp)
+    }
+}
+
+/// All vCPUs.
+struct EveryVcpu(usize);
+
+impl Members for EveryVcpu {
+    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
+        (0..self.0.div_ceil(64)).for_each(|bank| visit(bank, u64::MAX));
+    }
+}
+
+impl Machine {
+    /// Drops all translations of all vCPUs.
+    pub(crate) fn flush_space(&self, scratch: &mut FlushScratch) -> Flushed {
+        let stamp = self.space.stamp();
+        let issued = coherence::issue(self, &EveryVcpu(self.vcpus.len()), Scope::All, scratch);
+        if self.has_kicks() {
+            // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
+            // still uses.
+            let waited = issued.dispatch(&Ipi).wait(&Ipi);
+            let _ = waited.unwrap_or_else(|stalled| panic!("{stalled}"));
+        }
+        Flushed(stamp)
+    }
+}
+
 /// The address space whose translations alone a flush of everything is about, global ones left out; see
 /// [`Space`](coherence::Space). Only its address counts: the low bits may be a PCID or flags, and bit 63 says "no flush"
 /// (pitfall A11). Lists are not asked: there the TLFS calls the flag that leaves global pages out an invalid option.
@@ -204,7 +241,7 @@ fn space_of(call: &FlushCall<'_>) -> Option<u64> {
 #[inline(never)]
 fn dispatch_and_wait(issued: Issued<'_, Machine, BANKS>, counters: &CounterRow) {
     #[cfg(feature = "defects")]
-    if machine::machine().defect() == Some(hostlink::defect::Defect::EarlyReturn) {
+    if vm::machine().defect() == Some(hostlink::defect::Defect::EarlyReturn) {
         let _ = issued.dispatch(&Ipi);
         return;
     }
@@ -223,14 +260,14 @@ fn dispatch_and_wait(issued: Issued<'_, Machine, BANKS>, counters: &CounterRow) 
         (Counter::FlushOverflows, outcome.mailbox_overflows),
         (Counter::of_wait(waited), 1),
     ] {
-        machine::increase(&counters[counter as usize], amount.into());
+        vm::increase(&counters[counter as usize], amount.into());
     }
 }
 
 /// Guest memory as the hypercall decoder reads it.
-pub(super) struct MemorySource<'a> {
-    pub(super) memslots: &'a Memslots,
-    pub(super) platform: &'a Platform,
+pub(crate) struct MemorySource<'a> {
+    pub(crate) memslots: &'a Memslots,
+    pub(crate) platform: &'a Platform,
 }
 
 impl InputSource for MemorySource<'_> {

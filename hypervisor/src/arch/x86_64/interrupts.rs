@@ -6,40 +6,43 @@
 
 use core::arch::global_asm;
 
-use super::{apic, clock, panic, run};
+use x86_64::registers::control::Cr2;
+
+use super::{apic, clock, cpu};
+use crate::vm::{panic, run};
 
 /// The one-shot timer.
-pub(super) const VECTOR_TIMER: u8 = 0x20;
+pub(crate) const VECTOR_TIMER: u8 = 0x20;
 /// "Look again": sent to a CPU that should leave guest mode or idling.
-pub(super) const VECTOR_KICK: u8 = 0x21;
+pub(crate) const VECTOR_KICK: u8 = 0x21;
 /// The real COM1 has received something.
-pub(super) const VECTOR_SERIAL: u8 = 0x22;
+pub(crate) const VECTOR_SERIAL: u8 = 0x22;
 /// The control channel has received something.
-pub(super) const VECTOR_CONTROL: u8 = 0x23;
+pub(crate) const VECTOR_CONTROL: u8 = 0x23;
 /// Spurious interrupts of the local APIC; the low four bits are ones as old APICs want them.
-pub(super) const VECTOR_SPURIOUS: u8 = 0xff;
+pub(crate) const VECTOR_SPURIOUS: u8 = 0xff;
 
 /// What the stub pushes, lowest address first.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Frame {
-    pub(super) rbp: u64,
-    pub(super) r11: u64,
-    pub(super) r10: u64,
-    pub(super) r9: u64,
-    pub(super) r8: u64,
-    pub(super) rdi: u64,
-    pub(super) rsi: u64,
-    pub(super) rdx: u64,
-    pub(super) rcx: u64,
-    pub(super) rax: u64,
-    pub(super) vector: u64,
-    pub(super) error: u64,
-    pub(super) rip: u64,
-    pub(super) cs: u64,
-    pub(super) rflags: u64,
-    pub(super) rsp: u64,
-    pub(super) ss: u64,
+pub(crate) struct Frame {
+    pub(crate) rbp: u64,
+    pub(crate) r11: u64,
+    pub(crate) r10: u64,
+    pub(crate) r9: u64,
+    pub(crate) r8: u64,
+    pub(crate) rdi: u64,
+    pub(crate) rsi: u64,
+    pub(crate) rdx: u64,
+    pub(crate) rcx: u64,
+    pub(crate) rax: u64,
+    pub(crate) vector: u64,
+    pub(crate) error: u64,
+    pub(crate) rip: u64,
+    pub(crate) cs: u64,
+    pub(crate) rflags: u64,
+    pub(crate) rsp: u64,
+    pub(crate) ss: u64,
 }
 
 // One stub of 16 bytes per vector: an error code of 0 where the processor pushes none (APM volume 2,
@@ -100,14 +103,14 @@ unsafe extern "C" {
 }
 
 /// Address of a vector's stub.
-pub(super) fn stub_address(vector: usize) -> u64 {
+pub(crate) fn stub_address(vector: usize) -> u64 {
     // SAFETY: the address of our own text is taken, nothing is read.
     (unsafe { &raw const interrupt_stubs[vector] }).addr() as u64
 }
 
 extern "C" fn dispatch(frame: &Frame) {
     match frame.vector as u8 {
-        vector @ 0..=31 => panic::on_exception(vector, frame),
+        vector @ 0..=31 => on_exception(vector, frame),
         VECTOR_TIMER => {
             clock::on_timer();
             run::request_attention();
@@ -128,5 +131,39 @@ extern "C" fn dispatch(frame: &Frame) {
             log::warn!("interrupt on unused vector {vector:#x}");
             apic::end_of_interrupt();
         }
+    }
+}
+
+/// A processor exception in the hypervisor itself.
+fn on_exception(vector: u8, frame: &Frame) {
+    // NMIs stop the other CPUs when one has panicked; any other NMI is none of our making.
+    if vector == 2 {
+        if panic::has_panicked() {
+            cpu::stop();
+        }
+        log::warn!("unexpected NMI");
+        return;
+    }
+    panic::report_exception(
+        format_args!(
+            "exception {vector} ({}), error code {:#x}, CR2 {:#x}\n  {frame:x?}",
+            exception_name(vector),
+            frame.error,
+            Cr2::read_raw(),
+        ),
+        frame.rbp,
+        frame.rip,
+    )
+}
+
+fn exception_name(vector: u8) -> &'static str {
+    match vector {
+        0 => "divide error",
+        6 => "invalid opcode",
+        8 => "double fault, most likely a stack overflow",
+        13 => "general protection",
+        14 => "page fault",
+        18 => "machine check",
+        _ => "see the manual",
     }
 }

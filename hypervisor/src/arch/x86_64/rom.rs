@@ -7,9 +7,8 @@ use memslots::space::Report;
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
 
 use super::flush::FlushScratch;
-use super::machine::Machine;
-use super::memory;
 use crate::devices::pci::rom_device::RomLen;
+use crate::vm::{Machine, memory};
 
 /// Name of the ROM's slot; RAM has the first ones.
 const SLOT: SlotId = SlotId(u16::MAX);
@@ -17,7 +16,7 @@ const PAGE: usize = 4096;
 
 /// The ROM. Whoever writes to its device's registers holds its lock until [`follow`](Rom::follow) is over, so that the
 /// slots follow in the order of the writes.
-pub(super) struct Rom {
+pub(crate) struct Rom {
     image: PhysAddr,
     len: RomLen,
     /// Where its slot is.
@@ -26,7 +25,7 @@ pub(super) struct Rom {
 
 impl Rom {
     /// A ROM with its contents, which the guest does not see yet.
-    pub(super) fn new(len: RomLen) -> Self {
+    pub(crate) fn new(len: RomLen) -> Self {
         let bytes = len.bytes() as usize;
         let image = memory::allocate_pages(bytes / PAGE);
         // SAFETY: the pages were just allocated for this, and no slot names them yet.
@@ -42,7 +41,7 @@ impl Rom {
     /// # Errors
     ///
     /// [`Busy`] while another change of the slots is under way: the access that asks for this is to be tried again.
-    pub(super) fn follow(
+    pub(crate) fn follow(
         &mut self,
         vm: &Machine,
         wanted: Option<Gpa>,
@@ -85,4 +84,4 @@ impl Rom {
 
 /// Another change of the slots is under way.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Busy;
+pub(crate) struct Busy;

@@ -9,11 +9,11 @@ use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1T
 use pvh::start_info::MemmapType;
 use pvh::start_info::reader::StartInfoReader;
 
-use super::memory::{self, FreeMemory};
-use super::percpu::{self, BLOCK_SIZE, PerCpu};
-use super::svm::features;
-use super::svm::{cpuid, instruction};
-use super::{apic, boot, clock, console, firmware, interrupts, machine, panic, run, tables};
+use super::svm::{cpuid, features, instruction};
+use super::{apic, boot, clock, console, firmware, interrupts, tables, translation};
+use crate::vm::memory::{self, FreeMemory};
+use crate::vm::percpu::{self, BLOCK_SIZE};
+use crate::vm::{self, PerCpu, machine, panic, run};
 
 /// How long a CPU gets to come up.
 const AP_START_US: u64 = 1_000_000;
@@ -34,8 +34,9 @@ impl BootInfo {
 }
 
 /// First Rust code of the boot CPU, on the boot stack with the boot tables.
-pub(super) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
+pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     console::init();
+    vm::console::init();
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
     // SAFETY: the entry code passes on what the boot protocol gave.
     let info = unsafe {
@@ -126,20 +127,20 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'
     }
     memory::init_heap(&mut free)?;
 
-    let apic_ids = boot_cpu_first(firmware);
-    let size = apic_ids.len() as u64 * BLOCK_SIZE;
+    let ids = boot_cpu_first(firmware);
+    let size = ids.len() as u64 * BLOCK_SIZE;
     let blocks = free.take(size, BLOCK_SIZE, 1 << 32).ok_or("no room for the CPUs' stacks")?;
     // SAFETY: the memory is free RAM, mapped by the boot tables, and ours from here on.
     unsafe {
         core::ptr::write_bytes(blocks as *mut u8, 0, size as usize);
-        percpu::create(blocks, &apic_ids);
+        percpu::create(blocks, &ids);
     }
     memory::set_stacks(blocks..blocks + size);
 
     let mut devices = ArrayVec::<u64, 2>::new();
     devices.extend(apic::probe(cpuid::host_has_x2apic()));
     devices.extend(firmware.io_apic);
-    memory::build_tables(&info.ram, &devices, blocks..blocks + size)
+    translation::build_tables(&info.ram, &devices, blocks..blocks + size)
         .map_err(|_| "the memory map cannot be mapped")?;
     LATER.call_once(|| Later {
         pm_timer: firmware.pm_timer,
@@ -153,10 +154,10 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'
 }
 
 /// APIC ids of all CPUs, the one that runs now first.
-fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u32, { percpu::MAX_CPUS }> {
+fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u64, { percpu::MAX_CPUS }> {
     let own = cpuid::host_apic_id();
     let others = firmware.apic_ids.iter().copied().filter(|&id| id != own);
-    core::iter::once(own).chain(others).take(percpu::MAX_CPUS).collect()
+    core::iter::once(own).chain(others).take(percpu::MAX_CPUS).map(u64::from).collect()
 }
 
 /// The boot CPU on its final stack.
@@ -164,7 +165,7 @@ extern "C" fn bsp_on_block() -> ! {
     let later = LATER.get().expect("memory is prepared");
     let cpu = PerCpu::current();
     // SAFETY: the tables are built and map all that is in use.
-    unsafe { memory::activate_tables() };
+    unsafe { translation::activate_tables() };
     tables::load(cpu);
     apic::enable();
     clock::calibrate(later.pm_timer, cpuid::host_has_tsc_deadline()).unwrap_or_else(|why| unsupported(&why));
@@ -174,7 +175,7 @@ extern "C" fn bsp_on_block() -> ! {
         "{} CPUs, {} MiB free, TSC {} MHz",
         PerCpu::all().filter(|cpu| cpu.online.load(Ordering::Acquire)).count(),
         later.free.lock().total() >> 20,
-        clock::tsc_hz() / 1_000_000,
+        clock::hz() / 1_000_000,
     );
     let module = later.module.clone().unwrap_or_else(|| {
         panic::refuse(ExitCode::BadConfig, &"no bundle: give it as the boot module (QEMU: -initrd)")
@@ -188,8 +189,8 @@ extern "C" fn bsp_on_block() -> ! {
     if let Some(base) = later.io_apic {
         // SAFETY: the register page is mapped; nobody else drives the I/O APIC.
         unsafe {
-            apic::route_isa(base, later.serial_pin, cpu.apic_id, interrupts::VECTOR_SERIAL);
-            apic::route_isa(base, later.control_pin, cpu.apic_id, interrupts::VECTOR_CONTROL);
+            apic::route_isa(base, later.serial_pin, cpu.id as u32, interrupts::VECTOR_SERIAL);
+            apic::route_isa(base, later.control_pin, cpu.id as u32, interrupts::VECTOR_CONTROL);
         }
         console::enable_receive_interrupts();
     }
@@ -199,12 +200,12 @@ extern "C" fn bsp_on_block() -> ! {
 
 /// What each CPU does once for itself after its tables are loaded.
 fn enable_cpu(cpu: &'static PerCpu) {
-    cpu.host_save.set(memory::allocate_pages(1));
-    cpu.host_vmcb.set(memory::allocate_pages(1));
+    cpu.arch.host_save.set(memory::allocate_pages(1));
+    cpu.arch.host_vmcb.set(memory::allocate_pages(1));
     // SAFETY: the pages were just allocated.
     unsafe {
-        features::enable(cpu.host_save.get());
-        core::arch::asm!("vmsave rax", in("rax") cpu.host_vmcb.get(), options(nostack, preserves_flags));
+        features::enable(cpu.arch.host_save.get());
+        core::arch::asm!("vmsave rax", in("rax") cpu.arch.host_vmcb.get(), options(nostack, preserves_flags));
     }
     super::svm::fpu::enable();
     clock::init_cpu();
@@ -218,11 +219,11 @@ fn start_others() {
     for cpu in PerCpu::all().skip(1) {
         // SAFETY: the CPU before has come up or is given up.
         unsafe { boot::set_ap_stack(cpu.main_stack_top()) };
-        apic::send_init(cpu.apic_id);
+        apic::send_init(cpu.id as u32);
         clock::delay_us(200);
         let deadline = clock::now() + clock::ticks_of_us(AP_START_US);
         for attempt in 0..2 {
-            apic::send_startup(cpu.apic_id, boot::AP_PAGE);
+            apic::send_startup(cpu.id as u32, boot::AP_PAGE);
             let patience = if attempt == 0 { clock::now() + clock::ticks_of_us(20_000) } else { deadline };
             while !cpu.online.load(Ordering::Acquire) && clock::now() < patience {
                 core::hint::spin_loop();
@@ -232,15 +233,15 @@ fn start_others() {
             }
         }
         if !cpu.online.load(Ordering::Acquire) {
-            log::error!("CPU {} (APIC id {}) does not start", cpu.index, cpu.apic_id);
+            log::error!("CPU {} (APIC id {}) does not start", cpu.index, cpu.id as u32);
         }
     }
 }
 
 /// First Rust code of every other CPU, on its main stack with the boot tables.
-pub(super) extern "C" fn ap_main() -> ! {
+pub(crate) extern "C" fn ap_main() -> ! {
     // SAFETY: the tables are built and map all that is in use.
-    unsafe { memory::activate_tables() };
+    unsafe { translation::activate_tables() };
     let cpu = PerCpu::current();
     tables::load(cpu);
     apic::enable();

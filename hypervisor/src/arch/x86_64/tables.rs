@@ -12,7 +12,7 @@ use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 use x86_64::structures::tss::TaskStateSegment;
 
 use super::interrupts::stub_address;
-use super::percpu::PerCpu;
+use crate::vm::PerCpu;
 
 /// Index in the TSS of the stack for double faults and machine checks.
 const FAULT_IST: u16 = 0;
@@ -20,14 +20,14 @@ const FAULT_IST: u16 = 0;
 const NMI_IST: u16 = 1;
 
 /// The tables that each CPU has for itself.
-pub(super) struct CpuTables {
+pub(crate) struct CpuTables {
     gdt: MaybeUninit<GlobalDescriptorTable>,
     tss: TaskStateSegment,
 }
 
 impl CpuTables {
     /// Tables that are not loaded yet.
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { gdt: MaybeUninit::uninit(), tss: TaskStateSegment::new() }
     }
 }
@@ -59,7 +59,7 @@ static mut IDT: [Gate; 256] = [Gate::EMPTY; 256];
 static IDT_READY: AtomicBool = AtomicBool::new(false);
 
 /// Fills in the IDT. Call on the boot CPU, once.
-pub(super) fn build_idt() {
+pub(crate) fn build_idt() {
     let selector = CS::get_reg().0;
     for vector in 0..256usize {
         // Interrupts from outside take no IST: a stack switch reads the TSS, and right after a
@@ -76,10 +76,10 @@ pub(super) fn build_idt() {
 }
 
 /// Loads GDT, TSS and IDT of the calling CPU.
-pub(super) fn load(cpu: &'static PerCpu) {
+pub(crate) fn load(cpu: &'static PerCpu) {
     assert!(IDT_READY.load(Ordering::Acquire), "the IDT is built first");
     // SAFETY: the tables belong to this CPU, which loads them once; they live as long as it does.
-    let tables = unsafe { &mut *cpu.tables.get() };
+    let tables = unsafe { &mut *cpu.arch.tables.get() };
     tables.tss.interrupt_stack_table[FAULT_IST as usize] = VirtAddr::new(cpu.fault_stack_top());
     tables.tss.interrupt_stack_table[NMI_IST as usize] = VirtAddr::new(cpu.nmi_stack_top());
     let gdt = tables.gdt.write(GlobalDescriptorTable::new());

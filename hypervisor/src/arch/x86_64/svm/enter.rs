@@ -7,14 +7,15 @@ use coherence::{CpuId, Scope};
 use hostlink::counters::Counter;
 use memslots::Gpa;
 
-use super::super::machine::increase;
 use super::entry::run_guest;
-use super::exits::Context;
+use crate::vm::increase;
+
 use super::features::Features;
 use super::invalidate::invalidate;
 use super::vmcb::{CR4_PAE, CR4_PCIDE, clean, exit};
 use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
 use crate::tlb::{self, Why};
+use crate::vm::Context;
 
 impl Context<'_> {
     /// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked
@@ -45,7 +46,7 @@ impl Context<'_> {
             return false;
         };
         // SAFETY: both VMCBs are complete, the registers are this vCPU's; the nested tables map its memory only.
-        unsafe { run_guest(guest, &raw mut self.state.registers, self.cpu.host_vmcb.get()) };
+        unsafe { run_guest(guest, &raw mut self.state.registers, self.cpu.arch.host_vmcb.get()) };
         in_guest.leave();
         if self.state.vmcb.exit_code as u32 != exit::INVALID as u32 {
             self.workspace.asids.executed(&mut self.state.asid, assignment);
@@ -57,7 +58,7 @@ impl Context<'_> {
 
     /// Takes a flush that pends: carries it out, or has the next VMRUN do so.
     #[cold]
-    pub(super) fn take_flush(&mut self) {
+    pub(crate) fn take_flush(&mut self) {
         let Some(work) = self.owner.take_flush() else { return };
         increase(&self.counters[Counter::FlushTaken as usize], 1);
         let (asids, slot) = (&self.workspace.asids, &mut self.state.asid);
@@ -72,7 +73,7 @@ impl Context<'_> {
                     pae: self.state.vmcb.cr4 & CR4_PAE != 0,
                     pieces: self.vm.space.has_pieces(),
                 };
-                match tlb::obey(pages, target, self.vm.flush_cost.page_limit()) {
+                match tlb::obey(pages, target, self.vm.guest.flush_cost.page_limit()) {
                     tlb::Work::Nothing => None,
                     tlb::Work::Whole(Why::Pcid) => Some(Counter::FlushWholePcid),
                     tlb::Work::Whole(Why::LegacyPaging) => Some(Counter::FlushWholeLegacy),

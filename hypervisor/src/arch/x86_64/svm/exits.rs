@@ -1,24 +1,18 @@
 //! What each exit means. Handlers change the vCPU's state and say how it goes on; nothing here blocks, but for
 //! the bounded wait of a flush.
 
-use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering;
 
-use coherence::Owner;
 use hostlink::counters::Counter;
-use memslots::{Gpa, GuestMemory, Pattern};
+use memslots::{Gpa, Pattern};
 
 use super::super::clock;
-use super::super::machine::{CounterRow, Machine, Vcpu, increase};
 use super::super::overlay::Overlays;
-use super::super::percpu::PerCpu;
 use super::super::rom::Busy;
-use super::super::run::Workspace;
-use super::super::space::count_job;
 use super::entry::{RAX, RBX, RCX, RDX};
 use super::fpu;
 use super::instruction::{decode_control_write, length};
-use super::state::{Activity, VcpuState};
+use super::state::Activity;
 use super::step::Nmi;
 use super::vmcb::{CR4_PAE, CR4_PCIDE, DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
 use super::{cpuid, msr};
@@ -30,71 +24,10 @@ use crate::emulator::Operand;
 #[cfg(feature = "defects")]
 use crate::hyperv::defects;
 use crate::hyperv::{self, Caller, MsrEffect, MsrRead, Outcome, hypercall};
-
-/// How a vCPU goes on after an exit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// Back into the guest.
-    Resume,
-    /// Its timers changed: look at them before going back.
-    Timers,
-    /// It waits for an interrupt.
-    Halt,
-    /// It spins: let another vCPU run if there is one.
-    Yield,
-    /// The instruction could not be carried out yet: once more, after others have had their turn.
-    Again,
-    /// The virtual machine starts again.
-    Reset,
-    /// The virtual machine ends.
-    PowerOff,
-    /// The guest shut down by triple fault.
-    TripleFault,
-}
-
-/// A vCPU on a CPU, outside of guest mode.
-pub(crate) struct Context<'a> {
-    pub(crate) vm: &'a Machine,
-    pub(crate) cpu: &'a PerCpu,
-    pub(crate) vcpu: &'a Vcpu,
-    pub(crate) counters: &'a CounterRow,
-    /// Dropped by hand, when the vCPU leaves the CPU.
-    pub(crate) owner: ManuallyDrop<Owner<'a>>,
-    pub(crate) state: &'a mut VcpuState,
-    pub(crate) workspace: &'a mut Workspace,
-}
+use crate::vm::space::count_job;
+use crate::vm::{Context, Next, increase};
 
 impl Context<'_> {
-    /// Adds one to a counter of this vCPU.
-    #[inline]
-    pub(crate) fn count(&self, counter: Counter) {
-        increase(&self.counters[counter as usize], 1);
-    }
-
-    /// Runs `look` in a section in which the guest's translations are used by software: a flush that is asked for
-    /// meanwhile waits for its end, and one that was asked for before is taken first.
-    pub(crate) fn with_translation<R>(
-        &mut self,
-        look: impl FnOnce(&mut VcpuState, &GuestMemory<'_>) -> R,
-    ) -> R {
-        self.with_section(|state, vm| look(state, &vm.space.slots().memory()))
-    }
-
-    /// The same for what looks up guest memory itself.
-    pub(crate) fn with_section<R>(&mut self, look: impl FnOnce(&mut VcpuState, &Machine) -> R) -> R {
-        let section = loop {
-            // The borrow of the owner ends with the section; `look` gets everything but the owner.
-            if let Ok(section) = self.owner.begin_translation() {
-                break section;
-            }
-            // A flush pends. It is only noted here: the walk below starts from memory, not from any cache.
-            self.take_flush();
-        };
-        let result = look(self.state, self.vm);
-        section.end();
-        result
-    }
-
     /// Goes on behind an instruction of `length` bytes.
     pub(crate) fn skip(&mut self, length: u64) {
         let vmcb = &mut self.state.vmcb;
@@ -178,12 +111,12 @@ impl Context<'_> {
                 self.state.load_debug_registers();
                 Next::Resume
             }
-            exit::SHUTDOWN => Next::TripleFault,
+            exit::SHUTDOWN => Next::Dead,
             exit::RDPMC => self.protection_fault(),
             // Where a control register takes values that VMRUN does not (QEMU: CR0.NW without CD), a guest can get here.
             exit::INVALID | exit::INVALID_LOW => {
                 log::error!("VMRUN refuses the state of vCPU {}", self.vcpu.index);
-                Next::TripleFault
+                Next::Dead
             }
             exit::EXCEPTION_MC => panic!("machine check while vCPU {} ran", self.vcpu.index),
             // The end of a step; what the guest is to see of it has been raised.
@@ -223,13 +156,13 @@ impl Context<'_> {
     fn on_cpuid(&mut self) -> Next {
         let registers = &mut self.state.registers;
         let (leaf, subleaf) = (registers.low(RAX), registers.low(RCX));
-        let (eax, ebx, ecx, edx) = match hyperv::cpuid::leaf(leaf, self.vm.partition.platform()) {
+        let (eax, ebx, ecx, edx) = match hyperv::cpuid::leaf(leaf, self.vm.guest.partition.platform()) {
             Some(leaf) => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx),
             None => {
                 let view = cpuid::View {
                     osxsave: self.state.vmcb.cr4 & CR4_OSXSAVE != 0,
                     // Asked only where it is shown: it takes a lock.
-                    invariant_tsc: leaf == 0x8000_0007 && self.vm.partition.shows_invariant_tsc(),
+                    invariant_tsc: leaf == 0x8000_0007 && self.vm.guest.partition.shows_invariant_tsc(),
                     ..self.state.view
                 };
                 let answer = cpuid::answer(leaf, subleaf, view);
@@ -290,7 +223,7 @@ impl Context<'_> {
         let vmcb = &mut self.state.vmcb;
         let long = vmcb.efer & super::vmcb::EFER_LMA != 0;
         let enables_pcid = value & !vmcb.cr4 & CR4_PCIDE != 0;
-        if value & !self.vm.cr4_mask != 0
+        if value & !self.vm.guest.cr4_mask != 0
             || long && value & CR4_PAE == 0
             || enables_pcid && (!long || vmcb.cr3 & 0xfff != 0)
         {
@@ -312,7 +245,7 @@ impl Context<'_> {
     fn read_msr(&mut self, number: u32) -> Next {
         let now = clock::now();
         let value = if hyperv::msrs::is_synthetic(number) {
-            match self.state.hyperv.read_msr(&self.vm.partition, number, now) {
+            match self.state.hyperv.read_msr(&self.vm.guest.partition, number, now) {
                 Ok(MsrRead::Value(value)) => Some(value),
                 Ok(MsrRead::ApicIcr) => {
                     let icr = self.state.lapic.read_msr(lapic::msr::ICR, now);
@@ -355,8 +288,8 @@ impl Context<'_> {
         }
         if hyperv::msrs::is_synthetic(number) {
             // Held until the effect is performed, so that pages move in the order of the writes.
-            let mut overlays = Overlays::is_moved_by(number).then(|| self.vm.overlays.lock());
-            return match self.state.hyperv.write_msr(&self.vm.partition, number, value, now) {
+            let mut overlays = Overlays::is_moved_by(number).then(|| self.vm.guest.overlays.lock());
+            return match self.state.hyperv.write_msr(&self.vm.guest.partition, number, value, now) {
                 Ok(effect) => self.perform_synthetic(effect, now, overlays.as_deref_mut()),
                 Err(_) => self.protection_fault(),
             };
@@ -388,7 +321,7 @@ impl Context<'_> {
     /// A level-triggered vector has left service.
     #[inline(never)] // Seldom, and with a buffer that others need not make room for.
     fn tell_io_apic(&mut self, vector: u8) {
-        let messages = self.vm.platform.lock().eoi(vector);
+        let messages = self.vm.guest.platform.lock().eoi(vector);
         for message in messages {
             self.vm.deliver(message, self.state.lapic.apic_id());
         }
@@ -417,7 +350,11 @@ impl Context<'_> {
             }
             MsrEffect::TscPage(page) => {
                 if let Some(overlays) = overlays {
-                    overlays.move_tsc_page(&self.vm.space.slots().memory(), page, self.vm.partition.clock());
+                    overlays.move_tsc_page(
+                        &self.vm.space.slots().memory(),
+                        page,
+                        self.vm.guest.partition.clock(),
+                    );
                 }
             }
             MsrEffect::VpAssistPage(page) => {
@@ -463,7 +400,7 @@ impl Context<'_> {
         if Pci::is_data_port(port) {
             return self.write_pci(port, width, value);
         }
-        let effect = self.vm.platform.lock().port_write(port, width, value);
+        let effect = self.vm.guest.platform.lock().port_write(port, width, value);
         if let Some(message) = effect.interrupt {
             self.vm.deliver(message, self.state.lapic.apic_id());
         }
@@ -485,9 +422,9 @@ impl Context<'_> {
         }
         // Held until the slot has moved, so that it moves in the order of the writes. Whoever has it waits for nobody but
         // vCPUs in guest mode.
-        let mut rom = self.vm.rom.lock();
+        let mut rom = self.vm.guest.rom.lock();
         let wanted = {
-            let mut platform = self.vm.platform.lock();
+            let mut platform = self.vm.guest.platform.lock();
             let _ = platform.port_write(port, width, value);
             platform.rom_base().map(Gpa)
         };
@@ -513,7 +450,7 @@ impl Context<'_> {
             long_mode_64: vmcb.is_64bit(),
         };
         let parameters = caller.parameters(&self.state.registers.0);
-        let (partition, memory) = (&self.vm.partition, self.vm.memory_source());
+        let (partition, memory) = (&self.vm.guest.partition, self.vm.memory_source());
         let mut services = self.vm.call_services(self.vcpu, &mut self.workspace.scratch);
         let page = &mut self.workspace.page;
         #[cfg(not(feature = "defects"))]

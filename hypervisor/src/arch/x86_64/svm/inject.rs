@@ -1,10 +1,9 @@
 //! Getting events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20 and 15.21.
 
-use super::super::machine;
-use super::super::percpu::PerCpu;
 use super::state::{Activity, VcpuState};
 use super::step::Nmi;
 use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, RFLAGS_IF, clean, event, misc1, vintr};
+use crate::vm::{self, PerCpu};
 
 /// Write intercept of CR8.
 const CR_WRITE_8: u32 = 1 << (16 + 8);
@@ -78,7 +77,7 @@ impl VcpuState {
         }
         if self.nmi.is_deliverable() && self.vmcb.event_injection & event::VALID != 0 {
             // It comes next: the kick is taken once the event is delivered.
-            machine::kick(PerCpu::current().index);
+            vm::kick(PerCpu::current().index);
         }
         if is_arranged || self.nmi.is_deliverable() || self.lapic.highest_irr().is_some() {
             self.request_window();

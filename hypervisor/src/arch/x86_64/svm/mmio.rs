@@ -6,13 +6,14 @@ use memslots::{GuestMemory, Resolution};
 use paging::Gpa;
 use paging::guest::Access;
 
-use super::super::machine::Machine;
-use super::exits::Context;
+use crate::vm::Machine;
+
 use super::instruction::{FetchError, faulting_instruction, translate};
 use super::state::VcpuState;
 use super::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean};
 use crate::devices::platform::Platform;
 use crate::emulator::{Cpu, Failure, Memory, Outcome, SegmentBases, execute};
+use crate::vm::Context;
 
 const PAGE: u64 = 4096;
 
@@ -131,7 +132,7 @@ impl Memory for Reach<'_> {
                 let _ = self.memory.read(gpa, bytes);
             }
             None if Self::is_register(gpa, bytes.len()) => {
-                let value = self.vm.platform.lock().mmio_read(gpa.0);
+                let value = self.vm.guest.platform.lock().mmio_read(gpa.0);
                 bytes.copy_from_slice(&value.to_le_bytes());
             }
             None => {}
@@ -146,7 +147,7 @@ impl Memory for Reach<'_> {
             }
             (None, Some(register)) if Self::is_register(gpa, bytes.len()) => {
                 let value = u32::from_le_bytes(*register);
-                let messages = self.vm.platform.lock().mmio_write(gpa.0, value);
+                let messages = self.vm.guest.platform.lock().mmio_write(gpa.0, value);
                 for message in messages {
                     self.vm.deliver(message, self.sender);
                 }

@@ -3,7 +3,7 @@
 use memslots::space::{Fault, Found};
 use paging::Gpa;
 
-use super::exits::Context;
+use crate::vm::Context;
 use hostlink::counters::Counter;
 
 /// `exit_info_1` of a nested page fault: the access was a store.

@@ -1,8 +1,8 @@
 //! Everything about a vCPU that only the CPU that runs it touches.
 
 use alloc::boxed::Box;
-use core::sync::atomic::Ordering;
 
+use coherence::Space;
 use coherence::asid::AsidSlot;
 use x86_64::registers::model_specific::Msr;
 
@@ -16,6 +16,7 @@ use super::fpu::FpuState;
 use super::step::{Nmi, Step};
 use super::vmcb::{self, CR0_PE, EFER_SVME, Segment, Vmcb, clean, misc1, misc2, misc3, vintr};
 use super::{cpuid, msr};
+use crate::devices::inbox::Inbox;
 use crate::devices::lapic::{Lapic, TimerClock};
 use crate::hyperv::Vp;
 use crate::loader::{self, EntryState};
@@ -188,8 +189,10 @@ impl VcpuState {
         self.asid.owe_flush();
     }
 
-    /// Everything as after power-on, waiting for start-up.
-    pub(crate) fn reset(&mut self) {
+    /// Everything as after power-on, waiting for start-up. What was posted before is void.
+    pub(crate) fn reset(&mut self, inbox: &Inbox) {
+        let _signals = inbox.take_signals(&mut self.lapic);
+        inbox.drain_vectors(&mut self.lapic);
         self.set_init_state();
         self.lapic.init();
         self.hyperv.reset();
@@ -228,6 +231,12 @@ impl VcpuState {
         self.registers.0[RBX] = entry.rbx;
         self.vmcb.mark_dirty(clean::ALL);
         self.activity = Activity::Running;
+    }
+
+    /// The address space that it is in.
+    #[inline(always)]
+    pub(crate) fn space(&self) -> Space {
+        self.vmcb.space()
     }
 
     /// Loads what VMRUN and [`run_guest`](super::entry::run_guest) do not exchange.
@@ -322,9 +331,4 @@ impl VcpuState {
             v.gdtr.limit
         );
     }
-}
-
-/// Marks a vCPU as the one that is on this CPU, for the panic report.
-pub(crate) fn note_current(cpu: &super::super::percpu::PerCpu, vcpu: Option<u32>) {
-    cpu.current_vcpu.store(vcpu.map_or(0, |vcpu| vcpu + 1), Ordering::Relaxed);
 }

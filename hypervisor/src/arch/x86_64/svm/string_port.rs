@@ -6,12 +6,13 @@ use paging::Gpa;
 use paging::guest::Access;
 
 use super::entry::{RCX, RDI, RSI};
-use super::exits::{Context, Next};
+
 use super::instruction::{FetchError, fetch_and_decode, translate};
 use super::state::VcpuState;
 use super::vmcb::{Segment, Vmcb};
 use crate::devices::platform::PortSize;
 use crate::emulator::{add_masked, mask, string_address_size};
+use crate::vm::{Context, Next};
 
 /// Elements that one exit moves; what is left makes the instruction exit again, with interrupts in between.
 const ELEMENTS_PER_EXIT: u64 = 64;

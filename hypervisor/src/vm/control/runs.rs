@@ -11,7 +11,7 @@ use super::Answer;
 const PAGES_PER_WORD: u64 = 64;
 
 /// Sends some runs of dirty pages from `page` on; where the next ones begin, if there are any.
-pub(super) fn send_runs(words: &[u64], page: u64, answer: &mut Answer) -> Option<u64> {
+pub(crate) fn send_runs(words: &[u64], page: u64, answer: &mut Answer) -> Option<u64> {
     let page_count = words.len() as u64 * PAGES_PER_WORD;
     let mut runs = ArrayVec::<(u64, u64), RUNS_MAX>::new();
     let mut next = page;

@@ -13,7 +13,7 @@ use spin::Mutex;
 
 use super::machine::{Machine, machine};
 use super::percpu::PerCpu;
-use super::{clock, console};
+use crate::arch::{clock, console};
 use requests::{Progress, Work};
 
 /// While a request is being served its CPU comes back to it after so long.
@@ -30,7 +30,7 @@ struct Channel {
 }
 
 /// Where records of an answer go.
-pub(super) struct Answer {
+pub(crate) struct Answer {
     number: u64,
     /// A record has been sent, and the asker has not asked for more yet.
     awaits: bool,
@@ -39,7 +39,7 @@ pub(super) struct Answer {
 }
 
 /// Serves requests for a short while if the calling CPU is the one that does; whether there is more to do at once.
-pub(super) fn serve(cpu: &PerCpu) -> bool {
+pub(crate) fn serve(cpu: &PerCpu) -> bool {
     let vm = machine();
     if cpu.index != 0 || !vm.requests_wait() {
         return false;
@@ -113,7 +113,7 @@ impl Answer {
     }
 
     /// Sends a record: one in a step.
-    pub(super) fn record(&mut self, fields: fmt::Arguments<'_>) {
+    pub(crate) fn record(&mut self, fields: fmt::Arguments<'_>) {
         if !self.is_abandoned {
             say(format_args!("{} : {fields}", self.number));
             self.awaits = true;

@@ -11,14 +11,14 @@ use memslots::space::LogWay as Way;
 use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 
 use super::{Answer, runs};
-use crate::arch::x86_64::clock;
-use crate::arch::x86_64::flush::FlushScratch;
-use crate::arch::x86_64::machine::Machine;
-use crate::arch::x86_64::slot_memory::NewSlot;
-use crate::arch::x86_64::space::{SpaceFetch, SpaceJob};
+use crate::arch::clock;
+use crate::arch::flush::FlushScratch;
+use crate::vm::Machine;
+use crate::vm::slot_memory::NewSlot;
+use crate::vm::space::{SpaceFetch, SpaceJob};
 
 /// How far a step has got.
-pub(super) enum Progress {
+pub(crate) enum Progress {
     /// There is more to do.
     More,
     /// The request is done.
@@ -29,7 +29,7 @@ pub(super) enum Progress {
 
 /// Why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     /// What the slots say.
     Slot(SlotError),
     /// The slot of this number overlaps.
@@ -76,7 +76,7 @@ impl fmt::Display for Refusal {
 }
 
 /// A request under way.
-pub(super) enum Work {
+pub(crate) enum Work {
     /// Memory for a slot that is to be added is being zeroed.
     Clear(NewSlot),
     /// Records, from this one on.
@@ -97,7 +97,7 @@ pub(super) enum Work {
 
 /// How long a change took, in TSC ticks. What lies between its steps is not in it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Took {
+pub(crate) struct Took {
     steps: u32,
     ticks: u64,
     longest: u64,
@@ -113,7 +113,7 @@ impl Took {
 
 /// What is said when a change is done.
 #[derive(Clone, Copy)]
-pub(super) enum After {
+pub(crate) enum After {
     /// Nothing.
     Nothing,
     /// The slot's number.
@@ -124,7 +124,7 @@ pub(super) enum After {
 
 impl Work {
     /// Begins to serve a request.
-    pub(super) fn new(vm: &'static Machine, request: Request) -> Self {
+    pub(crate) fn new(vm: &'static Machine, request: Request) -> Self {
         let begun = match request {
             Request::Vms | Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
             Request::Add { gpa, size, read_only } => add(vm, Gpa(gpa), size, read_only),
@@ -151,7 +151,7 @@ impl Work {
     }
 
     /// Goes on for a short while.
-    pub(super) fn step(&mut self, vm: &'static Machine, answer: &mut Answer) -> Progress {
+    pub(crate) fn step(&mut self, vm: &'static Machine, answer: &mut Answer) -> Progress {
         match self {
             Self::Refused(why) => Progress::Refused(*why),
             Self::Over => Progress::Done,

@@ -2,50 +2,26 @@
 
 use core::ops::ControlFlow;
 
-use coherence::{Members, Scope};
 use hostlink::counters::Counter;
 use memslots::Retired;
 use memslots::space::{FetchJob, GuestSpace, Job, Progress, Report};
-use paging::{Amd64Nested, FlushReceipt, Stamp};
 
-use super::flush::{FlushScratch, Ipi};
 use super::machine::{CounterRow, Machine, increase};
-use super::memory::HeapTables;
+use crate::arch::flush::{FlushScratch, Flushed};
+use crate::arch::guest::{Nested, Tables};
 
 /// The memory of the one guest.
-pub(super) type Space = GuestSpace<Amd64Nested, HeapTables>;
+pub(crate) type Space = GuestSpace<Nested, Tables>;
 /// A change of it.
-pub(super) type SpaceJob<'a> = Job<'a, Amd64Nested, HeapTables>;
+pub(crate) type SpaceJob<'a> = Job<'a, Nested, Tables>;
 /// A fetch of a dirty log.
-pub(super) type SpaceFetch<'a> = FetchJob<'a, 'static, Amd64Nested, HeapTables>;
+pub(crate) type SpaceFetch<'a> = FetchJob<'a, 'static, Nested, Tables>;
 
 /// Entries of the nested page table that one step visits: well below 50 µs, at a few instructions each.
-pub(super) const STEP_ENTRIES: u32 = 4096;
-
-/// A flush of all vCPUs that is over.
-pub(super) struct Flushed(Stamp);
-
-// SAFETY: made by `flush_space` alone, from the stamp before the flush was issued and for the flush engine's receipt. That
-// receipt says that no vCPU uses translations of before, nor ends a section that began before; and every software
-// walk of the nested table on a vCPU's behalf is in such a section (`Context::with_section`). An audit walks it as well, but never
-// while there is a job.
-unsafe impl FlushReceipt for Flushed {
-    fn covers(&self, stamp: Stamp) -> bool {
-        self.0.covers(stamp)
-    }
-}
-
-/// All vCPUs.
-struct EveryVcpu(usize);
-
-impl Members for EveryVcpu {
-    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
-        (0..self.0.div_ceil(64)).for_each(|bank| visit(bank, u64::MAX));
-    }
-}
+pub(crate) const STEP_ENTRIES: u32 = 4096;
 
 /// A change or a fetch, in steps.
-pub(super) trait Steps {
+pub(crate) trait Steps {
     /// See [`Job::step`]; what is out of use goes back to the machine.
     fn step(&mut self, vm: &Machine, entries_max: u32) -> Progress;
     /// See [`Job::flushed`].
@@ -76,7 +52,7 @@ impl Machine {
     /// Makes one step of a job, with the flush if it comes to one. `Break` when the job is over.
     ///
     /// No guest memory may be pinned by the caller, and no translation section of its vCPU be open.
-    pub(super) fn step_job(&self, job: &mut impl Steps, scratch: &mut FlushScratch) -> ControlFlow<()> {
+    pub(crate) fn step_job(&self, job: &mut impl Steps, scratch: &mut FlushScratch) -> ControlFlow<()> {
         match job.step(self, STEP_ENTRIES) {
             Progress::Done => return ControlFlow::Break(()),
             Progress::More => {}
@@ -90,7 +66,7 @@ impl Machine {
     }
 
     /// Carries a short job through.
-    pub(super) fn finish_job(&self, mut job: SpaceJob<'_>, scratch: &mut FlushScratch) -> Report {
+    pub(crate) fn finish_job(&self, mut job: SpaceJob<'_>, scratch: &mut FlushScratch) -> Report {
         while self.step_job(&mut job, scratch).is_continue() {}
         let report = job.report();
         drop(job);
@@ -98,21 +74,8 @@ impl Machine {
         report
     }
 
-    /// Drops all translations of all vCPUs.
-    fn flush_space(&self, scratch: &mut FlushScratch) -> Flushed {
-        let stamp = self.space.stamp();
-        let issued = coherence::issue(self, &EveryVcpu(self.vcpus.len()), Scope::All, scratch);
-        if self.has_kicks() {
-            // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
-            // still uses.
-            let waited = issued.dispatch(&Ipi).wait(&Ipi);
-            let _ = waited.unwrap_or_else(|stalled| panic!("{stalled}"));
-        }
-        Flushed(stamp)
-    }
-
     /// With `paranoid`: no translation may be there that a fault would not install now.
-    pub(super) fn audit_if_paranoid(&self) {
+    pub(crate) fn audit_if_paranoid(&self) {
         if !self.is_paranoid() {
             return;
         }
@@ -133,7 +96,7 @@ impl Machine {
 }
 
 /// Counts a job that a vCPU's access has caused.
-pub(super) fn count_job(counters: &CounterRow, report: &Report) {
+pub(crate) fn count_job(counters: &CounterRow, report: &Report) {
     for (counter, amount) in [
         (Counter::SlotChanges, 1),
         (Counter::ZapVisited, report.visited),

@@ -14,22 +14,21 @@
 //! 0x1f000  PerCpu
 //! ```
 
-use core::arch::asm;
-use core::cell::{Cell, UnsafeCell};
+use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use super::tables::CpuTables;
+use crate::arch::cpu::{self, CpuData};
 
 /// Size and alignment of a block.
-pub(super) const BLOCK_SIZE: u64 = 128 << 10;
+pub(crate) const BLOCK_SIZE: u64 = 128 << 10;
 const FAULT_STACK_TOP: u64 = 0x3000;
 const NMI_STACK_TOP: u64 = 0x6000;
 const DATA_OFFSET: u64 = 0x1f000;
 /// Offsets of the pages that are left unmapped.
-pub(super) const GUARD_PAGES: [u64; 3] = [0, 0x3000, 0x6000];
+pub(crate) const GUARD_PAGES: [u64; 3] = [0, 0x3000, 0x6000];
 
 /// Most physical CPUs that are used; any others stay parked.
-pub(super) const MAX_CPUS: usize = 256;
+pub(crate) const MAX_CPUS: usize = 256;
 
 /// First block; zero before there are any.
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
@@ -37,47 +36,41 @@ static BLOCKS: AtomicU64 = AtomicU64::new(0);
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// What belongs to one CPU. Only that CPU touches the cells; the atomics say who else does.
-pub(super) struct PerCpu {
+pub(crate) struct PerCpu {
     /// Number of this CPU: 0 for the boot CPU, dense.
-    pub(super) index: u32,
-    /// Its local APIC's id.
-    pub(super) apic_id: u32,
+    pub(crate) index: u32,
+    /// What the machine calls it: its local APIC's id, or the affinity in MPIDR_EL1.
+    pub(crate) id: u64,
     /// Set by the CPU itself when it is ready to run vCPUs; read by the boot CPU while it starts the others.
-    pub(super) online: AtomicBool,
-    /// GDT, TSS; used by the processor.
-    pub(super) tables: UnsafeCell<CpuTables>,
-    /// Physical address of the page with the host state that VMRUN saves.
-    pub(super) host_save: Cell<u64>,
-    /// Physical address of the VMCB that holds the host's own VMSAVE state.
-    pub(super) host_vmcb: Cell<u64>,
-    /// TSC value at which the one-shot timer is set to go off; `u64::MAX` when it is not set.
-    pub(super) timer_armed: Cell<u64>,
+    pub(crate) online: AtomicBool,
+    /// What the architecture adds.
+    pub(crate) arch: CpuData,
+    /// Clock value at which the one-shot timer is set to go off; `u64::MAX` when it is not set.
+    pub(crate) timer_armed: Cell<u64>,
     /// A vCPU has been put into this CPU's queue by the CPU itself: before the guest goes on, see who is to run.
-    pub(super) replan: Cell<bool>,
-    /// Longest time in TSC ticks that this CPU goes without a timer interrupt.
-    pub(super) tick_max: Cell<u64>,
+    pub(crate) replan: Cell<bool>,
+    /// Longest time in clock ticks that this CPU goes without a timer interrupt.
+    pub(crate) tick_max: Cell<u64>,
     /// The vCPU that is on this CPU, as index + 1; 0 for none. Written by the CPU itself.
-    pub(super) current_vcpu: AtomicU32,
+    pub(crate) current_vcpu: AtomicU32,
     /// Exit code of the last exit. For the panic report.
-    pub(super) last_exit: AtomicU64,
+    pub(crate) last_exit: AtomicU64,
 }
 
 const _: () = assert!(size_of::<PerCpu>() as u64 <= BLOCK_SIZE - DATA_OFFSET);
 
 impl PerCpu {
     /// The calling CPU's data.
-    pub(super) fn current() -> &'static Self {
-        let rsp: u64;
-        // SAFETY: reads a register.
-        unsafe { asm!("mov {}, rsp", out(reg) rsp, options(nomem, nostack, preserves_flags)) };
-        debug_assert!(Self::on_block_stack(rsp));
+    pub(crate) fn current() -> &'static Self {
+        let stack = cpu::stack_pointer();
+        debug_assert!(Self::on_block_stack(stack));
         // SAFETY: all code after `enter_block` runs on a stack in a block, whose data `create`
         // initialised and which is never freed.
-        unsafe { &*data_of(rsp & !(BLOCK_SIZE - 1)) }
+        unsafe { &*data_of(stack & !(BLOCK_SIZE - 1)) }
     }
 
     /// The calling CPU's data, or `None` this early in the boot.
-    pub(super) fn try_current() -> Option<&'static Self> {
+    pub(crate) fn try_current() -> Option<&'static Self> {
         let marker = 0u8;
         Self::on_block_stack((&raw const marker).addr() as u64).then(Self::current)
     }
@@ -89,7 +82,7 @@ impl PerCpu {
     }
 
     /// The data of CPU `index`, if there is such a CPU.
-    pub(super) fn get(index: u32) -> Option<&'static Self> {
+    pub(crate) fn get(index: u32) -> Option<&'static Self> {
         if index >= COUNT.load(Ordering::Acquire) {
             return None;
         }
@@ -99,7 +92,7 @@ impl PerCpu {
     }
 
     /// All CPUs.
-    pub(super) fn all() -> impl Iterator<Item = &'static Self> {
+    pub(crate) fn all() -> impl Iterator<Item = &'static Self> {
         (0..COUNT.load(Ordering::Acquire)).filter_map(Self::get)
     }
 
@@ -108,17 +101,17 @@ impl PerCpu {
     }
 
     /// Top of the stack that normal code runs on.
-    pub(super) fn main_stack_top(&self) -> u64 {
+    pub(crate) fn main_stack_top(&self) -> u64 {
         self.block() + DATA_OFFSET
     }
 
     /// Top of the stack for double faults and machine checks.
-    pub(super) fn fault_stack_top(&self) -> u64 {
+    pub(crate) fn fault_stack_top(&self) -> u64 {
         self.block() + FAULT_STACK_TOP
     }
 
     /// Top of the stack for NMIs.
-    pub(super) fn nmi_stack_top(&self) -> u64 {
+    pub(crate) fn nmi_stack_top(&self) -> u64 {
         self.block() + NMI_STACK_TOP
     }
 }
@@ -128,25 +121,23 @@ fn data_of(block: u64) -> *mut PerCpu {
     (block + DATA_OFFSET) as *mut PerCpu
 }
 
-/// Lays out the blocks of all CPUs in `memory` (`apic_ids.len()` blocks); the boot CPU's id comes first.
+/// Lays out the blocks of all CPUs in `memory` (`ids.len()` blocks); the boot CPU's comes first.
 ///
 /// # Safety
 ///
 /// `base` is aligned to [`BLOCK_SIZE`]; the memory is RAM, mapped, zeroed, and stays ours for ever.
 /// Called once.
-pub(super) unsafe fn create(base: u64, apic_ids: &[u32]) {
-    assert!(base.is_multiple_of(BLOCK_SIZE) && apic_ids.len() <= MAX_CPUS);
-    for (index, &apic_id) in apic_ids.iter().enumerate() {
+pub(crate) unsafe fn create(base: u64, ids: &[u64]) {
+    assert!(base.is_multiple_of(BLOCK_SIZE) && ids.len() <= MAX_CPUS);
+    for (index, &id) in ids.iter().enumerate() {
         let data = data_of(base + index as u64 * BLOCK_SIZE);
         // SAFETY: inside the block, aligned, nobody has a reference yet.
         unsafe {
             data.write(PerCpu {
                 index: index as u32,
-                apic_id,
+                id,
                 online: AtomicBool::new(false),
-                tables: UnsafeCell::new(CpuTables::new()),
-                host_save: Cell::new(0),
-                host_vmcb: Cell::new(0),
+                arch: CpuData::new(),
                 timer_armed: Cell::new(u64::MAX),
                 replan: Cell::new(false),
                 tick_max: Cell::new(u64::MAX),
@@ -156,7 +147,7 @@ pub(super) unsafe fn create(base: u64, apic_ids: &[u32]) {
         }
     }
     BLOCKS.store(base, Ordering::Release);
-    COUNT.store(apic_ids.len() as u32, Ordering::Release);
+    COUNT.store(ids.len() as u32, Ordering::Release);
 }
 
 /// Calls `main` on the main stack of CPU `index` and never comes back.
@@ -164,19 +155,9 @@ pub(super) unsafe fn create(base: u64, apic_ids: &[u32]) {
 /// # Safety
 ///
 /// The blocks exist, nobody runs on that stack.
-pub(super) unsafe fn enter_block(cpu: &'static PerCpu, main: extern "C" fn() -> !) -> ! {
-    // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
-    unsafe {
-        asm!(
-            "mov rsp, {stack}",
-            "xor ebp, ebp",
-            "call {main}",
-            "ud2",
-            stack = in(reg) cpu.main_stack_top(),
-            main = in(reg) main,
-            options(noreturn),
-        )
-    }
+pub(crate) unsafe fn enter_block(cpu: &'static PerCpu, main: extern "C" fn() -> !) -> ! {
+    // SAFETY: the caller vouches for the stack.
+    unsafe { cpu::switch_stack(cpu.main_stack_top(), main) }
 }
 
 // SAFETY: the cells are touched by the owning CPU alone; everything else is atomic or constant.

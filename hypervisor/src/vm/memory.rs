@@ -1,7 +1,4 @@
-//! Physical memory: the regions that are free, the heap, and the hypervisor's own page tables.
-//!
-//! Everything is mapped one to one. Text may be executed, read-only data read, all other memory written;
-//! nothing can be both written and executed. Page 0 and the guard pages of the stacks are not mapped.
+//! Physical memory: the regions that are free, the heap, tables from it. Everything is mapped one to one.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
@@ -9,15 +6,10 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
-use paging::{
-    Amd64Host, Entries, Gather, Level, MapError, NeverWalked, PageTable, Permissions, PhysAddr, TableMemory,
-};
+use paging::{Entries, PhysAddr, TableMemory};
 use spin::Mutex;
 use talc::TalcLock;
 use talc::source::Manual;
-use x86_64::registers::control::{Cr3, Cr3Flags};
-
-use super::percpu::{BLOCK_SIZE, GUARD_PAGES};
 
 /// Least heap of the hypervisor: page tables, VMCBs, device state. Guest memory does not come from here.
 const HEAP_MIN: u64 = 32 << 20;
@@ -48,15 +40,25 @@ macro_rules! section {
     ($start:ident, $end:ident) => {{ (&raw const $start).addr() as u64..(&raw const $end).addr() as u64 }};
 }
 
+/// The image's code.
+pub(crate) fn text() -> Range<u64> {
+    section!(__text_start, __text_end)
+}
+
+/// The image's constants.
+pub(crate) fn rodata() -> Range<u64> {
+    section!(__rodata_start, __rodata_end)
+}
+
 /// RAM that is not used for anything yet.
 #[derive(Default)]
-pub(super) struct FreeMemory {
+pub(crate) struct FreeMemory {
     regions: ArrayVec<Range<u64>, MAX_REGIONS>,
 }
 
 impl FreeMemory {
     /// Adds RAM, shrunk to whole pages. The first MiB is left out: firmware and start-up code are there.
-    pub(super) fn add(&mut self, range: Range<u64>) {
+    pub(crate) fn add(&mut self, range: Range<u64>) {
         let start = range.start.max(1 << 20).next_multiple_of(PAGE);
         let end = range.end & !(PAGE - 1);
         if start >= end {
@@ -77,7 +79,7 @@ impl FreeMemory {
     }
 
     /// Takes a range out that is in use already.
-    pub(super) fn reserve(&mut self, used: Range<u64>) {
+    pub(crate) fn reserve(&mut self, used: Range<u64>) {
         let used = used.start & !(PAGE - 1)..used.end.next_multiple_of(PAGE);
         let mut rest = ArrayVec::<_, MAX_REGIONS>::new();
         for region in &self.regions {
@@ -94,7 +96,7 @@ impl FreeMemory {
 
     /// Takes `size` bytes, aligned to `align` (a power of two), ending at or below `limit`; from the
     /// highest place that fits, so that low memory lasts for what needs it.
-    pub(super) fn take(&mut self, size: u64, align: u64, limit: u64) -> Option<u64> {
+    pub(crate) fn take(&mut self, size: u64, align: u64, limit: u64) -> Option<u64> {
         let place = |region: &Range<u64>| {
             let start = region.end.min(limit).checked_sub(size)? & !(align - 1);
             (start >= region.start).then_some(start)
@@ -105,23 +107,23 @@ impl FreeMemory {
     }
 
     /// Bytes in the largest region.
-    pub(super) fn largest(&self) -> u64 {
+    pub(crate) fn largest(&self) -> u64 {
         self.regions.iter().map(|region| region.end - region.start).max().unwrap_or(0)
     }
 
     /// Bytes in all regions.
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.regions.iter().map(|region| region.end - region.start).sum()
     }
 }
 
 /// The image's own range, to be reserved.
-pub(super) fn image() -> Range<u64> {
+pub(crate) fn image() -> Range<u64> {
     section!(__image_start, __image_end)
 }
 
 /// Gives the allocator its heap, below 4 GiB, where the boot page tables reach.
-pub(super) fn init_heap(free: &mut FreeMemory) -> Result<(), &'static str> {
+pub(crate) fn init_heap(free: &mut FreeMemory) -> Result<(), &'static str> {
     let size = (HEAP_MIN + free.total() / RAM_PER_HEAP).min(HEAP_MAX) & !(PAGE - 1);
     let base = free.take(size, PAGE, 1 << 32).ok_or("no room for the heap")?;
     // SAFETY: the range was taken from free RAM, is mapped, and is given to nobody else.
@@ -130,7 +132,7 @@ pub(super) fn init_heap(free: &mut FreeMemory) -> Result<(), &'static str> {
 }
 
 /// Zeroed, page-aligned memory from the heap that stays for ever; its address is also its physical address.
-pub(super) fn allocate_pages(pages: usize) -> u64 {
+pub(crate) fn allocate_pages(pages: usize) -> u64 {
     let layout = Layout::from_size_align(pages * PAGE as usize, PAGE as usize).expect("a small layout");
     // SAFETY: the size is not zero.
     let start = unsafe { alloc_zeroed(layout) };
@@ -147,13 +149,13 @@ const TABLE_LAYOUT: Layout = match Layout::from_size_align(PAGE as usize, PAGE a
 static STACKS: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64::new(0));
 
 /// Remembers where the CPUs' blocks are.
-pub(super) fn set_stacks(range: Range<u64>) {
+pub(crate) fn set_stacks(range: Range<u64>) {
     STACKS.0.store(range.start, Ordering::Relaxed);
     STACKS.1.store(range.end, Ordering::Relaxed);
 }
 
 /// Whether two words at `address` lie in a stack: a CPU's block or the boot stack in the image.
-pub(super) fn is_stack(address: u64) -> bool {
+pub(crate) fn is_stack(address: u64) -> bool {
     let Some(end) = address.checked_add(16) else { return false };
     let blocks = STACKS.0.load(Ordering::Relaxed)..STACKS.1.load(Ordering::Relaxed);
     [blocks, section!(__data_start, __data_end)]
@@ -163,7 +165,7 @@ pub(super) fn is_stack(address: u64) -> bool {
 
 /// Page tables from the heap, mapped one to one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HeapTables;
+pub(crate) struct HeapTables;
 
 // SAFETY: tables come zeroed and page-aligned from the heap, whose memory is mapped one to one for ever, so an
 // address is a valid pointer until the table is freed; freeing is up to the caller's promise.
@@ -183,57 +185,4 @@ unsafe impl TableMemory for HeapTables {
         // SAFETY: the caller vouches for the table; all bit patterns are valid entries.
         unsafe { &*(table.0 as *const Entries) }
     }
-}
-
-/// Root of the tables that all CPUs use.
-static ROOT: AtomicU64 = AtomicU64::new(0);
-
-/// Builds the hypervisor's own tables.
-///
-/// `ram` is all RAM, `devices` pages of registers, `blocks` the CPUs' blocks, whose guard pages stay unmapped.
-pub(super) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u64>) -> Result<(), MapError> {
-    let mut tables = PageTable::<Amd64Host, _>::new(HeapTables)?;
-    let largest = if super::svm::cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M };
-    for range in ram {
-        let start = range.start.next_multiple_of(PAGE);
-        let end = range.end & !(PAGE - 1);
-        tables.map(start..end, PhysAddr(start), Permissions::RW, largest)?;
-    }
-    for &page in devices {
-        tables.map(
-            page..page + PAGE,
-            PhysAddr(page),
-            Permissions::RW | Permissions::DEVICE,
-            Level::Page4K,
-        )?;
-    }
-    // SAFETY: these tables are not in any CR3 yet, so nothing of them is cached anywhere.
-    let never_walked = unsafe { NeverWalked::new() };
-    let settle =
-        |gather: Gather<HeapTables>| gather.release(&never_walked).map(drop).map_err(|_| MapError::Raced);
-    settle(tables.protect(section!(__text_start, __text_end), Permissions::RX)?)?;
-    settle(tables.protect(section!(__rodata_start, __rodata_end), Permissions::R)?)?;
-    settle(tables.unmap(0..PAGE)?)?;
-    for block in (blocks.start..blocks.end).step_by(BLOCK_SIZE as usize) {
-        for guard in GUARD_PAGES {
-            settle(tables.unmap(block + guard..block + guard + PAGE)?)?;
-        }
-    }
-    ROOT.store(tables.root().0, Ordering::Release);
-    // The handle goes, the tables stay: nothing frees them but a gather's release.
-    Ok(())
-}
-
-/// Switches the calling CPU to the hypervisor's own tables.
-///
-/// # Safety
-///
-/// [`build_tables`] is done; everything that the CPU uses is mapped by them.
-pub(super) unsafe fn activate_tables() {
-    let root = x86_64::structures::paging::PhysFrame::containing_address(x86_64::PhysAddr::new(
-        ROOT.load(Ordering::Acquire),
-    ));
-    // SAFETY: the caller vouches for the tables. Writing CR3 drops every translation of the boot tables
-    // but global ones, of which there are none.
-    unsafe { Cr3::write(root, Cr3Flags::empty()) };
 }

@@ -4,14 +4,14 @@ use core::fmt::Write;
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use hostlink::exit::{self, ExitCode};
-use x86_64::instructions::port::Port;
-use x86_64::registers::control::Cr2;
+use hostlink::exit::ExitCode;
 
-use super::console::panic_port;
-use super::interrupts::Frame;
+use super::console::LogPort;
+use super::memory;
 use super::percpu::PerCpu;
-use super::{apic, memory};
+use crate::arch::cpu;
+
+pub(crate) use crate::arch::cpu::exit;
 
 /// Deepest backtrace.
 const MAX_FRAMES: usize = 32;
@@ -21,28 +21,13 @@ static SYMBOLS: (AtomicU64, AtomicUsize) = (AtomicU64::new(0), AtomicUsize::new(
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
 /// Remembers the bundle's symbols for backtraces.
-pub(super) fn set_symbols(text: &'static [u8]) {
+pub(crate) fn set_symbols(text: &'static [u8]) {
     SYMBOLS.1.store(text.len(), Ordering::Relaxed);
     SYMBOLS.0.store(text.as_ptr().addr() as u64, Ordering::Release);
 }
 
-/// Ends the run with `code`. Without QEMU's exit device the CPUs stop here.
-pub(super) fn exit(code: ExitCode) -> ! {
-    // SAFETY: the port is QEMU's exit device or nothing.
-    unsafe { Port::new(exit::PORT).write(code as u32) };
-    stop()
-}
-
-/// Stops the calling CPU for ever.
-fn stop() -> ! {
-    loop {
-        x86_64::instructions::interrupts::disable();
-        x86_64::instructions::hlt();
-    }
-}
-
 /// Ends the run because something that we need is not as it must be.
-pub(super) fn refuse(code: ExitCode, reason: &dyn core::fmt::Display) -> ! {
+pub(crate) fn refuse(code: ExitCode, reason: &dyn core::fmt::Display) -> ! {
     log::error!("{reason}");
     exit(code)
 }
@@ -50,62 +35,37 @@ pub(super) fn refuse(code: ExitCode, reason: &dyn core::fmt::Display) -> ! {
 #[panic_handler]
 fn on_panic(info: &PanicInfo<'_>) -> ! {
     begin_report();
-    let _ = writeln!(panic_port(), "quell: panic: {info}");
-    let rbp: u64;
-    // SAFETY: reads a register.
-    unsafe { core::arch::asm!("mov {}, rbp", out(reg) rbp, options(nomem, nostack)) };
-    finish_report(rbp, None)
+    let _ = writeln!(LogPort, "quell: panic: {info}");
+    finish_report(cpu::frame_pointer(), None)
 }
 
-/// A processor exception in the hypervisor itself.
-pub(super) fn on_exception(vector: u8, frame: &Frame) {
-    // NMIs stop the other CPUs when one has panicked; any other NMI is none of our making.
-    if vector == 2 {
-        if PANICKED.load(Ordering::Relaxed) {
-            stop();
-        }
-        log::warn!("unexpected NMI");
-        return;
-    }
+/// Whether some CPU has panicked: who is interrupted for that stops.
+pub(crate) fn has_panicked() -> bool {
+    PANICKED.load(Ordering::Relaxed)
+}
+
+/// Reports a processor exception in the hypervisor itself, which `what` describes, and ends the run. The backtrace begins
+/// at `address` and goes on from `frame`.
+pub(crate) fn report_exception(what: core::fmt::Arguments<'_>, frame: u64, address: u64) -> ! {
     begin_report();
-    let _ = writeln!(
-        panic_port(),
-        "quell: panic: exception {vector} ({}), error code {:#x}, CR2 {:#x}\n  {frame:x?}",
-        exception_name(vector),
-        frame.error,
-        Cr2::read_raw(),
-    );
-    finish_report(frame.rbp, Some(frame.rip))
-}
-
-fn exception_name(vector: u8) -> &'static str {
-    match vector {
-        0 => "divide error",
-        6 => "invalid opcode",
-        8 => "double fault, most likely a stack overflow",
-        13 => "general protection",
-        14 => "page fault",
-        18 => "machine check",
-        _ => "see the manual",
-    }
+    let _ = writeln!(LogPort, "quell: panic: {what}");
+    finish_report(frame, Some(address))
 }
 
 /// Silences the other CPUs; the first CPU to get here reports, others stop.
 fn begin_report() {
-    x86_64::instructions::interrupts::disable();
-    // SAFETY: the panic may have come between CLGI and STGI, where NMIs would be held.
-    unsafe { core::arch::asm!("stgi", options(nomem, nostack)) };
+    cpu::quiesce();
     if PANICKED.swap(true, Ordering::SeqCst) {
-        stop();
+        cpu::stop();
     }
     let Some(me) = PerCpu::try_current() else { return };
     for cpu in PerCpu::all().filter(|cpu| cpu.index != me.index && cpu.online.load(Ordering::Relaxed)) {
-        apic::send_nmi(cpu.apic_id);
+        cpu::stop_other(cpu);
     }
 }
 
-fn finish_report(rbp: u64, rip: Option<u64>) -> ! {
-    let mut port = panic_port();
+fn finish_report(frame: u64, address: Option<u64>) -> ! {
+    let mut port = LogPort;
     if let Some(cpu) = PerCpu::try_current() {
         let exit = cpu.last_exit.load(Ordering::Relaxed);
         let _ = match cpu.current_vcpu.load(Ordering::Relaxed) {
@@ -114,10 +74,10 @@ fn finish_report(rbp: u64, rip: Option<u64>) -> ! {
         };
     }
     let _ = writeln!(port, "  backtrace:");
-    if let Some(rip) = rip {
-        print_frame(rip);
+    if let Some(address) = address {
+        print_frame(address);
     }
-    let mut frame = rbp;
+    let mut frame = frame;
     for _ in 0..MAX_FRAMES {
         // A frame pointer is aligned and points into memory that we have; anything else ends the walk.
         if frame == 0 || !frame.is_multiple_of(8) || !memory::is_stack(frame) {
@@ -140,8 +100,8 @@ fn finish_report(rbp: u64, rip: Option<u64>) -> ! {
 
 fn print_frame(address: u64) {
     let _ = match lookup(address) {
-        Some((name, offset)) => writeln!(panic_port(), "    {address:#10x} {name}+{offset:#x}"),
-        None => writeln!(panic_port(), "    {address:#10x}"),
+        Some((name, offset)) => writeln!(LogPort, "    {address:#10x} {name}+{offset:#x}"),
+        None => writeln!(LogPort, "    {address:#10x}"),
     };
 }
 

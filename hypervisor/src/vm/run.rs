@@ -4,22 +4,17 @@ use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use alloc::boxed::Box;
-use coherence::asid::AsidAllocator;
-use coherence::{CpuId, Owner};
+use coherence::Owner;
 use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
-use tlfs::InputPage;
-use x86_64::instructions::interrupts;
 
-use super::machine::{self, FlushScratch, Machine, Vcpu, attention, increase};
+use super::context::{Context, Next};
+use super::machine::{self, Machine, Vcpu, attention};
 use super::percpu::PerCpu;
-use super::svm::exits::{Context, Next};
-use super::svm::features;
-use super::svm::state::{Activity, note_current};
-use super::svm::step::Nmi;
-use super::{clock, control, panic};
-use crate::devices::message::Trigger;
+use super::{control, panic};
+use crate::arch::vcpu::{Activity, Workspace};
+use crate::arch::{clock, cpu};
 use crate::sched::{Block, Line, PutBack, Turn};
 
 /// Set when the machine is ready to run.
@@ -36,15 +31,8 @@ enum Leave {
     Parked,
 }
 
-/// What a CPU needs besides its vCPU; allocated once.
-pub(crate) struct Workspace {
-    pub(crate) asids: AsidAllocator,
-    pub(crate) scratch: FlushScratch,
-    pub(crate) page: InputPage,
-}
-
 /// Lets all CPUs begin. Call on the boot CPU when the machine is there.
-pub(super) fn start() {
+pub(crate) fn start() {
     let vm = machine::machine();
     for vcpu in &vm.vcpus {
         // All of them, not just the boot vCPU: the others find that they wait for start-up, and block.
@@ -56,15 +44,14 @@ pub(super) fn start() {
 }
 
 /// Waits until the boot CPU says [`start`].
-pub(super) fn wait_for_start() {
+pub(crate) fn wait_for_start() {
     while !STARTED.load(Ordering::Acquire) {
-        interrupts::enable_and_hlt();
-        interrupts::disable();
+        cpu::wait_for_interrupt();
     }
 }
 
 /// The timer went off: whoever runs here looks at the time before it goes on.
-pub(super) fn request_attention() {
+pub(crate) fn request_attention() {
     let Some(vm) = machine::try_machine() else { return };
     let vcpu = PerCpu::current().current_vcpu.load(Ordering::Relaxed);
     // A vCPU that has just blocked may be woken by this, for nothing; it blocks again.
@@ -74,7 +61,7 @@ pub(super) fn request_attention() {
 }
 
 /// The control channel has received something.
-pub(super) fn on_control_interrupt() {
+pub(crate) fn on_control_interrupt() {
     if let Some(vm) = machine::try_machine() {
         vm.set_requests_wait(true);
         request_attention();
@@ -82,31 +69,26 @@ pub(super) fn on_control_interrupt() {
 }
 
 /// The real console has received something.
-pub(super) fn on_serial_interrupt() {
+pub(crate) fn on_serial_interrupt() {
     if let Some(vm) = machine::try_machine() {
         vm.receive_console();
     }
 }
 
 /// The loop. Interrupts are off but right after an exit and while idling.
-pub(super) fn cpu_loop() -> ! {
+pub(crate) fn cpu_loop() -> ! {
     let vm = machine::machine();
     let cpu = PerCpu::current();
     cpu.tick_max.set(vm.tick_max);
     while !vm.sched.has_cpu(cpu.index) {
         // This CPU only takes interrupts and serves requests.
         if control::serve(cpu) {
-            take_interrupts();
+            cpu::take_interrupts();
             continue;
         }
-        interrupts::enable_and_hlt();
-        interrupts::disable();
+        cpu::wait_for_interrupt();
     }
-    let mut workspace = Box::new(Workspace {
-        asids: features::asid_allocator(CpuId(cpu.index)),
-        scratch: FlushScratch::new(),
-        page: InputPage::new(),
-    });
+    let mut workspace = Box::new(Workspace::new(cpu));
     let turn = wait_for_turn(vm, cpu);
     let mut context = Context::new(vm, cpu, &turn, &mut workspace);
     let mut leave = context.settle(clock::now());
@@ -133,20 +115,12 @@ fn wait_for_turn(vm: &Machine, cpu: &PerCpu) -> Turn {
     }
 }
 
-/// Takes the interrupts that pend. STI lets them come in only behind the instruction that follows it.
-fn take_interrupts() {
-    // SAFETY: interrupts may be taken here, as while idling.
-    unsafe { core::arch::asm!("sti", "nop", "cli", options(nostack)) };
-}
-
 /// Waits for an interrupt.
 fn idle(vm: &Machine, cpu: &PerCpu) {
     let now = clock::now();
     let deadline = vm.sched.next_event(cpu.index).min(now.saturating_add(cpu.tick_max.get()));
     clock::set_timer(cpu, deadline, now);
-    // STI takes effect after HLT has begun, so an interrupt that pends wakes it.
-    interrupts::enable_and_hlt();
-    interrupts::disable();
+    cpu::wait_for_interrupt();
 }
 
 /// Wakes the vCPUs that block on this CPU and whose timers have expired; whether there were any.
@@ -238,7 +212,7 @@ impl<'a> Context<'a> {
         self.state.save();
         let known = match leave {
             Leave::Blocked(deadline) => {
-                let space = self.state.vmcb.space();
+                let space = self.state.space();
                 let owner = &mut self.owner;
                 let block = self.vm.sched.block(self.cpu.index, now, deadline, || {
                     let halted = owner.try_halt(space);
@@ -391,46 +365,6 @@ impl<'a> Context<'a> {
         Some(Leave::Blocked(deadline))
     }
 
-    #[inline(always)] // Most often there is a vector or nothing, and little to do.
-    fn take_signals(&mut self) {
-        if self.vcpu.inbox.has_signals() {
-            self.take_rare_signals();
-        }
-        self.vcpu.inbox.drain_vectors(&mut self.state.lapic);
-    }
-
-    /// INIT, start-up and NMI.
-    #[inline(never)]
-    fn take_rare_signals(&mut self) {
-        let signals = self.vcpu.inbox.take_signals(&mut self.state.lapic);
-        if signals.init {
-            self.state.set_init_state();
-            self.state.activity = Activity::WaitForStartup;
-        }
-        if let Some(page) = signals.startup
-            && self.state.activity == Activity::WaitForStartup
-        {
-            self.state.start_up(page);
-        }
-        if signals.nmi {
-            self.state.nmi.insert(Nmi::PENDING);
-        }
-    }
-
-    fn expire_timers(&mut self, now: u64) {
-        let guest_now = now.wrapping_add(self.state.vmcb.tsc_offset);
-        let mut expired = u64::from(self.state.lapic.expire(guest_now).is_some());
-        if self.state.hyperv.next_deadline_tsc().is_some_and(|deadline| deadline <= now) {
-            for vector in self.state.hyperv.expire(&self.vm.partition, now) {
-                self.state.lapic.accept_fixed(vector, Trigger::Edge);
-                expired += 1;
-            }
-        }
-        if expired != 0 {
-            increase(&self.counters[Counter::IrqTimer as usize], expired);
-        }
-    }
-
     fn go_on(&mut self, next: Next) -> Option<Leave> {
         match next {
             Next::Resume => None,
@@ -452,10 +386,15 @@ impl<'a> Context<'a> {
                 log::info!("the guest switched itself off");
                 panic::exit(ExitCode::GuestPowerOff)
             }
-            Next::TripleFault => {
+            Next::Dead => {
                 self.state.dump(self.vcpu.index);
                 panic::exit(ExitCode::GuestTripleFault)
             }
         }
     }
+}
+
+/// Marks a vCPU as the one that is on this CPU, for the panic report.
+fn note_current(cpu: &PerCpu, vcpu: Option<u32>) {
+    cpu.current_vcpu.store(vcpu.map_or(0, |vcpu| vcpu + 1), Ordering::Relaxed);
 }

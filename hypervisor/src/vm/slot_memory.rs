@@ -16,19 +16,19 @@ const PAGE: u64 = 4096;
 const CLEAR_BYTES: u64 = 256 << 10;
 
 /// A slot that is to be added. Nobody else uses its memory, which is being zeroed.
-pub(super) struct NewSlot {
+pub(crate) struct NewSlot {
     slot: Slot,
     cleared: u64,
 }
 
 impl NewSlot {
     /// The slot, if all of its memory is zeroed.
-    pub(super) fn ready(&self) -> Option<Slot> {
+    pub(crate) fn ready(&self) -> Option<Slot> {
         (self.cleared == self.slot.size).then_some(self.slot)
     }
 
     /// Zeroes some more of the memory.
-    pub(super) fn clear_some(&mut self) {
+    pub(crate) fn clear_some(&mut self) {
         let bytes = CLEAR_BYTES.min(self.slot.size - self.cleared);
         let start = self.slot.host.0 + self.cleared;
         // SAFETY: the memory was free, is mapped one to one, and is nobody's before the slot is added, which takes the
@@ -53,7 +53,7 @@ struct Log {
 unsafe impl Send for Log {}
 
 /// What is behind the slots that were added at run time, and behind the logs of all.
-pub(super) struct SlotMemory {
+pub(crate) struct SlotMemory {
     free: FreeMemory,
     /// The slots that were added, whose memory goes back when they do.
     added: Vec<SlotId>,
@@ -62,17 +62,17 @@ pub(super) struct SlotMemory {
 
 impl SlotMemory {
     /// With the memory that nobody uses.
-    pub(super) const fn new(free: FreeMemory) -> Self {
+    pub(crate) const fn new(free: FreeMemory) -> Self {
         Self { free, added: Vec::new(), logs: Vec::new() }
     }
 
     /// Largest piece of free memory.
-    pub(super) fn largest_free(&self) -> u64 {
+    pub(crate) fn largest_free(&self) -> u64 {
         self.free.largest()
     }
 
     /// Memory for a slot that is to be added under `id`; `None` if there is not so much in one piece.
-    pub(super) fn take(&mut self, id: SlotId, gpa: Gpa, size: u64, flags: SlotFlags) -> Option<NewSlot> {
+    pub(crate) fn take(&mut self, id: SlotId, gpa: Gpa, size: u64, flags: SlotFlags) -> Option<NewSlot> {
         // Aligned to the largest page that may be mapped, as far as the guest address allows.
         let alignments = [1 << 30, 2 << 20, PAGE].into_iter().filter(|&align| size >= align);
         let host = alignments.into_iter().find_map(|align| self.free.take(size, align, u64::MAX))?;
@@ -81,7 +81,7 @@ impl SlotMemory {
     }
 
     /// Takes memory back that no slot has: it was refused, or its slot is gone and flushed.
-    pub(super) fn retire_memory(&mut self, slot: &Slot) {
+    pub(crate) fn retire_memory(&mut self, slot: &Slot) {
         let Some(index) = self.added.iter().position(|&id| id == slot.id) else { return };
         self.added.swap_remove(index);
         let Range { start, end } = slot.host.0..slot.host.0 + slot.size;
@@ -89,12 +89,12 @@ impl SlotMemory {
     }
 
     /// Whether the slot was added at run time.
-    pub(super) fn was_added(&self, id: SlotId) -> bool {
+    pub(crate) fn was_added(&self, id: SlotId) -> bool {
         self.added.contains(&id)
     }
 
     /// A log for a slot.
-    pub(super) fn make_log(&mut self, slot: &Slot) -> DirtyLog {
+    pub(crate) fn make_log(&mut self, slot: &Slot) -> DirtyLog {
         let count = DirtyLog::words_for(slot.size) as usize;
         let words: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
         let words: &'static [AtomicU64] = Box::leak(words);
@@ -104,7 +104,7 @@ impl SlotMemory {
     }
 
     /// Where a fetch of this slot's log puts its result, until it is put back; `None` if somebody has it.
-    pub(super) fn take_result(&mut self, id: SlotId) -> Option<&'static mut [u64]> {
+    pub(crate) fn take_result(&mut self, id: SlotId) -> Option<&'static mut [u64]> {
         let log = self.logs.iter_mut().find(|log| log.id == id && !log.is_lent)?;
         log.is_lent = true;
         // SAFETY: it is freed only while nobody has it, and nobody else has it now.
@@ -112,14 +112,14 @@ impl SlotMemory {
     }
 
     /// Who has the result has let go of it.
-    pub(super) fn put_result(&mut self, id: SlotId) {
+    pub(crate) fn put_result(&mut self, id: SlotId) {
         if let Some(log) = self.logs.iter_mut().find(|log| log.id == id) {
             log.is_lent = false;
         }
     }
 
     /// Frees a log that no slot has.
-    pub(super) fn retire_log(&mut self, id: SlotId) {
+    pub(crate) fn retire_log(&mut self, id: SlotId) {
         let Some(index) = self.logs.iter().position(|log| log.id == id) else { return };
         let Log { words, result, is_lent, .. } = self.logs.swap_remove(index);
         // SAFETY: made by `Box::leak` in `make_log`. The slot has handed it back, so nobody marks it any more.

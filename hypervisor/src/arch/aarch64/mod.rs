@@ -1,0 +1,1 @@
+//! The hypervisor on Arm64 at EL2.

@@ -1,0 +1,123 @@
+//! The CPU itself: waiting for interrupts, stacks, how the run ends.
+
+use core::arch::asm;
+use core::cell::{Cell, UnsafeCell};
+
+use hostlink::exit::{self, ExitCode};
+use x86_64::instructions::interrupts;
+use x86_64::instructions::port::Port;
+
+use super::apic;
+use super::interrupts::VECTOR_KICK;
+use super::tables::CpuTables;
+use crate::vm::PerCpu;
+
+/// What belongs to one CPU beside [`PerCpu`]'s own.
+pub(crate) struct CpuData {
+    /// GDT, TSS; used by the processor.
+    pub(crate) tables: UnsafeCell<CpuTables>,
+    /// Physical address of the page with the host state that VMRUN saves.
+    pub(crate) host_save: Cell<u64>,
+    /// Physical address of the VMCB that holds the host's own VMSAVE state.
+    pub(crate) host_vmcb: Cell<u64>,
+}
+
+impl CpuData {
+    /// Of a CPU that has not started.
+    pub(crate) const fn new() -> Self {
+        Self { tables: UnsafeCell::new(CpuTables::new()), host_save: Cell::new(0), host_vmcb: Cell::new(0) }
+    }
+}
+
+/// Takes the interrupts that pend. STI lets them come in only behind the instruction that follows it.
+pub(crate) fn take_interrupts() {
+    // SAFETY: interrupts may be taken here, as while idling.
+    unsafe { asm!("sti", "nop", "cli", options(nostack)) };
+}
+
+/// Waits for an interrupt, and takes it.
+pub(crate) fn wait_for_interrupt() {
+    // STI takes effect after HLT has begun, so an interrupt that pends wakes it.
+    interrupts::enable_and_hlt();
+    interrupts::disable();
+}
+
+/// Makes a CPU leave guest mode or idling soon.
+pub(crate) fn kick(cpu: &PerCpu) {
+    apic::send_fixed(cpu.id as u32, VECTOR_KICK);
+}
+
+/// The stack pointer.
+#[inline(always)]
+pub(crate) fn stack_pointer() -> u64 {
+    let rsp: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, rsp", out(reg) rsp, options(nomem, nostack, preserves_flags)) };
+    rsp
+}
+
+/// The frame pointer, from which a backtrace begins.
+#[inline(always)]
+pub(crate) fn frame_pointer() -> u64 {
+    let rbp: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, rbp", out(reg) rbp, options(nomem, nostack, preserves_flags)) };
+    rbp
+}
+
+/// Calls `main` on a stack and never comes back.
+///
+/// # Safety
+///
+/// Nobody runs on that stack.
+pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
+    // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
+    unsafe {
+        asm!(
+            "mov rsp, {stack}",
+            "xor ebp, ebp",
+            "call {main}",
+            "ud2",
+            stack = in(reg) top,
+            main = in(reg) main,
+            options(noreturn),
+        )
+    }
+}
+
+/// Zeroes memory by words: a byte-wise string store is many times slower in emulation.
+///
+/// # Safety
+///
+/// The range is RAM, mapped, aligned to 64 bytes, and nobody else uses it.
+pub(crate) unsafe fn zero(start: u64, size: u64) {
+    // SAFETY: the caller vouches for the range.
+    unsafe { core::slice::from_raw_parts_mut(start as *mut [u64; 8], (size / 64) as usize) }.fill([0; 8]);
+}
+
+/// Lets the report of a panic begin: nothing interrupts it, and what stops other CPUs gets there.
+pub(crate) fn quiesce() {
+    interrupts::disable();
+    // SAFETY: the panic may have come between CLGI and STGI, where NMIs would be held.
+    unsafe { asm!("stgi", options(nomem, nostack)) };
+}
+
+/// Stops another CPU, whatever it is doing.
+pub(crate) fn stop_other(cpu: &PerCpu) {
+    apic::send_nmi(cpu.id as u32);
+}
+
+/// Stops the calling CPU for ever.
+pub(crate) fn stop() -> ! {
+    loop {
+        interrupts::disable();
+        x86_64::instructions::hlt();
+    }
+}
+
+/// Ends the run with `code`. Without QEMU's exit device the CPUs stop here.
+pub(crate) fn exit(code: ExitCode) -> ! {
+    // SAFETY: the port is QEMU's exit device or nothing.
+    unsafe { Port::new(exit::PORT).write(code as u32) };
+    stop()
+}

@@ -1,0 +1,283 @@
+//! What the vCPUs of a guest share on AMD64: the Hyper-V partition, devices, what flushes cost.
+
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use hostlink::config::Config;
+use memslots::{Gpa, GuestMemory};
+use paging::{Amd64Nested, Level};
+use spin::Mutex;
+
+use super::console;
+use super::flush::{CallServices, FlushScratch, MemorySource};
+use super::overlay::Overlays;
+use super::rom::Rom;
+use super::svm::state::{Permissions, VcpuState};
+use super::svm::{cpuid, invalidate, msr};
+use crate::arch::clock;
+use crate::devices::acpi;
+use crate::devices::apic_ids::Assignment;
+use crate::devices::lapic::TimerClock;
+use crate::devices::message::{Message, MessageKind, Trigger};
+use crate::devices::pci::rom_device::RomLen;
+use crate::devices::platform::{Platform, PortSize, SerialPort};
+use crate::devices::power;
+use crate::hyperv::{self, CrashReport, Partition};
+use crate::loader::{self, LoadError, MemoryLayout, layout};
+use crate::sched::VcpuIndex;
+use crate::tlb::{self, Measured};
+use crate::vm::space::Space;
+use crate::vm::{CreateError, Files, Machine, PerCpu, Vcpu, control, memory};
+
+/// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
+const APIC_HZ: u64 = 1_000_000_000;
+const PAGE: u64 = 4096;
+/// Bytes of a crash message that are printed.
+const CRASH_TEXT_MAX: usize = 4096;
+
+/// Format of the nested page table.
+pub(crate) type Nested = Amd64Nested;
+/// Where its tables come from. AMD64's stores are seen by walks in program order: there is nothing to add.
+pub(crate) use crate::vm::memory::HeapTables as Tables;
+
+/// Width of guest physical addresses.
+pub(crate) fn physical_address_bits() -> u32 {
+    cpuid::physical_address_bits()
+}
+
+/// Largest page of the nested page table here.
+pub(crate) fn largest_page() -> Level {
+    if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M }
+}
+
+/// Refuses a configuration that this image or processor cannot serve.
+pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
+    match config.switches.defect {
+        Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
+        _ => Ok(()),
+    }
+}
+
+/// Guest physical ranges of RAM.
+pub(crate) fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+    Ok(MemoryLayout::new(size)?.slots().into_iter().collect())
+}
+
+/// What the vCPUs share beyond memory and scheduler.
+pub(crate) struct Shared {
+    apic_ids: Assignment,
+    /// Bits of CR4 that the guest may set.
+    pub(crate) cr4_mask: u64,
+    /// What flushing costs here.
+    pub(crate) flush_cost: tlb::Cost,
+    pub(crate) partition: Partition,
+    pub(crate) platform: Mutex<Platform>,
+    pub(crate) overlays: Mutex<Overlays>,
+    pub(crate) rom: Mutex<Rom>,
+    layout: MemoryLayout,
+    permissions: Permissions,
+    vcpus: u32,
+}
+
+impl Shared {
+    /// For a guest whose nested page table is `space`'s.
+    pub(crate) fn new(config: &Config<'_>, space: &Space) -> Result<Self, CreateError> {
+        let platform = hyperv::Platform {
+            flush_hypercall: config.flush == hostlink::config::FlushMode::Hypercall,
+            invariant_tsc: cpuid::host_has_invariant_tsc(),
+            nested_paging: true,
+            tsc_hz: clock::hz(),
+            apic_hz: APIC_HZ,
+            gpa_bits: cpuid::physical_address_bits() as u8,
+        };
+        Ok(Self {
+            apic_ids: Assignment::new(config.vcpus, config.switches.apic_ids),
+            cr4_mask: cpuid::guest_cr4_mask(),
+            flush_cost: measure_flushes(config.switches.flush_pages),
+            partition: Partition::new(platform, clock::now()).ok_or(CreateError::Clock)?,
+            platform: Mutex::new(Platform::new()),
+            overlays: Mutex::new(Overlays::default()),
+            rom: Mutex::new(Rom::new(RomLen::default())),
+            layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
+            permissions: Permissions {
+                io: permission_map(3, |map| map.fill(0xff)),
+                msr: permission_map(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map),
+                nested_root: space.root().0,
+            },
+            vcpus: config.vcpus,
+        })
+    }
+
+    /// The state of a vCPU after power-on.
+    pub(crate) fn new_vcpu(&self, index: VcpuIndex) -> VcpuState {
+        let view = cpuid::View {
+            apic_id: self.apic_ids.translate(index),
+            vcpus: self.vcpus,
+            osxsave: false,
+            invariant_tsc: false,
+        };
+        let timer_clock = TimerClock { tsc_hz: clock::hz(), apic_hz: APIC_HZ };
+        VcpuState::new(index, view, timer_clock, &self.permissions)
+    }
+
+    /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the entry.
+    pub(crate) fn load(
+        &self,
+        files: &Files,
+        vcpus: u32,
+        guest: &GuestMemory<'_>,
+        boot: &mut VcpuState,
+    ) -> Result<(), LoadError> {
+        // In order of the ids, which need not be that of the vCPUs.
+        let apic_ids: Vec<u32> = (0..vcpus).collect();
+        let tables = acpi::build(&apic_ids, layout::ACPI.start);
+        let plan = loader::plan(files.kernel, files.initrd, files.config.cmdline, &self.layout, tables.rsdp)?;
+        let acpi = (tables.base, &tables.bytes[..]);
+        let placed = plan.placements.iter().map(|place| (place.gpa, &place.bytes[..]));
+        let reset = (power::RESET_VECTOR, &power::RESET_CODE[..]);
+        for (gpa, bytes) in placed.chain([acpi, reset]) {
+            guest.write(Gpa(gpa), bytes).expect("the plan stays within memory");
+        }
+        boot.start_kernel(&plan.entry);
+        Ok(())
+    }
+}
+
+/// Finds out what flushing costs on this machine; `limit` is preferred to the limit that follows from it.
+fn measure_flushes(limit: Option<u32>) -> tlb::Cost {
+    // No vCPU has run yet, so nobody uses any tag.
+    let cost = invalidate::measure(1).limited_to(limit);
+    let Measured { page, miss, entries, .. } = cost.measured();
+    log::info!(
+        "INVLPGA takes {page} ticks, a TLB miss {miss}, {entries} entries: up to {} pages are flushed one by one",
+        cost.page_limit()
+    );
+    cost
+}
+
+/// Allocates a permission map and fills it in; returns its physical address.
+fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
+    let address = memory::allocate_pages(pages);
+    // SAFETY: the pages were just allocated for this.
+    fill(unsafe { core::slice::from_raw_parts_mut(address as *mut u8, pages * PAGE as usize) });
+    address
+}
+
+impl Machine {
+    /// All devices as after power-on. No vCPU runs.
+    pub(crate) fn reset_devices(&self, cpu: &PerCpu) {
+        self.guest.partition.reset();
+        *self.guest.overlays.lock() = Overlays::default();
+        self.reset_rom(cpu);
+        *self.guest.platform.lock() = Platform::new();
+    }
+
+    /// The ROM is not decoded after a reset. No vCPU runs.
+    fn reset_rom(&self, cpu: &PerCpu) {
+        let mut scratch = Box::new(FlushScratch::new());
+        // A request from outside may just be changing the slots. It goes on on the CPU that serves requests, and that may
+        // be this one.
+        while self.guest.rom.lock().follow(self, None, &mut scratch).is_err() {
+            if !control::serve(cpu) {
+                core::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Delivers an interrupt message; returns to how many vCPUs.
+    #[inline]
+    pub(crate) fn deliver(&self, message: Message, sender: u32) -> u64 {
+        match (message.kind, message.destination.single(sender)) {
+            (MessageKind::Lowest(_), _) | (_, None) => self.deliver_by_search(message, sender),
+            (_, Some(id)) => self.post(id, message),
+        }
+    }
+
+    #[inline(never)]
+    fn deliver_by_search(&self, message: Message, sender: u32) -> u64 {
+        let ids = 0..self.vcpu_count();
+        if let MessageKind::Lowest(vector) = message.kind {
+            let target = message.destination.arbitrate(vector, ids, sender);
+            return target.map_or(0, |id| self.post(id, message));
+        }
+        ids.filter(|&id| message.destination.matches(id, sender)).map(|id| self.post(id, message)).sum()
+    }
+
+    #[inline]
+    fn vcpu_with_apic_id(&self, apic_id: u32) -> Option<&Vcpu> {
+        self.vcpus.get(self.guest.apic_ids.translate(apic_id) as usize)
+    }
+
+    /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns to how many, which is 0 if there is no such one.
+    pub(crate) fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
+        let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
+        self.post_fixed_to(vcpu, vector);
+        1
+    }
+
+    /// The same to a vCPU that is known.
+    #[inline]
+    pub(crate) fn post_fixed_to(&self, vcpu: &Vcpu, vector: u8) {
+        vcpu.inbox.post_fixed(vector, Trigger::Edge);
+        self.notify(vcpu);
+    }
+
+    fn post(&self, apic_id: u32, message: Message) -> u64 {
+        let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
+        vcpu.inbox.post(message.kind, message.trigger);
+        self.notify(vcpu);
+        1
+    }
+
+    /// IN from a port, with what the real console has received meanwhile.
+    pub(crate) fn port_read(&self, port: u16, width: PortSize) -> u32 {
+        let value = self.guest.platform.lock().port_read(port, width);
+        if port == SerialPort::Com1.base() {
+            self.receive_console();
+        }
+        value
+    }
+
+    /// Passes on what the real console has received, as far as the guest's FIFO has room.
+    pub(crate) fn receive_console(&self) {
+        let mut platform = self.guest.platform.lock();
+        while platform.can_receive(SerialPort::Com1) {
+            let Some(byte) = console::receive() else { break };
+            let (_, message) = platform.receive(SerialPort::Com1, &[byte]);
+            if let Some(message) = message {
+                self.deliver(message, u32::MAX);
+            }
+        }
+    }
+
+    /// Guest memory as the hypercall decoder reads it.
+    pub(crate) fn memory_source(&self) -> MemorySource<'_> {
+        MemorySource { memslots: self.space.slots(), platform: self.guest.partition.platform() }
+    }
+
+    /// What hypercalls of a vCPU ask for.
+    pub(crate) fn call_services<'a>(
+        &'a self,
+        caller: &'a Vcpu,
+        scratch: &'a mut FlushScratch,
+    ) -> CallServices<'a> {
+        CallServices { vm: self, caller, scratch }
+    }
+
+    /// Prints what the guest says about its crash.
+    pub(crate) fn report_crash(&self, vcpu: VcpuIndex, report: &CrashReport) {
+        log::error!("vCPU {vcpu}: the guest crashed: {:#x?}", report.parameters);
+        let Some(message) = report.message else { return };
+        let mut text = vec![0; CRASH_TEXT_MAX];
+        let length = (message.len as usize).min(CRASH_TEXT_MAX);
+        if self.space.slots().memory().read(Gpa(message.gpa), &mut text[..length]).is_ok() {
+            for line in
+                text[..length].split(|&byte| byte == b'\n' || byte == 0).filter(|line| !line.is_empty())
+            {
+                log::error!("  {}", line.escape_ascii());
+            }
+        }
+    }
+}

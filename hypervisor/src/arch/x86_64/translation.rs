@@ -1,0 +1,69 @@
+//! The hypervisor's own page tables.
+//!
+//! Everything is mapped one to one. Text may be executed, read-only data read, all other memory written;
+//! nothing can be both written and executed. Page 0 and the guard pages of the stacks are not mapped.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use paging::{Amd64Host, Gather, Level, MapError, NeverWalked, PageTable, Permissions, PhysAddr};
+use x86_64::registers::control::{Cr3, Cr3Flags};
+
+use super::svm::cpuid;
+use crate::vm::memory::{HeapTables, rodata, text};
+use crate::vm::percpu::{BLOCK_SIZE, GUARD_PAGES};
+
+const PAGE: u64 = 4096;
+
+/// Root of the tables that all CPUs use.
+static ROOT: AtomicU64 = AtomicU64::new(0);
+
+/// Builds the hypervisor's own tables.
+///
+/// `ram` is all RAM, `devices` pages of registers, `blocks` the CPUs' blocks, whose guard pages stay unmapped.
+pub(crate) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u64>) -> Result<(), MapError> {
+    let mut tables = PageTable::<Amd64Host, _>::new(HeapTables)?;
+    let largest = if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M };
+    for range in ram {
+        let start = range.start.next_multiple_of(PAGE);
+        let end = range.end & !(PAGE - 1);
+        tables.map(start..end, PhysAddr(start), Permissions::RW, largest)?;
+    }
+    for &page in devices {
+        tables.map(
+            page..page + PAGE,
+            PhysAddr(page),
+            Permissions::RW | Permissions::DEVICE,
+            Level::Page4K,
+        )?;
+    }
+    // SAFETY: these tables are not in any CR3 yet, so nothing of them is cached anywhere.
+    let never_walked = unsafe { NeverWalked::new() };
+    let settle =
+        |gather: Gather<HeapTables>| gather.release(&never_walked).map(drop).map_err(|_| MapError::Raced);
+    settle(tables.protect(text(), Permissions::RX)?)?;
+    settle(tables.protect(rodata(), Permissions::R)?)?;
+    settle(tables.unmap(0..PAGE)?)?;
+    for block in (blocks.start..blocks.end).step_by(BLOCK_SIZE as usize) {
+        for guard in GUARD_PAGES {
+            settle(tables.unmap(block + guard..block + guard + PAGE)?)?;
+        }
+    }
+    ROOT.store(tables.root().0, Ordering::Release);
+    // The handle goes, the tables stay: nothing frees them but a gather's release.
+    Ok(())
+}
+
+/// Switches the calling CPU to the hypervisor's own tables.
+///
+/// # Safety
+///
+/// [`build_tables`] is done; everything that the CPU uses is mapped by them.
+pub(crate) unsafe fn activate_tables() {
+    let root = x86_64::structures::paging::PhysFrame::containing_address(x86_64::PhysAddr::new(
+        ROOT.load(Ordering::Acquire),
+    ));
+    // SAFETY: the caller vouches for the tables. Writing CR3 drops every translation of the boot tables
+    // but global ones, of which there are none.
+    unsafe { Cr3::write(root, Cr3Flags::empty()) };
+}

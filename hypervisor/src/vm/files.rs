@@ -1,0 +1,80 @@
+//! What the boot module holds, and why there may be no machine for it.
+
+use core::fmt;
+
+use hostlink::bundle;
+use hostlink::config::{Config, ConfigError};
+use tar_no_std::TarArchiveRef;
+
+use super::panic;
+use crate::loader::LoadError;
+
+/// What the bundle holds.
+pub(crate) struct Files {
+    pub(crate) kernel: &'static [u8],
+    pub(crate) initrd: Option<&'static [u8]>,
+    pub(crate) config: Config<'static>,
+}
+
+/// Why there is no machine.
+pub(crate) enum CreateError {
+    /// The bundle is no tar archive.
+    NotABundle,
+    /// The bundle lacks this member.
+    Missing(&'static str),
+    /// The configuration is not text.
+    ConfigNotText,
+    /// The configuration is wrong.
+    Config(ConfigError<'static>),
+    /// The guest's files cannot be loaded.
+    Load(LoadError),
+    /// There is not this much memory in one piece.
+    NoMemory(u64),
+    /// The boot CPU is to run no vCPUs, and it is the only one.
+    NoCpu,
+    /// A processor too slow for a reference clock.
+    Clock,
+    /// Defects are not built in.
+    NoDefects,
+}
+
+impl fmt::Display for CreateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotABundle => f.write_str("the boot module is no tar archive"),
+            Self::Missing(name) => write!(f, "the bundle has no member '{name}'"),
+            Self::ConfigNotText => f.write_str("the bundle's configuration is not UTF-8"),
+            Self::Config(error) => write!(f, "{error}"),
+            Self::Load(error) => write!(f, "{error}"),
+            Self::NoMemory(size) => write!(
+                f,
+                "no {} MiB of free memory in one piece for the guest: give the machine more, or the guest less",
+                size >> 20
+            ),
+            Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),
+            Self::Clock => f.write_str("the TSC is too slow for the guest's reference clock"),
+            Self::NoDefects => f.write_str("this image has no defects: it was built without that feature"),
+        }
+    }
+}
+
+impl Files {
+    /// Finds the members of the bundle.
+    pub(crate) fn read(bytes: &'static [u8]) -> Result<Self, CreateError> {
+        let archive = TarArchiveRef::new(bytes).map_err(|_| CreateError::NotABundle)?;
+        let member = |name: &str| {
+            let mut entries = archive.entries();
+            entries.find(|entry| entry.filename().as_str() == Ok(name)).map(|entry| entry.data())
+        };
+        if let Some(symbols) = member(bundle::SYMBOLS) {
+            panic::set_symbols(symbols);
+        }
+        let text = member(bundle::CONFIG).ok_or(CreateError::Missing(bundle::CONFIG))?;
+        let text = core::str::from_utf8(text).map_err(|_| CreateError::ConfigNotText)?;
+        Ok(Self {
+            kernel: member(bundle::KERNEL).ok_or(CreateError::Missing(bundle::KERNEL))?,
+            initrd: member(bundle::INITRD),
+            config: Config::parse(text).map_err(CreateError::Config)?,
+        })
+    }
+}

@@ -1,0 +1,34 @@
+//! The virtual machine on bare metal: everything that is the same on all architectures.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `console` | the log |
+//! | `context` | a vCPU on a CPU |
+//! | `control` | requests of the host tool |
+//! | `files` | what the boot module holds |
+//! | `machine` | the one virtual machine and everything shared by its vCPUs |
+//! | `memory` | free RAM, the heap, tables from it |
+//! | `panic` | the report and how the run ends |
+//! | `percpu` | the block of each CPU: stacks with guard pages, per-CPU data |
+//! | `run` | the loop that each CPU runs for ever |
+//! | `slot_memory` | the memory behind slots that come and go |
+//! | `space` | changes of the guest's memory |
+//!
+//! Nothing here names an instruction or a register: that is for [`arch`](crate::arch), which says what it has to offer.
+
+pub(crate) mod console;
+mod context;
+pub(crate) mod control;
+mod files;
+pub(crate) mod machine;
+pub(crate) mod memory;
+pub(crate) mod panic;
+pub(crate) mod percpu;
+pub(crate) mod run;
+mod slot_memory;
+pub(crate) mod space;
+
+pub(crate) use context::{Context, Next};
+pub(crate) use files::{CreateError, Files};
+pub(crate) use machine::{CounterRow, Machine, Vcpu, increase, kick, machine};
+pub(crate) use percpu::PerCpu;
