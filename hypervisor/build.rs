@@ -1,9 +1,11 @@
 //! Passes the linker script to the linker for the bare-metal image, and for nothing else.
 
 fn main() {
-    println!("cargo::rerun-if-changed=image.ld");
-    if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("none") {
+    let of_target = |name: &str| std::env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
+    let script = if of_target("ARCH") == "aarch64" { "image-aarch64.ld" } else { "image.ld" };
+    println!("cargo::rerun-if-changed={script}");
+    if of_target("OS") == "none" {
         let root = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets the manifest directory");
-        println!("cargo::rustc-link-arg-bins=-T{root}/image.ld");
+        println!("cargo::rustc-link-arg-bins=-T{root}/{script}");
     }
 }

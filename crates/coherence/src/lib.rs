@@ -11,6 +11,9 @@
 //! read-modify-write. The ordering table is in the [`target`] module; `docs/coherence.md` states
 //! the guarantees and names the test that holds each.
 //!
+//! On Arm64 the hardware broadcasts: [`tlbi`] has its operands and sequences, [`fn@broadcast`] waits for those translations
+//! that are software's, and [`vmid`] hands out the tags.
+//!
 //! [`shootdown`] does the same for a kernel's own address spaces, where a target is a CPU.
 //!
 //! The crate neither allocates nor contains unsafe code. It supplies the protocol; the caller
@@ -23,6 +26,7 @@
 extern crate std;
 
 pub mod asid;
+pub mod broadcast;
 pub mod flush;
 pub mod mailbox;
 pub mod owner;
@@ -31,11 +35,14 @@ pub mod set;
 pub mod shootdown;
 mod sync;
 pub mod target;
+pub mod tlbi;
+pub mod vmid;
 mod word;
 
 #[cfg(all(test, loom))]
 mod model;
 
+pub use broadcast::{BroadcastReceipt, broadcast};
 pub use flush::{
     Dispatched, Hardware, Issued, Ledger, Outcome, Receipt, Stalled, Targets, flush, issue, issue_in_space,
 };

@@ -124,7 +124,7 @@ impl<'a> Owner<'a> {
     /// # Errors
     /// A flush is pending: take it first, lest the walk use what it was to drop.
     pub fn begin_translation(&mut self) -> Result<Translation<'_>, Pending> {
-        let begin = |word: u64| (word & word::FLUSH == 0).then_some(word | word::TRANSLATING);
+        let begin = |word: u64| (word & word::FLUSH == 0).then_some(word::translating(word));
         match update(&self.target.word, begin) {
             Ok(_) => Ok(Translation { target: self.target }),
             Err(word) => Err(Pending::of(word)),

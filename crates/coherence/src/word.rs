@@ -11,6 +11,7 @@
 //! | 8 | `FLUSH` | initiator: issue | owner: takes the flush |
 //! | 9 | `EVENT` | poster | owner: takes the event |
 //! | 10 | `ALL` | initiator: issue, together with `FLUSH` | owner: takes the flush |
+//! | 16–31 | section | owner: section begins: counts, and wraps | – |
 //! | 32–63 | CPU | owner: entry | – (meaningful while `IN_GUEST`) |
 
 use crate::CpuId;
@@ -39,10 +40,15 @@ pub(crate) const REQUESTS: u64 = FLUSH | EVENT;
 /// While any of these is set, an old translation may be in use.
 pub(crate) const BUSY: u64 = IN_GUEST | TRANSLATING;
 
+const SECTION_SHIFT: u32 = 16;
+const SECTION: u64 = 0xffff << SECTION_SHIFT;
 const CPU_SHIFT: u32 = 32;
 const CPU: u64 = !0 << CPU_SHIFT;
 
-const _: () = assert!(CPU & (REQUESTS | BUSY | HALTED | KICKED | OWNED | ABSENT | ALL) == 0);
+const _: () = {
+    const FLAGS: u64 = REQUESTS | BUSY | HALTED | KICKED | OWNED | ABSENT | ALL;
+    assert!(CPU & FLAGS == 0 && SECTION & FLAGS == 0 && CPU & SECTION == 0);
+};
 
 /// The CPU on which the target is in guest mode.
 pub(crate) const fn cpu(word: u64) -> CpuId {
@@ -52,4 +58,15 @@ pub(crate) const fn cpu(word: u64) -> CpuId {
 /// `word` as it is after entering the guest on `cpu`.
 pub(crate) const fn entered(word: u64, cpu: CpuId) -> u64 {
     word & !(CPU | HALTED | KICKED) | IN_GUEST | (cpu.0 as u64) << CPU_SHIFT
+}
+
+/// `word` as it is after another section has begun.
+pub(crate) const fn translating(word: u64) -> u64 {
+    let next = word.wrapping_add(1 << SECTION_SHIFT) & SECTION;
+    word & !SECTION | next | TRANSLATING
+}
+
+/// How many sections have begun, but for multiples of 65,536.
+pub(crate) const fn section(word: u64) -> u64 {
+    (word & SECTION) >> SECTION_SHIFT
 }

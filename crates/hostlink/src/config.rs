@@ -13,6 +13,9 @@
 //! | `kick` | `off`: a flush neither kicks targets out of guest mode nor waits for them, for tests that must notice | `on` |
 //! | `zap` | `everything`: when a memory slot goes, all translations of the guest go, for comparison | `slot` |
 //! | `nested_page` | largest page of the nested page table: `4K`, `2M`, or `1G` where the processor has them | `1G` |
+//! | `stage2_unmap` | how translations go from an Arm guest's stage 2 when memory goes: `range`, by range instructions where the processor has them; `page`, entry by entry with a flush each, for comparison; `whole`, all of the guest's at once | `range` |
+//! | `local_tlbi` | what keeps an Arm guest's local TLB instructions right when a vCPU changes CPU: `arrival`, a flush where it arrives; `broadcast`, HCR_EL2.FB makes them reach all CPUs | `arrival` |
+//! | `vmid_bits` | bits of VMIDs on Arm, 1 to 16 but no more than the processor has, or `most`; few make generations roll over soon | `most` |
 //! | `defect` | what is wrong with flush hypercalls, by the name of a [defect](crate::defect); only an image built for that takes one | `none` |
 //! | `paranoid` | `on`: after each change of the memory slots the nested page table is compared with the slots | `off` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
@@ -102,6 +105,52 @@ impl NestedPage {
     }
 }
 
+/// How translations go from a guest's stage 2 when memory goes (Arm).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage2Unmap {
+    /// Leaves are gathered and one flush follows, by range instructions where the processor has them.
+    #[default]
+    Range,
+    /// Each leaf is cleared and flushed by itself: what ranges are worth is measured against this.
+    Page,
+    /// Leaves are gathered, and the flush that follows is of all that the guest's VMID tags.
+    Whole,
+}
+
+impl Stage2Unmap {
+    const ALL: [Self; 3] = [Self::Range, Self::Page, Self::Whole];
+
+    /// The value of `stage2_unmap` that stands for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Range => "range",
+            Self::Page => "page",
+            Self::Whole => "whole",
+        }
+    }
+}
+
+/// What keeps a guest's local TLB instructions right when a vCPU changes CPU (Arm).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalTlbi {
+    /// The CPU where it arrives drops what it holds of the guest.
+    #[default]
+    Arrival,
+    /// HCR_EL2.FB: the instructions reach all CPUs.
+    Broadcast,
+}
+
+impl LocalTlbi {
+    const ALL: [Self; 2] = [Self::Arrival, Self::Broadcast];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Arrival => "arrival",
+            Self::Broadcast => "broadcast",
+        }
+    }
+}
+
 /// What tests change. The defaults are what everybody else wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switches {
@@ -118,6 +167,12 @@ pub struct Switches {
     pub nested_page: NestedPage,
     /// Whether the nested page table is compared with the slots after each change of them.
     pub paranoid: bool,
+    /// How translations go from stage 2 when memory goes (Arm).
+    pub stage2_unmap: Stage2Unmap,
+    /// What keeps local TLB instructions right when a vCPU changes CPU (Arm).
+    pub local_tlbi: LocalTlbi,
+    /// Bits of VMIDs, 1 to 16; `None` for as many as the processor has (Arm).
+    pub vmid_bits: Option<u8>,
     /// What is wrong with flush hypercalls; only an image with defects built in takes one.
     pub defect: Option<Defect>,
 }
@@ -131,6 +186,9 @@ impl Default for Switches {
             zap: Zap::Slot,
             nested_page: NestedPage::Huge,
             paranoid: false,
+            stage2_unmap: Stage2Unmap::Range,
+            local_tlbi: LocalTlbi::Arrival,
+            vmid_bits: None,
             defect: None,
         }
     }
@@ -138,8 +196,18 @@ impl Default for Switches {
 
 impl Switches {
     /// Their keys.
-    pub const KEYS: [&str; 7] =
-        ["apic_ids", "flush_pages", "kick", "zap", "nested_page", "paranoid", "defect"];
+    pub const KEYS: [&str; 10] = [
+        "apic_ids",
+        "flush_pages",
+        "kick",
+        "zap",
+        "nested_page",
+        "paranoid",
+        "stage2_unmap",
+        "local_tlbi",
+        "vmid_bits",
+        "defect",
+    ];
 
     /// Sets the switch `key` of the table above; false if there is no such switch.
     ///
@@ -175,6 +243,21 @@ impl Switches {
                 self.nested_page = named.ok_or("4K, 2M or 1G")?;
             }
             "paranoid" => self.paranoid = on_or_off(value)?,
+            "stage2_unmap" => {
+                let named = Stage2Unmap::ALL.into_iter().find(|way| way.name() == value);
+                self.stage2_unmap = named.ok_or("range, page or whole")?;
+            }
+            "local_tlbi" => {
+                let named = LocalTlbi::ALL.into_iter().find(|way| way.name() == value);
+                self.local_tlbi = named.ok_or("arrival or broadcast")?;
+            }
+            "vmid_bits" => {
+                self.vmid_bits = match (value, value.parse()) {
+                    ("most", _) => None,
+                    (_, Ok(bits @ 1..=16)) => Some(bits),
+                    _ => return Err("a number from 1 to 16, or most"),
+                };
+            }
             "defect" => {
                 self.defect = match value {
                     "none" => None,
@@ -213,6 +296,12 @@ impl fmt::Display for Switches {
         let word = |switch| if switch { "on" } else { "off" };
         writeln!(f, "kick={}\nzap={zap}", word(self.kick))?;
         writeln!(f, "nested_page={}\nparanoid={}", self.nested_page.name(), word(self.paranoid))?;
+        writeln!(f, "stage2_unmap={}", self.stage2_unmap.name())?;
+        writeln!(f, "local_tlbi={}", self.local_tlbi.name())?;
+        match self.vmid_bits {
+            Some(bits) => writeln!(f, "vmid_bits={bits}")?,
+            None => writeln!(f, "vmid_bits=most")?,
+        }
         writeln!(f, "defect={}", self.defect.map_or("none", Defect::name))
     }
 }
@@ -403,11 +492,26 @@ mod tests {
                 zap: Zap::Everything,
                 nested_page: NestedPage::Small,
                 paranoid: true,
+                stage2_unmap: Stage2Unmap::Page,
+                local_tlbi: LocalTlbi::Broadcast,
+                vmid_bits: Some(8),
                 defect: Some(Defect::BankRank),
             },
             cmdline: "console=ttyS0 quiet a=b # not a comment",
         };
         assert_eq!(Config::parse(&config.to_string()), Ok(config));
+    }
+
+    #[test]
+    fn every_switch_has_a_key_that_is_written_and_read() {
+        let text = Switches::default().to_string();
+        for key in Switches::KEYS {
+            let start = std::format!("{key}=");
+            let line = text.lines().find_map(|line| line.strip_prefix(start.as_str()));
+            let value = line.expect("is written");
+            assert_eq!(Switches::default().set(key, value), Ok(true), "{key}");
+        }
+        assert_eq!(text.lines().count(), Switches::KEYS.len());
     }
 
     #[test]
@@ -425,6 +529,11 @@ mod tests {
             ("zap=some", 1),
             ("nested_page=3M", 1),
             ("paranoid=a bit", 1),
+            ("stage2_unmap=leaf", 1),
+            ("local_tlbi=remote", 1),
+            ("vmid_bits=0", 1),
+            ("vmid_bits=17", 1),
+            ("vmid_bits=-1", 1),
             ("defect=many", 1),
             ("apic_ids=shuffled", 1),
             ("flush_pages=15", 1),

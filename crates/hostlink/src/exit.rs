@@ -2,9 +2,16 @@
 //!
 //! The device turns a value `v` into QEMU's exit status `2 v + 1`. Our values start at 0x20 so that
 //! none of them is mistaken for a failure of QEMU itself, which ends with status 1.
+//!
+//! Arm machines have no such device. There the hypervisor ends QEMU by the semihosting call SYS_EXIT_EXTENDED with reason
+//! [`APPLICATION_EXIT`] and [`ExitCode::qemu_status`] as subcode (Arm, "Semihosting for AArch32 and AArch64", 6.9), so the
+//! status means the same.
 
 /// I/O port of the `isa-debug-exit` device (`iobase=0xf4,iosize=0x04`).
 pub const PORT: u16 = 0xf4;
+
+/// Reason ADP_Stopped_ApplicationExit of the semihosting call: only with this one QEMU takes the subcode for its status.
+pub const APPLICATION_EXIT: u64 = 0x20026;
 
 /// Why the hypervisor stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

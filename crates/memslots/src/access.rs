@@ -253,6 +253,28 @@ impl<'a> GuestMemory<'a> {
         });
     }
 
+    /// The same for the `n`th page of 4 KiB from `gpa` on if bit `n` of `pages` is set.
+    pub(crate) fn mark_pages(&self, gpa: Gpa, pages: u64) {
+        self.slots.read(|slots| {
+            let span = (u64::BITS - pages.leading_zeros()).into();
+            let slot = slots.find(gpa).filter(|slot| slot.is_logged());
+            let first = slot.and_then(|slot| Some((slot.offset(gpa)?, slot.size, slots.log_of(slot)?)));
+            match first {
+                // All of them are in one slot.
+                Some((offset, size, log)) if (size - offset) >> Level::Page4K.shift() >= span => {
+                    // SAFETY: the list that has the log is pinned.
+                    unsafe { log.marks() }.mark_each(offset >> Level::Page4K.shift(), pages);
+                }
+                _ => {
+                    for index in (0..u64::from(u64::BITS)).filter(|index| pages >> index & 1 != 0) {
+                        let start = gpa.0.wrapping_add(index << Level::Page4K.shift());
+                        self.mark_dirty(start..start.wrapping_add(Level::Page4K.size()));
+                    }
+                }
+            }
+        });
+    }
+
     /// Calls `act` with one window per slot that `len` bytes from `gpa` on touch, after checking all; records what was
     /// written.
     fn for_each_window(

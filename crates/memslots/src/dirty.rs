@@ -106,6 +106,19 @@ impl Marks<'_> {
         }
     }
 
+    /// Marks the `n`th page from `first` on if bit `n` of `pages` is set; as [`mark`](Self::mark).
+    pub(crate) fn mark_each(self, first: u64, pages: u64) {
+        let (index, shift) = (first / PAGES_PER_WORD, first % PAGES_PER_WORD);
+        let spilt = if shift == 0 { 0 } else { pages >> (PAGES_PER_WORD - shift) };
+        for (index, marks) in [(index, pages << shift), (index + 1, spilt)] {
+            let word = usize::try_from(index).ok().and_then(|index| self.0.get(index));
+            if let Some(word) = word.filter(|_| marks != 0) {
+                // u, b: as in `mark`.
+                word.fetch_or(marks, Release);
+            }
+        }
+    }
+
     /// A: takes the marks of a word; none if it has no such word.
     pub(crate) fn take(self, index: usize) -> u64 {
         // Pairs with `mark`: who made the leaf writable, or stored, did that before.

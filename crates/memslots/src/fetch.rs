@@ -92,18 +92,33 @@ impl DirtyFetch<'_, '_> {
     /// The first run of dirty pages at `from` or above, as guest physical addresses.
     pub fn next_run(&self, from: Gpa) -> Option<Range<u64>> {
         let Range { start, .. } = self.range();
-        // No bit behind the slot's last page is set.
-        let page_count = self.words.len() as u64 * PAGES_PER_WORD;
-        let is_dirty = |page: &u64| {
-            let word = self.words.get((page / PAGES_PER_WORD) as usize);
-            word.is_some_and(|word| word >> (page % PAGES_PER_WORD) & 1 != 0)
-        };
         let from = from.0.saturating_sub(start).div_ceil(Level::Page4K.size());
-        // Words without a mark are passed over as a whole.
-        let word = (from / PAGES_PER_WORD..self.words.len() as u64)
-            .find(|&word| self.words.get(word as usize).is_some_and(|word| *word != 0))?;
-        let first = (from.max(word * PAGES_PER_WORD)..page_count).find(is_dirty)?;
-        let end = (first..page_count).find(|page| !is_dirty(page)).unwrap_or(page_count);
+        // No bit behind the slot's last page is set.
+        let first = self.find(from, 0)?;
+        let end = self.find(first, u64::MAX).unwrap_or(self.words.len() as u64 * PAGES_PER_WORD);
+        Some(start + first * Level::Page4K.size()..start + end * Level::Page4K.size())
+    }
+
+    /// The first page from `from` on that is dirty, or is not if `flip` has all bits. A word is passed over as a whole.
+    fn find(&self, from: u64, flip: u64) -> Option<u64> {
+        let first = usize::try_from(from / PAGES_PER_WORD).ok()?;
+        let mut mask = u64::MAX << (from % PAGES_PER_WORD);
+        for (index, word) in self.words.iter().enumerate().skip(first) {
+            let found = (word ^ flip) & mask;
+            if found != 0 {
+                return Some(index as u64 * PAGES_PER_WORD + u64::from(found.trailing_zeros()));
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
+    /// From the first to the last dirty page, as guest physical addresses.
+    pub(crate) fn hull(&self) -> Option<Range<u64>> {
+        let Range { start, .. } = self.range();
+        let first = self.find(0, 0)?;
+        let (index, word) = self.words.iter().enumerate().rfind(|(_, word)| **word != 0)?;
+        let end = index as u64 * PAGES_PER_WORD + u64::from(u64::BITS - word.leading_zeros());
         Some(start + first * Level::Page4K.size()..start + end * Level::Page4K.size())
     }
 

@@ -199,7 +199,16 @@ impl<'a, const SPACES: usize> Published<'a, SPACES> {
                 }
             }
         }
-        Ok(Quiesced { drains: self.drains, mark: self.mark, is_settled: [false; SPACES] })
+        let mut update = Quiesced {
+            drains: self.drains,
+            mark: self.mark,
+            needs_receipt: [false; SPACES],
+            is_settled: [false; SPACES],
+            first: None,
+            change_count: 0,
+        };
+        update.survey();
+        Ok(update)
     }
 }
 
@@ -209,8 +218,12 @@ impl<'a, const SPACES: usize> Published<'a, SPACES> {
 pub struct Quiesced<'a, const SPACES: usize = 1> {
     drains: [Option<Drain<'a, SlotList>>; SPACES],
     mark: InProgress<'a>,
-    /// The spaces for whose changes there was a receipt.
+    /// The spaces with changes for which there must be a receipt, and those for which there was one.
+    needs_receipt: [bool; SPACES],
     is_settled: [bool; SPACES],
+    /// The first change, which most often is the only one.
+    first: Option<SlotChange>,
+    change_count: usize,
 }
 
 /// What an update takes out of use, handed back by [`Quiesced::finish`].
@@ -243,6 +256,12 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
 
     /// The changes one by one, for who deals with them in steps; `None` behind the last.
     pub fn change(&self, index: usize) -> Option<SlotChange> {
+        if index >= self.change_count {
+            return None;
+        }
+        if index == 0 {
+            return self.first;
+        }
         let (mut found, mut count) = (None, 0);
         self.for_each(|change, _| {
             if count == index {
@@ -255,9 +274,21 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
 
     /// Whether a space has changes for whose flush [`settle`](Self::settle) was not called yet.
     pub fn needs_receipt(&self, space: SpaceId) -> bool {
-        let mut needs_receipt = false;
-        self.for_each(|change, _| needs_receipt |= change.space == space && change.treatment.needs_receipt());
-        needs_receipt && self.is_settled.get(space.index()).is_some_and(|is_settled| !is_settled)
+        let is = |spaces: &[bool; SPACES]| spaces.get(space.index()).is_some_and(|&is| is);
+        is(&self.needs_receipt) && !is(&self.is_settled)
+    }
+
+    /// Looks at the changes once.
+    fn survey(&mut self) {
+        let (mut needs_receipt, mut first, mut change_count) = ([false; SPACES], None, 0);
+        self.for_each(|change, _| {
+            if let Some(needs_receipt) = needs_receipt.get_mut(change.space.index()) {
+                *needs_receipt |= change.treatment.needs_receipt();
+            }
+            first.get_or_insert(change);
+            change_count += 1;
+        });
+        (self.needs_receipt, self.first, self.change_count) = (needs_receipt, first, change_count);
     }
 
     /// Takes note that the translations of a space have been treated and flushed; false if the receipt does not show it.

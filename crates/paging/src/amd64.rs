@@ -66,6 +66,7 @@ macro_rules! long_mode {
         // A processor that holds the large page uses the same translations as its pieces give, until a
         // flush of any address in it takes it out (APM volume 2, 5.5.3 "TLB Management").
         const REPLACES_IN_PLACE: bool = true;
+        const SETTLED: (u64, u64) = (PRESENT | WRITE | DIRTY, PRESENT | WRITE | DIRTY);
 
         fn is_present(entry: u64) -> bool {
             entry & PRESENT != 0
@@ -82,6 +83,10 @@ macro_rules! long_mode {
 
         fn is_dirty(leaf: u64) -> bool {
             leaf & DIRTY != 0
+        }
+
+        fn protected(leaf: u64, _: Level) -> u64 {
+            leaf & !WRITE
         }
 
         fn dirtied(leaf: u64) -> u64 {

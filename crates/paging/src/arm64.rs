@@ -33,7 +33,9 @@ const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 mod stage2 {
     /// MemAttr, with HCR_EL2.FWB 0: Normal, inner and outer write-back.
     pub(super) const NORMAL: u64 = 0b1111 << 2;
-    /// MemAttr: Device-nGnRE.
+    /// MemAttr, with HCR_EL2.FWB 1: Normal, write-back, whatever stage 1 says.
+    pub(super) const NORMAL_FORCED: u64 = 0b0110 << 2;
+    /// MemAttr, whatever HCR_EL2.FWB is: Device-nGnRE.
     pub(super) const DEVICE: u64 = 0b0001 << 2;
     pub(super) const MEMORY: u64 = 0b1111 << 2;
     /// `S2AP[0]`.
@@ -94,18 +96,33 @@ macro_rules! vmsav8_64 {
 /// Stage 2: intermediate physical to physical. `LEVELS` is 3 (39 bits of input, the root at Arm's level 1)
 /// or 4 (48 bits, level 0).
 ///
-/// Memory types are those of HCR_EL2.FWB = 0: Normal write-back, inner shareable, or Device-nGnRE. With
-/// that the data cache must be cleaned before memory is handed to somebody who maps it otherwise.
+/// `FWB` says what HCR_EL2.FWB is; memory is Normal write-back, inner shareable, or Device-nGnRE.
+///
+/// * With FWB 1 (FEAT_S2FWB, D8.6.6 "Stage 2 memory type and Cacheability attributes when FEAT_S2FWB is enabled")
+///   what is Normal here is so whatever the guest's own tables say, and no cache needs cleaning for a guest that has
+///   its caches off or maps memory as non-cacheable.
+/// * With FWB 0 such a guest bypasses the cache. Before memory is mapped for a guest the data cache must be cleaned by
+///   address to the point of coherency, or the guest sees what was in DRAM before; and before memory that was the
+///   guest's is used by somebody else, it must be cleaned and invalidated. The latter *after* the invalidation of the
+///   TLB has completed: through a translation that is still in use the guest makes lines dirty again.
+///
+/// In both cases instruction caches that do not snoop (CTR_EL0.DIC 0) are invalidated before a guest executes from
+/// memory that has got other contents or, where they are tagged by VMID and virtual address, when memory is remapped.
 #[derive(Clone, Copy, Debug)]
-pub struct Arm64Stage2<const LEVELS: u32>;
+pub struct Arm64Stage2<const LEVELS: u32, const FWB: bool = false>;
 
-impl<const LEVELS: u32> Format for Arm64Stage2<LEVELS> {
+impl<const LEVELS: u32, const FWB: bool> Arm64Stage2<LEVELS, FWB> {
+    const NORMAL: u64 = if FWB { stage2::NORMAL_FORCED } else { stage2::NORMAL };
+}
+
+impl<const LEVELS: u32, const FWB: bool> Format for Arm64Stage2<LEVELS, FWB> {
     const INPUT_BITS: u32 = match LEVELS {
         3 => 39,
         4 => 48,
         _ => panic!("stage 2 has 3 or 4 levels here"),
     };
     const ROOT: Level = if LEVELS == 3 { Level::Page1G } else { Level::Page512G };
+    const SETTLED: (u64, u64) = (VALID | stage2::WRITE, VALID | stage2::WRITE);
 
     vmsav8_64!();
 
@@ -118,7 +135,7 @@ impl<const LEVELS: u32> Format for Arm64Stage2<LEVELS> {
         let mut entry = leaf(pa, level) | stage2::READ;
         entry |= match permissions.contains(Permissions::DEVICE) {
             true => stage2::DEVICE,
-            false => stage2::NORMAL | SHAREABLE,
+            false => Self::NORMAL | SHAREABLE,
         };
         if permissions.contains(Permissions::WRITE) {
             let is_tracked = permissions.contains(Permissions::TRACKED);
@@ -143,6 +160,13 @@ impl<const LEVELS: u32> Format for Arm64Stage2<LEVELS> {
         leaf & (stage2::WRITE | WAS_DIRTY) != 0
     }
 
+    // Without a branch, as `cleaned`: the right is moved to the bit that takes its place.
+    fn protected(leaf: u64, _: Level) -> u64 {
+        let was_dirty =
+            (leaf & stage2::WRITE) << (WAS_DIRTY.trailing_zeros() - stage2::WRITE.trailing_zeros());
+        (leaf | was_dirty) & !(stage2::WRITE | DIRTY_MODIFIER)
+    }
+
     fn dirtied(leaf: u64) -> u64 {
         if Self::is_dirty(leaf) {
             leaf
@@ -154,8 +178,8 @@ impl<const LEVELS: u32> Format for Arm64Stage2<LEVELS> {
     }
 
     fn cleaned(leaf: u64) -> u64 {
-        let modifier = if leaf & stage2::WRITE != 0 { DIRTY_MODIFIER } else { 0 };
-        leaf & !(stage2::WRITE | WAS_DIRTY) | modifier
+        let shift = DIRTY_MODIFIER.trailing_zeros() - stage2::WRITE.trailing_zeros();
+        leaf & !(stage2::WRITE | WAS_DIRTY) | (leaf & stage2::WRITE) << shift
     }
 }
 
@@ -172,6 +196,7 @@ impl Arm64Stage1 {
 impl Format for Arm64Stage1 {
     const INPUT_BITS: u32 = 48;
     const ROOT: Level = Level::Page512G;
+    const SETTLED: (u64, u64) = (VALID | stage1::READ_ONLY, VALID);
 
     vmsav8_64!();
 

@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::cursor::Cursor;
 use crate::format::{Entry, FROZEN};
+use crate::frames::{FrameRuns, Frames, NoFrames};
 use crate::span::{self, Piece, Span};
 use crate::sync::{AtomicU64, overwrite};
 use crate::{Editor, Format, Gather, Level, Permissions, PhysAddr, Stamp, TableMemory, Tables};
@@ -19,6 +20,17 @@ static CHANGES: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::n
 pub trait DirtySink {
     /// The page with these input addresses was dirty, and is clean now.
     fn dirty(&mut self, page: Range<u64>);
+
+    /// The same for small pages: the `n`th from the input address `start` if bit `n` of `pages` is set. `start` is aligned
+    /// to 64 of them, unless the range of the change begins there.
+    fn dirty_pages(&mut self, start: u64, pages: u64) {
+        let mut rest = pages;
+        while rest != 0 {
+            let page = start.wrapping_add(u64::from(rest.trailing_zeros()) << Level::Page4K.shift());
+            self.dirty(page..page.wrapping_add(Level::Page4K.size()));
+            rest &= rest - 1;
+        }
+    }
 }
 
 impl<S: FnMut(Range<u64>)> DirtySink for S {
@@ -33,6 +45,7 @@ pub struct NoSink;
 
 impl DirtySink for NoSink {
     fn dirty(&mut self, _: Range<u64>) {}
+    fn dirty_pages(&mut self, _: u64, _: u64) {}
 }
 
 /// What a change does with the entries it meets.
@@ -49,6 +62,8 @@ pub(crate) enum Action<S> {
         permissions: Permissions,
     },
     Protect(Permissions),
+    /// What changes before this one have frozen.
+    Thaw(u64),
 }
 
 /// How far a step has got.
@@ -83,24 +98,22 @@ pub(crate) enum Visit {
 /// free, is in it until it is finished, wherever it stops. Dropping it leaves the rest of the range
 /// as it is, and leaks what is owed.
 #[must_use = "a change does nothing until it is stepped or finished"]
-pub struct Change<'t, F: Format, M: TableMemory, S: DirtySink = NoSink> {
+pub struct Change<'t, F: Format, M: TableMemory, S: DirtySink = NoSink, R: Frames = NoFrames> {
     pub(crate) editor: Editor<'t, F, M>,
     pub(crate) action: Action<S>,
     pub(crate) cursor: Cursor,
-    pub(crate) gather: Gather<M>,
-    /// Whether the frames of leaves that go are kept account of.
-    pub(crate) is_framed: bool,
+    pub(crate) gather: Gather<M, R>,
 }
 
-impl<'t, F: Format, M: TableMemory, S: DirtySink> Change<'t, F, M, S> {
+impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S, R> {
     pub(crate) fn new(editor: Editor<'t, F, M>, spans: [Span; 2], action: Action<S>) -> Self {
         let cursor = Cursor::new::<F>(editor.table.root, spans);
         let gather = Self::new_gather(&editor);
-        Self { editor, action, cursor, gather, is_framed: false }
+        Self { editor, action, cursor, gather }
     }
 
     /// Adds what this change comes to owe to what an earlier one of the same page table owes, so that one flush does for both.
-    pub fn continuing(self, gather: Gather<M>) -> Self {
+    pub fn continuing(self, gather: Gather<M, R>) -> Self {
         Self { gather, ..self }
     }
 
@@ -139,10 +152,10 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink> Change<'t, F, M, S> {
     ///
     /// Where there is no table to split a page with, the page is passed over, and
     /// [counted](Gather::unsplit_count).
-    pub fn finish(mut self) -> Gather<M> {
+    pub fn finish(mut self) -> Gather<M, R> {
         loop {
             match self.step(u32::MAX) {
-                Progress::Done => return self.take_gather(),
+                Progress::Done => return self.into_gather(),
                 Progress::OutOfTables => {
                     self.gather.unsplit();
                     self.pass(1);
@@ -153,7 +166,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink> Change<'t, F, M, S> {
     }
 
     /// Takes what is owed so far, so that it can be flushed and released while the change goes on.
-    pub fn take_gather(&mut self) -> Gather<M> {
+    pub fn take_gather(&mut self) -> Gather<M, R> {
         let next = Self::new_gather(&self.editor);
         let mut gather = core::mem::replace(&mut self.gather, next);
         gather.set_stamp(stamp(&self.editor));
@@ -165,8 +178,20 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink> Change<'t, F, M, S> {
         gather
     }
 
-    fn new_gather(editor: &Editor<'t, F, M>) -> Gather<M> {
-        Gather::new(editor.table.memory.clone(), editor.table.stamp())
+    /// Ends the change where it is, and returns what is owed.
+    pub fn into_gather(self) -> Gather<M, R> {
+        let mut gather = self.gather;
+        gather.set_stamp(stamp(&self.editor));
+        gather
+    }
+
+    /// What is owed so far.
+    pub fn gather(&self) -> &Gather<M, R> {
+        &self.gather
+    }
+
+    fn new_gather(editor: &Editor<'t, F, M>) -> Gather<M, R> {
+        Gather::new(editor.table.memory.clone(), Entry::decode::<F>, editor.table.stamp())
     }
 
     fn pass(&mut self, count: usize) {
@@ -192,7 +217,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink> Change<'t, F, M, S> {
 
     /// Empties entries of a table that is cut off, such that no fault fills them again.
     fn freeze(&mut self, entries: &[AtomicU64], level: Level, run: usize) -> Visit {
-        if level == Level::Page4K && !self.is_framed {
+        if level == Level::Page4K && !R::ARE_KEPT {
             // Plain stores: nothing that an entry holds is wanted any more, not even what a fault or the
             // processor writes at this moment. The whole of the table is in the gather, and a fault
             // that comes later does not exchange a frozen entry.
@@ -223,7 +248,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink> Change<'t, F, M, S> {
         let mut old = cell.load(Acquire);
         loop {
             let leaf = match Entry::decode::<F>(old, level) {
-                Entry::Leaf(pa) if self.is_framed => Some(pa),
+                Entry::Leaf(pa) if R::ARE_KEPT => Some(pa),
                 _ => None,
             };
             if let Some(pa) = leaf
@@ -246,16 +271,17 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink> Change<'t, F, M, S> {
 
 impl<'t, F: Format, M: TableMemory> Change<'t, F, M> {
     /// Has the gathers of a zap keep account of the memory that is unmapped, for users that own it by
-    /// the page. There is room for a limited number of runs, so it is made in steps.
-    pub fn with_frames(mut self) -> FramedChange<'t, F, M> {
-        self.is_framed = matches!(self.action, Action::Zap(_));
-        FramedChange(self)
+    /// the page. There is room for a limited number of runs, so it is made in steps; and tables are gone
+    /// through before the flush.
+    pub fn with_frames(self) -> FramedChange<'t, F, M> {
+        let Self { editor, action, cursor, gather } = self;
+        FramedChange(Change { editor, action, cursor, gather: gather.framed() })
     }
 }
 
 /// A change whose gathers hold frames.
 #[must_use = "a change does nothing until it is stepped"]
-pub struct FramedChange<'t, F: Format, M: TableMemory>(Change<'t, F, M>);
+pub struct FramedChange<'t, F: Format, M: TableMemory>(Change<'t, F, M, NoSink, FrameRuns>);
 
 impl<F: Format, M: TableMemory> FramedChange<'_, F, M> {
     /// As [`Change::step`]. May end in [`Progress::Full`].
@@ -264,7 +290,7 @@ impl<F: Format, M: TableMemory> FramedChange<'_, F, M> {
     }
 
     /// Takes what is owed so far: when the gather is full, at the end, or in between.
-    pub fn take_gather(&mut self) -> Gather<M> {
+    pub fn take_gather(&mut self) -> Gather<M, FrameRuns> {
         self.0.take_gather()
     }
 }
@@ -280,7 +306,7 @@ pub(crate) fn stamp<F: Format, M: TableMemory>(editor: &Editor<'_, F, M>) -> Sta
     Stamp { root: editor.table.root, sequence }
 }
 
-impl<F: Format, M: TableMemory, S: DirtySink> fmt::Debug for Change<'_, F, M, S> {
+impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> fmt::Debug for Change<'_, F, M, S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Change")
             .field("cursor", &self.cursor)

@@ -5,19 +5,22 @@ use core::ops::Range;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::change::{Action, Change, DirtySink};
-use crate::format::{ABSENT, Entry, FROZEN, piece};
+use crate::format::{ABSENT, Entry, FROZEN, frozen_until_after, piece};
 use crate::span::{self, Span};
 use crate::sync::AtomicU64;
 use crate::table::check_output;
-use crate::{
-    ENTRY_COUNT, FlushRange, Format, Level, MapError, PageTable, Permissions, PhysAddr, TableMemory,
-};
+use crate::{FlushRange, Flushed, Format, Level, MapError, PageTable, Permissions, PhysAddr, TableMemory};
 
 /// What a zap does with tables that only cover zapped addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
-    /// Cut them off and hold them in the gather.
+    /// Cut them off and hold them in the gather. Where a table may not take the place of another without a break, there is
+    /// one for each that is cut off at the top.
     Free,
+    /// The same, but without such breaks: what was cut off stays frozen, so that faults there are told
+    /// [`MapError::Raced`], until it is [thawed](Editor::thaw) after the flush. The same as `Free` for formats that
+    /// [replace in place](Format::REPLACES_IN_PLACE).
+    Detach,
     /// Keep them in place, empty: cheaper if the range is soon in use again, and nothing is held.
     Keep,
 }
@@ -44,6 +47,14 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
     /// back what is still wanted.
     pub fn zap(self, range: Range<u64>, tables: Tables) -> Change<'t, F, M> {
         Change::new(self, span::widened::<F>(&range), Action::Zap(tables))
+    }
+
+    /// Lets faults fill again what a zap has cut off in at least `range` with [`Tables::Detach`], as far as it was before
+    /// what `flushed` shows to be flushed. Nothing is owed for it.
+    pub fn thaw(self, range: Range<u64>, flushed: Flushed) -> Change<'t, F, M> {
+        let is_same = flushed.0.root == self.table.root;
+        let sequence = if is_same { flushed.0.sequence } else { 0 };
+        Change::new(self, span::widened::<F>(&range), Action::Thaw(sequence))
     }
 
     /// Removes the mappings in exactly `range`, splitting pages that reach beyond it: how a guard page
@@ -142,7 +153,9 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
                 Entry::Absent | Entry::Frozen => break,
                 Entry::Table(next) => (next, below),
                 Entry::Leaf(_) => {
-                    (self.split_leaf(cell, entry, below, boundary & !level.offset_mask())?, below)
+                    // There is no gather for a leaf that is held on.
+                    let in_place = F::REPLACES_IN_PLACE;
+                    (self.split_leaf(cell, entry, below, boundary & !level.offset_mask(), in_place)?, below)
                 }
             };
         }
@@ -150,18 +163,19 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
     }
 
     /// Replaces a leaf by a table of leaves of `below`, and returns the table. `start` is the offset of
-    /// the leaf's page.
+    /// the leaf's page. Processors may hold the leaf on if it is done `in_place`.
     pub(crate) fn split_leaf(
         &self,
         cell: &AtomicU64,
         leaf: u64,
         below: Level,
         start: u64,
+        in_place: bool,
     ) -> Result<PhysAddr, MapError> {
         let memory = &self.table.memory;
         let next = memory.allocate().ok_or(MapError::OutOfTables)?;
         let new = F::table(next);
-        if F::REPLACES_IN_PLACE {
+        if in_place {
             let mut leaf = leaf;
             // Each turn after the first finds a leaf that the processor has made dirty, or a fault has
             // given more rights; nobody takes them back while this is the editor. So there are few.
@@ -182,21 +196,32 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         Ok(next)
     }
 
+    /// Whether a page in use may change its size in one store.
+    pub(crate) fn resizes_in_place(&self) -> bool {
+        F::REPLACES_IN_PLACE || self.table.memory.resizes_in_place()
+    }
+
     /// Removes the pointer to a table. `range` is what the table covers.
     ///
-    /// A fault may put another table there at once, so where that takes a break it is made here, and not
-    /// left to the flush that the gather asks for.
-    pub(crate) fn cut_table(&self, cell: &AtomicU64, range: FlushRange) {
-        if !F::REPLACES_IN_PLACE {
-            self.break_entry(cell, range);
-        }
+    /// A fault may put another table there at once. So where that takes a break it is made here, or the entry
+    /// stays frozen until the flush that the gather asks for.
+    pub(crate) fn cut_table(&self, cell: &AtomicU64, range: FlushRange, tables: Tables) {
+        let absent = match tables {
+            _ if F::REPLACES_IN_PLACE => ABSENT,
+            // This change's number will be a later one. Relaxed: only editors store it.
+            Tables::Detach => frozen_until_after(self.table.sequence.load(Relaxed)),
+            Tables::Free | Tables::Keep => {
+                self.break_entry(cell, range);
+                ABSENT
+            }
+        };
         // A store, because nobody but the editor writes an entry that points to a table or is frozen.
-        cell.store(ABSENT, Release);
+        cell.store(absent, Release);
     }
 
     /// Replaces the pointer to a table by a leaf. `range` is what the table covers.
     pub(crate) fn join_leaf(&self, cell: &AtomicU64, leaf: u64, range: FlushRange) {
-        if !F::REPLACES_IN_PLACE {
+        if !self.resizes_in_place() {
             self.break_entry(cell, range);
         }
         cell.store(leaf, Release);
@@ -214,12 +239,12 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
     /// Fills a new table with the pieces of a leaf.
     fn fill(&self, table: PhysAddr, leaf: u64, below: Level) {
         let Some(level) = below.above() else { return };
-        let pa = F::address(leaf, level).0;
-        let entries = self.table.entries(table);
-        for index in 0..ENTRY_COUNT {
-            let pa = PhysAddr(pa + index as u64 * below.size());
+        // Addresses are in their place, so the pieces differ by their size.
+        let mut piece = piece::<F>(leaf, F::address(leaf, level), below);
+        for entry in self.table.entries(table) {
             // Relaxed: the store or exchange that makes the table known releases it.
-            entries[index].store(piece::<F>(leaf, pa, below), Relaxed);
+            entry.store(piece, Relaxed);
+            piece = piece.wrapping_add(below.size());
         }
         self.table.memory.publish();
     }

@@ -48,6 +48,7 @@ impl Permissions {
 /// * An entry whose bits 2:0 are clear is not present to the processor, whatever the other bits are.
 ///   The walker keeps marks and the links between held tables in such entries.
 /// * Tables allow everything; the leaf alone decides.
+/// * An entry holds the address of its target in the address's own bits.
 /// * The processor may make a leaf [dirty](Self::dirtied), and changes nothing else by itself. It does
 ///   so with one atomic operation that fails if the leaf has changed meanwhile.
 ///
@@ -67,10 +68,14 @@ pub trait Format {
     /// Whether a leaf in use may become a table, and a table a leaf or another table, in one store. If
     /// not, the entry is invalid in between, and
     /// [`TableMemory::break_before_make`](crate::TableMemory::break_before_make) invalidates what it
-    /// covers. Leaves that were zapped are left to the gather: until its flush has completed, faults on
+    /// covers; where the page alone is to change its size, and the processors
+    /// [can do that in place](crate::TableMemory::resizes_in_place), it is left to the gather. Leaves that were zapped are left to the gather: until its flush has completed, faults on
     /// them must lead to the same memory by pages of the same size, or nowhere, which is for the user to
     /// see to.
     const REPLACES_IN_PLACE: bool;
+    /// Some bits and their values: an entry of the last level that has them is a leaf that allows stores and is dirty, so
+    /// no processor changes it by itself. Whoever goes over whole tables asks this of all entries.
+    const SETTLED: (u64, u64);
     /// The largest payload of a [mark](Self::mark).
     const MARK_MAX: u64 = u64::MAX >> MARK_SHIFT;
 
@@ -100,6 +105,14 @@ pub trait Format {
     /// Whether there may have been a store through the leaf.
     fn is_dirty(leaf: u64) -> bool;
 
+    /// The leaf of a table of `level` without the right to store. What it knows stays.
+    fn protected(leaf: u64, level: Level) -> u64
+    where
+        Self: Sized,
+    {
+        repermitted::<Self>(leaf, level, Self::permissions(leaf) - Permissions::WRITE)
+    }
+
     /// The leaf as a store leaves it. It stays dirty, and still refuses stores, if it did.
     fn dirtied(leaf: u64) -> u64;
 
@@ -123,8 +136,33 @@ const MARK: u64 = 1 << 4;
 const MARK_SHIFT: u32 = 5;
 
 /// An entry of a table that was cut off, or of one that is being replaced: absent to the processor, and
-/// never filled by a fault. The address of a page can be or-ed to it.
+/// never filled by a fault. What else it says is above these bits: a [`link`], or a number.
 pub(crate) const FROZEN: u64 = 1 << 3;
+
+/// Bits of a link, below the address, for the level of the table's entries.
+const LINK_LEVEL_SHIFT: u32 = 5;
+
+/// A frozen entry that names a table with entries of `level`, or none.
+pub(crate) fn link(table: Option<(PhysAddr, Level)>) -> u64 {
+    table.map_or(FROZEN, |(table, level)| table.0 | (level as u64) << LINK_LEVEL_SHIFT | FROZEN)
+}
+
+/// What a [`link`] names.
+pub(crate) fn linked(entry: u64) -> Option<(PhysAddr, Level)> {
+    let table = entry & !Level::Page4K.offset_mask();
+    let level = Level::ALL[(entry >> LINK_LEVEL_SHIFT) as usize % Level::ALL.len()];
+    (table != 0).then_some((PhysAddr(table), level))
+}
+
+/// A frozen entry that is to stay so until a change later than `sequence` is flushed. 59 bits, one a nanosecond for 18 years.
+pub(crate) const fn frozen_until_after(sequence: u64) -> u64 {
+    sequence << MARK_SHIFT | FROZEN
+}
+
+/// The number in an entry that is frozen until something is flushed.
+pub(crate) const fn frozen_after(entry: u64) -> u64 {
+    entry >> MARK_SHIFT
+}
 
 /// Absent, and free to be filled.
 pub(crate) const ABSENT: u64 = 0;
@@ -134,6 +172,18 @@ pub(crate) const fn is_frozen(entry: u64) -> bool {
 }
 
 const _: () = assert!(FROZEN & 7 == 0 && MARK & 7 == 0, "present to no processor");
+
+/// Whether an entry of the last level is [settled](Format::SETTLED).
+#[inline]
+pub(crate) fn is_settled<F: Format>(entry: u64) -> bool {
+    entry & F::SETTLED.0 == F::SETTLED.1
+}
+
+/// A settled entry as it is, said in a way from which the compiler sees what is known of it.
+#[inline]
+pub(crate) const fn settled<F: Format>(entry: u64) -> u64 {
+    entry & !F::SETTLED.0 | F::SETTLED.1
+}
 
 /// A decoded entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

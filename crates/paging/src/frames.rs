@@ -1,5 +1,7 @@
 //! Physical memory that a change has unmapped.
 
+use core::fmt;
+
 use crate::PhysAddr;
 
 /// Physically contiguous memory.
@@ -14,24 +16,61 @@ pub struct FrameRun {
 /// Most runs of frames that a gather holds.
 pub const FRAME_RUNS_MAX: usize = 32;
 
+/// Whether a change keeps account of the memory that it unmaps: [`NoFrames`] or [`FrameRuns`].
+pub trait Frames: Copy + fmt::Debug + sealed::Sealed {
+    /// Whether it does.
+    const ARE_KEPT: bool;
+    /// No frames.
+    const NONE: Self;
+
+    /// Adds memory, unless there is no room for it.
+    #[must_use]
+    fn push(&mut self, pa: PhysAddr, len: u64) -> bool;
+
+    /// Takes back what was pushed last.
+    fn unpush(&mut self, len: u64);
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::NoFrames {}
+    impl Sealed for super::FrameRuns {}
+}
+
+/// No account: the memory belongs to somebody who knows it as a whole.
+#[derive(Clone, Copy, Debug)]
+pub struct NoFrames;
+
+impl Frames for NoFrames {
+    const ARE_KEPT: bool = false;
+    const NONE: Self = Self;
+
+    fn push(&mut self, _: PhysAddr, _: u64) -> bool {
+        true
+    }
+
+    fn unpush(&mut self, _: u64) {}
+}
+
 /// A list of runs, in the order in which they were unmapped.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FrameRuns {
+pub struct FrameRuns {
     runs: [FrameRun; FRAME_RUNS_MAX],
     count: usize,
 }
 
 impl FrameRuns {
-    pub(crate) const EMPTY: Self =
-        Self { runs: [FrameRun { pa: PhysAddr(0), len: 0 }; FRAME_RUNS_MAX], count: 0 };
-
-    pub(crate) fn as_slice(&self) -> &[FrameRun] {
+    /// The runs.
+    pub fn as_slice(&self) -> &[FrameRun] {
         &self.runs[..self.count]
     }
+}
 
-    /// Adds memory, unless there is no room for it.
-    #[must_use]
-    pub(crate) fn push(&mut self, pa: PhysAddr, len: u64) -> bool {
+impl Frames for FrameRuns {
+    const ARE_KEPT: bool = true;
+    const NONE: Self = Self { runs: [FrameRun { pa: PhysAddr(0), len: 0 }; FRAME_RUNS_MAX], count: 0 };
+
+    fn push(&mut self, pa: PhysAddr, len: u64) -> bool {
         if let Some(last) = self.runs[..self.count].last_mut()
             && last.pa.checked_add(last.len) == Some(pa)
         {
@@ -45,8 +84,7 @@ impl FrameRuns {
         true
     }
 
-    /// Takes back what was pushed last.
-    pub(crate) fn unpush(&mut self, len: u64) {
+    fn unpush(&mut self, len: u64) {
         let Some(last) = self.runs[..self.count].last_mut() else { return };
         last.len -= len;
         if last.len == 0 {

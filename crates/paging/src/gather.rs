@@ -1,10 +1,11 @@
 //! What a change leaves to do: translations to invalidate, then tables and frames to free.
 
 use core::fmt;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::AcqRel;
 
-use crate::format::{ABSENT, FROZEN};
-use crate::frames::{FrameRun, FrameRuns};
+use crate::format::{Entry, link};
+use crate::frames::{Frames, NoFrames};
+use crate::reclaim::{Freeing, Released};
 use crate::{FlushReceipt, Level, PhysAddr, Stamp, TableMemory};
 
 /// Translations to invalidate.
@@ -32,56 +33,51 @@ pub enum Invalidation<'a> {
     Everything,
 }
 
-/// Most ranges that a gather tells apart.
-pub const GATHER_RANGES_MAX: usize = 16;
-
-/// What a gather held back, now free.
-#[derive(Clone, Copy, Debug)]
-pub struct Released {
-    /// Number of tables that went back to their memory.
-    pub table_count: usize,
-    frames: FrameRuns,
-}
-
-impl Released {
-    /// Memory that was unmapped, if the change was asked to [keep account](crate::Change::with_frames)
-    /// of it. No processor reaches it any more.
-    pub fn frames(&self) -> &[FrameRun] {
-        self.frames.as_slice()
-    }
-}
+/// Most ranges that a gather tells apart. They are moved about with it, which is in the way of who waits for a flush;
+/// and a processor that is told more of them is better told to invalidate everything.
+pub const GATHER_RANGES_MAX: usize = 8;
 
 /// The result of a change: what to invalidate, and the tables that were cut off and the frames that
 /// were unmapped, held back until a receipt shows that no processor uses them.
 ///
-/// Tables are linked through their first entries, so holding any number takes no memory. Dropping a
-/// gather leaks what it holds, which is safe.
+/// Of a tree that was cut off the topmost table is linked, and with it the first table of each level below;
+/// the others are found when it is [reclaimed](Freeing). The links are in the tables' first entries, so
+/// holding any number takes no memory. Dropping a gather leaks what it holds, which is safe.
 #[must_use = "translations stay in use, and tables leak, until the gather is flushed and released"]
-pub struct Gather<M: TableMemory> {
+pub struct Gather<M: TableMemory, R: Frames = NoFrames> {
     memory: M,
+    /// How the format of the tables decodes an entry.
+    decode: Decode,
     stamp: Stamp,
     ranges: [FlushRange; GATHER_RANGES_MAX],
     range_count: usize,
     overflowed: bool,
-    held: Option<PhysAddr>,
+    /// The table that was linked last, and the level of its entries.
+    held: Option<(PhysAddr, Level)>,
     table_count: usize,
-    frames: FrameRuns,
+    detached_count: usize,
+    frames: R,
     visited_count: u64,
     unsplit_count: u64,
 }
 
-impl<M: TableMemory> Gather<M> {
-    pub(crate) fn new(memory: M, stamp: Stamp) -> Self {
+/// Decodes an entry of a table of a level.
+pub(crate) type Decode = fn(u64, Level) -> Entry;
+
+impl<M: TableMemory, R: Frames> Gather<M, R> {
+    pub(crate) fn new(memory: M, decode: Decode, stamp: Stamp) -> Self {
         const NONE: FlushRange = FlushRange { start: 0, len: 0, level: Level::Page4K, tables: false };
         Self {
             memory,
+            decode,
             stamp,
             ranges: [NONE; GATHER_RANGES_MAX],
             range_count: 0,
             overflowed: false,
             held: None,
             table_count: 0,
-            frames: FrameRuns::EMPTY,
+            detached_count: 0,
+            frames: R::NONE,
             visited_count: 0,
             unsplit_count: 0,
         }
@@ -98,9 +94,15 @@ impl<M: TableMemory> Gather<M> {
         }
     }
 
-    /// Number of tables held back.
+    /// Number of tables held back that are known of. Below those of a [detached](Self::detached_count) tree there may be
+    /// more, which are [counted](Released::table_count) when they are freed.
     pub fn table_count(&self) -> usize {
         self.table_count
+    }
+
+    /// Number of trees that were cut off as a whole.
+    pub fn detached_count(&self) -> usize {
+        self.detached_count
     }
 
     /// Number of entries that the change looked at: its cost.
@@ -124,22 +126,41 @@ impl<M: TableMemory> Gather<M> {
     ///
     /// Gives the gather back, with all it holds, if the receipt is not for a flush after its change.
     #[expect(clippy::result_large_err, reason = "there is no heap to put it on")]
-    pub fn release(self, receipt: &impl FlushReceipt) -> Result<Released, Self> {
+    pub fn release(self, receipt: &impl FlushReceipt) -> Result<Released<R>, Self> {
         self.release_in_steps(receipt).map(Freeing::finish)
     }
 
-    /// The same for users who must not be away for long: freeing a table takes as long as visiting its entries.
+    /// The same for users who must not be away for long: what was cut off is walked, and each of its tables cleared.
     ///
     /// # Errors
     ///
     /// As for [`release`](Self::release).
     #[expect(clippy::result_large_err, reason = "there is no heap to put it on")]
-    pub fn release_in_steps(self, receipt: &impl FlushReceipt) -> Result<Freeing<M>, Self> {
-        if self.invalidation() != Invalidation::Nothing && !receipt.covers(self.stamp) {
+    pub fn release_in_steps(self, receipt: &impl FlushReceipt) -> Result<Freeing<M, R>, Self> {
+        let is_covered = receipt.covers(self.stamp);
+        if self.invalidation() != Invalidation::Nothing && !is_covered {
             return Err(self);
         }
-        let Self { memory, held, table_count, frames, .. } = self;
-        Ok(Freeing { memory, held, left: table_count, table_count, frames })
+        let Self { memory, decode, stamp, held, frames, .. } = self;
+        Ok(Freeing::new(memory, decode, held, is_covered.then_some(stamp), frames))
+    }
+
+    /// The same, but what is zapped from now on is kept account of.
+    pub(crate) fn framed<T: Frames>(self) -> Gather<M, T> {
+        Gather {
+            memory: self.memory,
+            decode: self.decode,
+            stamp: self.stamp,
+            ranges: self.ranges,
+            range_count: self.range_count,
+            overflowed: self.overflowed,
+            held: self.held,
+            table_count: self.table_count,
+            detached_count: self.detached_count,
+            frames: T::NONE,
+            visited_count: self.visited_count,
+            unsplit_count: self.unsplit_count,
+        }
     }
 
     pub(crate) fn set_stamp(&mut self, stamp: Stamp) {
@@ -154,7 +175,7 @@ impl<M: TableMemory> Gather<M> {
         self.unsplit_count += 1;
     }
 
-    pub(crate) fn frames(&mut self) -> &mut FrameRuns {
+    pub(crate) fn frames(&mut self) -> &mut R {
         &mut self.frames
     }
 
@@ -191,77 +212,47 @@ impl<M: TableMemory> Gather<M> {
         }
     }
 
-    /// Holds back a table that was cut off and that nobody fills any more.
+    /// Holds back a table that was cut off and emptied, and that nobody fills any more.
     pub(crate) fn hold(&mut self, table: PhysAddr) {
+        self.link(table, Level::Page4K);
+    }
+
+    /// Holds back a table that was cut off, with entries of `level`, and all that is below it: now or, until the receipt,
+    /// by faults that are on their way through it.
+    pub(crate) fn detach(&mut self, table: PhysAddr, level: Level) {
+        self.detached_count += 1;
+        let (mut table, mut level) = (table, level);
+        loop {
+            let first = self.link(table, level);
+            match ((self.decode)(first, level), level.below()) {
+                (Entry::Table(next), Some(below)) => (table, level) = (next, below),
+                _ => return,
+            }
+        }
+    }
+
+    /// Links a table, and returns what its first entry was. Who still walks the table finds that entry frozen.
+    ///
+    /// By exchange: a fault may just be putting a table there. One that comes later finds the entry frozen.
+    fn link(&mut self, table: PhysAddr, level: Level) -> u64 {
         // SAFETY: the walker found the table in the tree, so it came from this memory and is not freed;
         // it was cut off by its only parent, so no other gather holds it.
-        let link = unsafe { &self.memory.entries(table)[0] };
-        // Who still walks the table takes the link for what it was: frozen.
-        link.store(self.held.map_or(0, PhysAddr::as_u64) | FROZEN, Relaxed);
-        self.held = Some(table);
+        let first = unsafe { &self.memory.entries(table)[0] };
+        let former = first.swap(link(self.held), AcqRel);
+        self.held = Some((table, level));
         self.table_count += 1;
+        former
     }
 }
 
-/// Tables of a gather whose flush is over, on their way back to their memory. Dropping it leaks the rest.
-#[must_use = "tables leak until they are freed"]
-pub struct Freeing<M: TableMemory> {
-    memory: M,
-    held: Option<PhysAddr>,
-    /// Tables in the list.
-    left: usize,
-    table_count: usize,
-    frames: FrameRuns,
-}
-
-impl<M: TableMemory> Freeing<M> {
-    /// Frees at most so many tables; whether there are more.
-    pub fn step(&mut self, tables_max: usize) -> bool {
-        for _ in 0..tables_max {
-            let Some(table) = self.held.filter(|_| self.left != 0) else { return false };
-            self.left -= 1;
-            // SAFETY: a held table came from this memory and is not freed yet.
-            let entries = unsafe { self.memory.entries(table) };
-            self.held = match entries[0].load(Relaxed) & !FROZEN {
-                0 => None,
-                next => Some(PhysAddr(next)),
-            };
-            for entry in entries {
-                entry.store(ABSENT, Relaxed);
-            }
-            // SAFETY: no entry points to the table since the change of the gather's stamp; the receipt shows that
-            // neither a processor nor software walks it; and the list does not name it twice. The
-            // entries are zero since the loop above.
-            unsafe { self.memory.free(table) };
-        }
-        self.held.is_some() && self.left != 0
-    }
-
-    /// Frees the rest.
-    pub fn finish(mut self) -> Released {
-        while self.step(usize::MAX) {}
-        Released { table_count: self.table_count, frames: self.frames }
-    }
-
-    /// Number of tables in all.
-    pub fn table_count(&self) -> usize {
-        self.table_count
-    }
-}
-
-impl<M: TableMemory> fmt::Debug for Freeing<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Freeing").field("left", &self.left).finish_non_exhaustive()
-    }
-}
-
-impl<M: TableMemory> fmt::Debug for Gather<M> {
+impl<M: TableMemory, R: Frames> fmt::Debug for Gather<M, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gather")
             .field("stamp", &self.stamp)
             .field("invalidation", &self.invalidation())
             .field("table_count", &self.table_count)
-            .field("frames", &self.frames.as_slice())
+            .field("detached_count", &self.detached_count)
+            .field("frames", &self.frames)
             .finish_non_exhaustive()
     }
 }

@@ -127,7 +127,9 @@ mod memory;
 #[cfg(all(test, loom))]
 mod model;
 mod receipt;
+mod reclaim;
 mod span;
+mod sweep;
 mod sync;
 mod table;
 #[cfg(all(test, not(loom)))]
@@ -140,9 +142,10 @@ pub use arm64::{Arm64Stage1, Arm64Stage2};
 pub use change::{Change, DirtySink, FramedChange, NoSink, Progress};
 pub use edit::{Editor, Tables};
 pub use format::{Format, Permissions};
-pub use frames::{FRAME_RUNS_MAX, FrameRun};
-pub use gather::{FlushRange, Freeing, GATHER_RANGES_MAX, Gather, Invalidation, Released};
+pub use frames::{FRAME_RUNS_MAX, FrameRun, FrameRuns, Frames, NoFrames};
+pub use gather::{FlushRange, GATHER_RANGES_MAX, Gather, Invalidation};
 pub use install::Installed;
 pub use memory::{Entries, TableMemory};
 pub use receipt::{FlushReceipt, NeverWalked, Stamp};
+pub use reclaim::{Flushed, Freeing, Released};
 pub use table::{Look, MapError, Mapping, PageTable};

@@ -94,6 +94,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     /// Takes the page table down: every table is in the gather, the root too.
     pub fn dismantle(mut self) -> Gather<M> {
         let mut gather = self.zap(0..u64::MAX, Tables::Free);
+        // All its entries are absent now, or frozen.
         gather.hold(self.root);
         gather
     }

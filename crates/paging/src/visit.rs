@@ -5,18 +5,24 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::change::{Action, Change, DirtySink, Visit};
 use crate::cursor::Cut;
-use crate::format::{ABSENT, Entry, needs_flush, repermitted};
+use crate::format::{ABSENT, Entry, frozen_after, needs_flush, repermitted};
+use crate::frames::Frames;
 use crate::span::{self, Piece};
+use crate::sweep::cleaned;
 use crate::sync::{AtomicU64, overwrite};
 use crate::{FlushRange, Format, Level, Permissions, PhysAddr, TableMemory, Tables};
 
-impl<F: Format, M: TableMemory, S: DirtySink> Change<'_, F, M, S> {
+impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> {
     /// Visits an entry above the last level.
     pub(crate) fn visit_entry(&mut self, cell: &AtomicU64, level: Level, piece: &Piece) -> Visit {
         let entry = cell.load(Acquire);
         match (Entry::decode::<F>(entry, level), level.below()) {
             (Entry::Table(next), Some(below)) => self.visit_table(cell, level, below, next, piece),
             (Entry::Leaf(_), Some(below)) => self.visit_large(cell, level, below, entry, piece),
+            (Entry::Frozen, _) => {
+                self.thaw(cell, entry);
+                Visit::Passed(1)
+            }
             _ => Visit::Passed(1),
         }
     }
@@ -32,10 +38,11 @@ impl<F: Format, M: TableMemory, S: DirtySink> Change<'_, F, M, S> {
         let start = span::address_of::<F>(piece.entry_start);
         let cut = FlushRange { start, len: level.size(), level: Level::Page4K, tables: true };
         match self.action {
-            Action::Zap(Tables::Free) if piece.whole => {
-                // Before its entries are cleared, so that no new walk enters a table on its way out.
-                self.editor.cut_table(cell, cut);
+            Action::Zap(tables @ (Tables::Free | Tables::Detach)) if piece.whole => {
+                // Before anything else, so that no new walk enters a table on its way out.
+                self.editor.cut_table(cell, cut, tables);
             }
+            Action::Thaw(_) if piece.whole => return Visit::Passed(1),
             Action::Collapse { level: to, shift, permissions } if level == to && piece.whole => {
                 let pa = PhysAddr(piece.entry_start.wrapping_add(shift));
                 self.editor.join_leaf(cell, F::leaf(pa, level, permissions), cut);
@@ -44,9 +51,25 @@ impl<F: Format, M: TableMemory, S: DirtySink> Change<'_, F, M, S> {
             Action::Split(to) if below <= to => return Visit::Passed(1),
             _ => return Visit::Into(next),
         }
-        self.gather.cut(start, level.size(), below);
-        self.cursor.begin_cut(Cut { level: below, start: piece.entry_start, len: level.size() });
-        Visit::Into(next)
+        if R::ARE_KEPT && matches!(self.action, Action::Zap(_)) {
+            self.gather.cut(start, level.size(), below);
+            self.cursor.begin_cut(Cut { level: below, start: piece.entry_start, len: level.size() });
+            return Visit::Into(next);
+        }
+        // How small its pages are is not looked at.
+        self.gather.cut(start, level.size(), Level::Page4K);
+        self.gather.detach(next, below);
+        Visit::Passed(1)
+    }
+
+    /// Makes an entry absent that was frozen until a flush which is over.
+    fn thaw(&self, cell: &AtomicU64, frozen: u64) {
+        if let Action::Thaw(sequence) = self.action
+            && frozen_after(frozen) < sequence
+        {
+            // Nobody but the editor writes a frozen entry.
+            overwrite(cell, ABSENT);
+        }
     }
 
     fn visit_large(
@@ -59,9 +82,14 @@ impl<F: Format, M: TableMemory, S: DirtySink> Change<'_, F, M, S> {
     ) -> Visit {
         match self.action {
             Action::Split(to) if level > to => {
-                let Ok(table) = self.editor.split_leaf(cell, leaf, below, piece.entry_start) else {
+                let in_place = self.editor.resizes_in_place();
+                let Ok(table) = self.editor.split_leaf(cell, leaf, below, piece.entry_start, in_place) else {
                     return Visit::OutOfTables;
                 };
+                if in_place && !F::REPLACES_IN_PLACE {
+                    // The pieces may be changed next, and then flushed with a hint at their own level.
+                    self.gather.leaves(span::address_of::<F>(piece.entry_start), level.size(), level);
+                }
                 if below > to { Visit::Into(table) } else { Visit::Passed(1) }
             }
             _ => self.visit_leaf(cell, level, leaf, piece.entry_start),
@@ -70,9 +98,20 @@ impl<F: Format, M: TableMemory, S: DirtySink> Change<'_, F, M, S> {
 
     /// Visits entries of a table of the last level, the first of them at the offset `start`.
     pub(crate) fn visit_leaves(&mut self, cells: &[AtomicU64], start: u64) -> Visit {
-        if matches!(self.action, Action::Zap(_)) && !self.is_framed {
-            self.zap_leaves(cells, start);
-            return Visit::Passed(cells.len());
+        match self.action {
+            Action::Zap(_) if R::ARE_KEPT => {}
+            Action::Zap(_) => {
+                self.zap_leaves(cells, start);
+                return Visit::Passed(cells.len());
+            }
+            Action::WriteProtect | Action::Clean(_) => {
+                self.sweep(cells, start);
+                return Visit::Passed(cells.len());
+            }
+            Action::Protect(_) => {}
+            Action::Split(_) | Action::Collapse { .. } | Action::Thaw(_) => {
+                return Visit::Passed(cells.len());
+            }
         }
         let mut start = start;
         for (count, cell) in cells.iter().enumerate() {
@@ -97,19 +136,16 @@ impl<F: Format, M: TableMemory, S: DirtySink> Change<'_, F, M, S> {
                 Some((old, ABSENT))
             }
             Action::WriteProtect => {
-                let kept = |leaf| F::permissions(leaf) - Permissions::WRITE;
                 rewrite(cell, leaf, |leaf| match F::permissions(leaf).contains(Permissions::WRITE) {
-                    true => repermitted::<F>(leaf, level, kept(leaf)),
+                    true => F::protected(leaf, level),
                     false => leaf,
                 })
             }
             Action::Protect(permissions) => {
                 rewrite(cell, leaf, |leaf| repermitted::<F>(leaf, level, *permissions))
             }
-            Action::Clean(_) => {
-                rewrite(cell, leaf, |leaf| if F::is_dirty(leaf) { F::cleaned(leaf) } else { leaf })
-            }
-            Action::Split(_) | Action::Collapse { .. } => None,
+            Action::Clean(_) => rewrite(cell, leaf, cleaned::<F>),
+            Action::Split(_) | Action::Collapse { .. } | Action::Thaw(_) => None,
         };
         let Some((old, new)) = change else { return Visit::Passed(1) };
         let page = page::<F>(start, level);
@@ -162,7 +198,7 @@ fn page<F: Format>(start: u64, level: Level) -> Range<u64> {
 ///
 /// By compare-exchange, because the processor may make the leaf dirty, and a fault may give it more
 /// rights. Nobody undoes either while there is an editor, so there are few turns.
-fn rewrite(cell: &AtomicU64, leaf: u64, new: impl Fn(u64) -> u64) -> Option<(u64, u64)> {
+pub(crate) fn rewrite(cell: &AtomicU64, leaf: u64, new: impl Fn(u64) -> u64) -> Option<(u64, u64)> {
     let mut old = leaf;
     loop {
         let value = new(old);

@@ -211,7 +211,7 @@ pub(super) const CASES: [Case; 37] = [
         "a panic of the hypervisor ends the run with status 70 and a backtrace with names",
         &["run", "--exec", "reboot -f", "--reset", "panic", "--timeout", "100"],
         TestFile::None,
-        (70, "hypervisor::arch::x86_64::run::cpu_loop"),
+        (70, "hypervisor::vm::run::cpu_loop"),
     ),
     probe(
         "refused_vmrun_ends_the_run",

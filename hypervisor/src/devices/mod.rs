@@ -15,14 +15,19 @@
 
 pub mod acpi;
 pub mod apic_ids;
+pub mod fdt;
+pub mod gic;
 pub mod inbox;
 pub mod ioapic;
 pub mod lapic;
 pub mod message;
 pub mod pci;
+pub mod pl011;
 pub mod platform;
 pub mod power;
+pub mod psci;
 pub mod uart16550;
+pub mod virt_map;
 
 /// The access raises #GP(0) in the guest, and has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

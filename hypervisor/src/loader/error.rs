@@ -7,6 +7,17 @@ use core::fmt;
 pub enum LoadError {
     /// Neither a Linux bzImage nor an ELF.
     NotAKernel,
+    /// Not an arm64 Linux Image.
+    NotAnArm64Image,
+    /// A kernel in an archive: arm64 has no self-extracting format, what boots it unpacks it.
+    CompressedKernel {
+        /// The program that unpacks it.
+        tool: &'static str,
+    },
+    /// An EFI application with a compressed kernel inside (`vmlinuz.efi`, CONFIG_EFI_ZBOOT).
+    EfiZboot,
+    /// An arm64 Image for a big-endian kernel.
+    BigEndian,
     /// A Linux kernel without the header fields that are needed.
     KernelTooOld {
         /// Its boot protocol version, major in the high byte.
@@ -86,6 +97,20 @@ impl fmt::Display for LoadError {
                 "kernel: neither a Linux bzImage ('HdrS' at offset 0x202) nor an ELF; \
                  give a kernel such as /boot/vmlinuz-*, or a 64-bit ELF with a PVH note",
             ),
+            Self::NotAnArm64Image => f.write_str(
+                "kernel: not an arm64 Image ('ARM\\x64' at offset 56); \
+                 give one such as Debian's /boot/vmlinuz-*-arm64 or arch/arm64/boot/Image",
+            ),
+            Self::CompressedKernel { tool } => {
+                write!(f, "kernel: compressed; unpack it with {tool} and give the Image that comes out")
+            }
+            Self::EfiZboot => f.write_str(
+                "kernel: a compressed EFI application (zboot), which only firmware can start; \
+                 give the Image inside, arch/arm64/boot/Image of the same build",
+            ),
+            Self::BigEndian => {
+                f.write_str("kernel: big-endian, which is not supported; give a little-endian one")
+            }
             Self::KernelTooOld { version } => write!(
                 f,
                 "kernel: boot protocol {}.{:02}, but at least 2.12 is needed; give Linux 3.8 or newer",

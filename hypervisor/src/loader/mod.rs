@@ -4,6 +4,7 @@
 //! lists into guest memory and puts the boot processor into [`LoadPlan::entry`]. A plan holds for every start
 //! of the guest: on a reboot clear the memory and apply it again.
 
+pub mod arm64;
 mod bzimage;
 mod elf_pvh;
 mod error;

@@ -215,7 +215,8 @@ impl Machine {
         // SAFETY: the owner was just taken.
         let state = unsafe { boot.state() };
         self.zero_memory();
-        self.guest.load(&self.files, self.vcpu_count(), &self.space.slots().memory(), state)?;
+        let memory = self.space.slots().memory();
+        self.guest.load(&self.files, self.vcpu_count(), &memory, &boot.inbox, state)?;
         drop(owner);
         Ok(())
     }

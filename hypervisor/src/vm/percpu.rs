@@ -21,7 +21,7 @@ use crate::arch::cpu::{self, CpuData};
 
 /// Size and alignment of a block.
 pub(crate) const BLOCK_SIZE: u64 = 128 << 10;
-const FAULT_STACK_TOP: u64 = 0x3000;
+pub(crate) const FAULT_STACK_TOP: u64 = 0x3000;
 const NMI_STACK_TOP: u64 = 0x6000;
 const DATA_OFFSET: u64 = 0x1f000;
 /// Offsets of the pages that are left unmapped.

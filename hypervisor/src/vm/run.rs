@@ -181,7 +181,7 @@ impl<'a> Context<'a> {
             self.count(Counter::SchedMigrated);
         }
         note_current(self.cpu, Some(self.vcpu.index));
-        self.state.load();
+        self.load_state(turn);
     }
 
     /// Looks at everything there is to look at before the vCPU goes on.
@@ -209,7 +209,7 @@ impl<'a> Context<'a> {
     #[inline(always)]
     fn switch(&mut self, leave: Leave, now: u64) -> u64 {
         // Saved before anybody else can find the vCPU.
-        self.state.save();
+        self.save_state();
         let known = match leave {
             Leave::Blocked(deadline) => {
                 let space = self.state.space();
@@ -225,7 +225,7 @@ impl<'a> Context<'a> {
                 });
                 let Block::Next(next) = block else {
                     // Something came in meanwhile: it goes on.
-                    self.state.load();
+                    self.reload_state();
                     return now;
                 };
                 self.count(Counter::SchedHalt);

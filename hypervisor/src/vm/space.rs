@@ -5,6 +5,7 @@ use core::ops::ControlFlow;
 use hostlink::counters::Counter;
 use memslots::Retired;
 use memslots::space::{FetchJob, GuestSpace, Job, Progress, Report};
+use paging::Invalidation;
 
 use super::machine::{CounterRow, Machine, increase};
 use crate::arch::flush::{FlushScratch, Flushed};
@@ -24,6 +25,8 @@ pub(crate) const STEP_ENTRIES: u32 = 4096;
 pub(crate) trait Steps {
     /// See [`Job::step`]; what is out of use goes back to the machine.
     fn step(&mut self, vm: &Machine, entries_max: u32) -> Progress;
+    /// See [`Job::invalidation`].
+    fn invalidation(&self) -> Invalidation<'_>;
     /// See [`Job::flushed`].
     fn flushed(&mut self, receipt: &Flushed) -> bool;
 }
@@ -31,6 +34,10 @@ pub(crate) trait Steps {
 impl Steps for SpaceJob<'_> {
     fn step(&mut self, vm: &Machine, entries_max: u32) -> Progress {
         Job::step(self, entries_max, |retired| vm.take_back(&retired))
+    }
+
+    fn invalidation(&self) -> Invalidation<'_> {
+        Job::invalidation(self)
     }
 
     fn flushed(&mut self, receipt: &Flushed) -> bool {
@@ -41,6 +48,10 @@ impl Steps for SpaceJob<'_> {
 impl Steps for SpaceFetch<'_> {
     fn step(&mut self, _: &Machine, entries_max: u32) -> Progress {
         FetchJob::step(self, entries_max)
+    }
+
+    fn invalidation(&self) -> Invalidation<'_> {
+        FetchJob::invalidation(self)
     }
 
     fn flushed(&mut self, receipt: &Flushed) -> bool {
@@ -58,7 +69,7 @@ impl Machine {
             Progress::More => {}
             Progress::Waiting => core::hint::spin_loop(),
             Progress::Flush => {
-                let receipt = self.flush_space(scratch);
+                let receipt = self.flush_space(job.invalidation(), scratch);
                 assert!(job.flushed(&receipt), "the flush was issued after the job's last step");
             }
         }

@@ -4,11 +4,12 @@
 //! [`scenarios`] are small programs for it, generic over a [`protocol::Protocol`]: the real one,
 //! or one with a single operation spoilt. [`mutants`] spoil them, one by one. [`moving`] has both for
 //! vCPUs that change CPUs, are removed and added, and [`elsewhere`] for those that have halted in another address
-//! space.
+//! space; [`broadcast`] for flushes that the hardware does.
 //!
 //! Memory is made of relaxed atomics, so that nothing but the protocol orders it. An interrupt
 //! orders nothing either. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-coherence --release`.
 
+mod broadcast;
 mod elsewhere;
 pub(crate) mod machine;
 mod moving;

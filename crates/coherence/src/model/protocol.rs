@@ -52,6 +52,15 @@ pub(super) trait Protocol: 'static {
         assert!(receipt.is_ok(), "the model never gives up");
     }
 
+    /// A flush by broadcast, of which only what concerns software is modelled.
+    fn broadcast(machine: &Machine) {
+        let (set, mut ledger) = (TargetSet::<1>::first(1), Ledger::<1>::new());
+        let targets = machine.targets.as_slice();
+        let receipt =
+            crate::broadcast(targets, &set, (), &mut ledger, machine, crate::tlbi::Invalidated::assumed);
+        assert!(receipt.is_ok(), "the model never gives up");
+    }
+
     /// A flush of the first `count` targets.
     fn flush(machine: &Machine, count: usize, scope: Scope<'_>) -> Outcome {
         let (set, mut ledger) = (TargetSet::<1>::first(count), Ledger::<1>::new());

@@ -129,5 +129,7 @@ fn rights(slot: &Slot, is_store: bool) -> Permissions {
     if slot.is_read_only() || slot.is_logged_by_faults() && !is_store {
         return Permissions::RX;
     }
-    if slot.is_logged() { Permissions::RWX | Permissions::TRACKED } else { Permissions::RWX }
+    // Where stores fault nobody reads dirty bits; the processor may not have them.
+    let is_tracked = slot.is_logged() && !slot.is_logged_by_faults();
+    if is_tracked { Permissions::RWX | Permissions::TRACKED } else { Permissions::RWX }
 }

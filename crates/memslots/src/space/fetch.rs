@@ -2,9 +2,10 @@
 
 use core::fmt;
 
-use paging::{FlushReceipt, Format, Gpa, TableMemory};
+use paging::{FlushReceipt, Format, Invalidation, TableMemory};
 
-use super::job::{Owed, Progress, Report};
+use super::job::{Progress, Report};
+use super::owed::Owed;
 use super::task::Task;
 use super::walk::{Walk, Walked};
 use super::{GuestSpace, Turn};
@@ -51,7 +52,7 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
             let fetch = space.slots.memory().fetch_dirty(id, 0, words)?;
             // From the first to the last page that is marked. A page in between that a fault has just made writable and
             // marked keeps its mark.
-            let task = hull(&fetch).map(Task::Protect);
+            let task = fetch.hull().map(Task::Protect);
             (Stage::Taken(fetch), task)
         } else {
             (Stage::Transferring(words), Some(Task::Transfer(slot.range(), 0)))
@@ -59,25 +60,23 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
         let mut job = Self { space, slot, stage, walk: None, owed: Owed::new(space.stamp()), _turn: turn };
         if let Some(task) = task {
             let editor = space.tables.edit().ok_or(SlotError::Busy)?;
-            job.walk = Walk::begin(editor, &space.slots, task, paging::Permissions::R, job.owed.gather());
+            job.walk = Walk::begin(editor, &space.slots, task, paging::Permissions::R, &mut job.owed);
         }
         Ok(job)
     }
 
     /// Goes on, for at most `entries_max` entries.
     pub fn step(&mut self, entries_max: u32) -> Progress {
-        if let Some(progress) = self.owed.step(entries_max) {
-            return progress;
+        if self.owed.awaits_flush() {
+            return Progress::Flush;
         }
-        if let Some(walk) = &mut self.walk {
-            return match walk.step(entries_max) {
-                Walked::More => Progress::More,
-                Walked::Through(gather) | Walked::OutOfTables(gather) => {
-                    self.owed.put(gather);
-                    self.walk = None;
-                    Progress::More
-                }
-            };
+        if let Some(walk) = &mut self.walk
+            && let Walked::More = walk.step(entries_max)
+        {
+            return Progress::More;
+        }
+        if let Some(walk) = self.walk.take() {
+            self.owed.put(walk.into_gather());
         }
         match core::mem::replace(&mut self.stage, Stage::Moving) {
             Stage::Transferring(words) => {
@@ -103,11 +102,16 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
         }
     }
 
-    /// Takes note that everything was flushed after the last step. False if the receipt is of an earlier flush: then
+    /// What has to be flushed at the least, as for [`Job`](super::Job::invalidation).
+    pub fn invalidation(&self) -> Invalidation<'_> {
+        self.owed.invalidation()
+    }
+
+    /// Takes note that it was flushed after the last step. False if the receipt is of an earlier flush: then
     /// nothing has changed.
     #[must_use = "without a receipt the fetch does not go on"]
     pub fn flushed(&mut self, receipt: &impl FlushReceipt) -> bool {
-        if !self.owed.release(receipt) {
+        if self.owed.release(receipt).is_none() {
             return false;
         }
         if let Stage::Taken(fetch) = core::mem::replace(&mut self.stage, Stage::Moving) {
@@ -131,16 +135,6 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
     pub fn report(&self) -> Report {
         self.owed.report
     }
-}
-
-/// From the first to the last marked page.
-fn hull(fetch: &DirtyFetch<'_, '_>) -> Option<core::ops::Range<u64>> {
-    let first = fetch.next_run(Gpa(fetch.range().start))?;
-    let mut end = first.end;
-    while let Some(run) = fetch.next_run(Gpa(end)) {
-        end = run.end;
-    }
-    Some(first.start..end)
 }
 
 impl<F: Format, M: TableMemory> fmt::Debug for FetchJob<'_, '_, F, M> {

@@ -3,14 +3,13 @@
 use core::fmt;
 
 use arrayvec::ArrayVec;
-use paging::{
-    ENTRY_COUNT, FlushReceipt, Format, Freeing, Gather, Invalidation, Permissions, Stamp, TableMemory,
-};
+use paging::{FlushReceipt, Format, Invalidation, Permissions, TableMemory};
 
-use super::task::{self, Task};
+use super::owed::Owed;
+use super::task::{self, TASKS_MAX, Task};
 use super::walk::{Walk, Walked};
-use super::{GuestSpace, Turn};
-use crate::{Generation, Published, Quiesced, Retired, SlotChange, SpaceId};
+use super::{GuestSpace, Turn, ZapWay};
+use crate::{Generation, Published, Quiesced, Retired, Slot, SlotChange, SpaceId};
 
 /// How far a step has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +18,8 @@ pub enum Progress {
     Waiting,
     /// There is more to do: step again.
     More,
-    /// Flush everything that was translated by this guest's nested table, on all vCPUs, and pass the receipt on. A step
-    /// does nothing until then.
+    /// Flush what was translated by this guest's nested table, everything or what the job's
+    /// [invalidation](Job::invalidation) names, on all vCPUs, and pass the receipt on. A step does nothing until then.
     Flush,
     /// The job is over.
     Done,
@@ -33,99 +32,10 @@ pub struct Report {
     pub visited: u64,
     /// Tables that were freed.
     pub tables: u64,
+    /// Trees of tables that were cut off as a whole, without a look at what was in them.
+    pub detached: u64,
     /// Flushes that it took.
     pub flushes: u64,
-}
-
-/// What was taken out of use and waits for a flush, or has had it and goes back.
-pub(super) struct Owed<M: TableMemory> {
-    gather: Option<Gather<M>>,
-    freeing: Option<Freeing<M>>,
-    /// Entries that `gather`'s changes visited, as far as they are counted.
-    counted: u64,
-    /// When tables were last changed: a flush has to be later.
-    last: Stamp,
-    /// A flush has to come now.
-    awaits_flush: bool,
-    pub(super) report: Report,
-}
-
-impl<M: TableMemory> Owed<M> {
-    /// Nothing, when it is `now`.
-    pub(super) fn new(now: Stamp) -> Self {
-        let report = Report::default();
-        Self { gather: None, freeing: None, counted: 0, last: now, awaits_flush: false, report }
-    }
-
-    /// When tables were last changed.
-    pub(super) const fn last(&self) -> Stamp {
-        self.last
-    }
-
-    /// What has to be done before anything else: a flush by others, or freeing, which this goes on with for about as long
-    /// as it takes to visit so many entries.
-    pub(super) fn step(&mut self, entries_max: u32) -> Option<Progress> {
-        if self.awaits_flush {
-            return Some(Progress::Flush);
-        }
-        self.free(entries_max).then_some(Progress::More)
-    }
-
-    /// Nothing more is done before a flush.
-    pub(super) fn await_flush(&mut self) -> Progress {
-        self.awaits_flush = true;
-        Progress::Flush
-    }
-
-    /// What the next pass is to add to.
-    pub(super) const fn gather(&mut self) -> &mut Option<Gather<M>> {
-        &mut self.gather
-    }
-
-    pub(super) fn put(&mut self, gather: Gather<M>) {
-        self.report.visited += gather.visited_count() - self.counted;
-        self.counted = gather.visited_count();
-        self.last = gather.stamp();
-        self.gather = Some(gather);
-    }
-
-    pub(super) fn needs_flush(&self) -> bool {
-        self.gather.as_ref().is_some_and(|gather| gather.invalidation() != Invalidation::Nothing)
-    }
-
-    /// Everything was flushed: what the receipt is for is freed from now on. False if it is for an earlier flush.
-    pub(super) fn release(&mut self, receipt: &impl FlushReceipt) -> bool {
-        if !receipt.covers(self.last) {
-            return false;
-        }
-        if let Some(gather) = self.gather.take() {
-            match gather.release_in_steps(receipt) {
-                Ok(freeing) => {
-                    self.report.tables += freeing.table_count() as u64;
-                    self.counted = 0;
-                    // What was freed before is free: nothing is gathered until it is.
-                    self.freeing = Some(freeing);
-                }
-                Err(gather) => {
-                    self.gather = Some(gather);
-                    return false;
-                }
-            }
-        }
-        self.report.flushes += 1;
-        self.awaits_flush = false;
-        true
-    }
-
-    /// Frees tables; false if there are none.
-    fn free(&mut self, entries_max: u32) -> bool {
-        let Some(freeing) = &mut self.freeing else { return false };
-        let tables_max = (entries_max as usize / ENTRY_COUNT).max(1);
-        if !freeing.step(tables_max) {
-            self.freeing = None;
-        }
-        true
-    }
 }
 
 enum Stage<'a> {
@@ -137,7 +47,9 @@ enum Stage<'a> {
         /// The change that comes next.
         next: usize,
     },
-    /// Nothing is left.
+    /// The slots are as they were: translations of one are dealt with.
+    Resizing,
+    /// The slots are settled. Tables may be left to be freed.
     Over(Generation),
     /// In between two of the others, and for good if the update could not be finished.
     Stuck,
@@ -146,13 +58,16 @@ enum Stage<'a> {
 /// A change of a guest's slots that has begun.
 ///
 /// From its beginning readers see the new slots. It must be stepped until it is done; dropped before, it leaves the slots'
-/// generation in progress for good, and translations of former slots in place: safe only for who takes the guest down.
+/// generation in progress for good, and translations of former slots in place: safe only for who takes the guest down. Once
+/// there is a [generation](Self::generation) only tables are left to be freed, and would leak.
 #[must_use = "a job does nothing until it is stepped"]
 pub struct Job<'a, F: Format, M: TableMemory> {
     space: &'a GuestSpace<F, M>,
     stage: Stage<'a>,
-    /// What is left to do for the present change, the next one last.
-    tasks: ArrayVec<Task, 4>,
+    /// The slot that is dealt with, as it is now, if it is.
+    slot: Option<Slot>,
+    /// What is left to do for it, the next one last.
+    tasks: ArrayVec<Task, TASKS_MAX>,
     walk: Option<Walk<'a, F, M>>,
     owed: Owed<M>,
     _turn: Turn<'a>,
@@ -160,62 +75,117 @@ pub struct Job<'a, F: Format, M: TableMemory> {
 
 impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
     pub(super) fn new(space: &'a GuestSpace<F, M>, turn: Turn<'a>, published: Published<'a>) -> Self {
-        Self {
-            space,
-            stage: Stage::Draining(published),
-            tasks: ArrayVec::new(),
-            walk: None,
-            owed: Owed::new(space.stamp()),
-            _turn: turn,
-        }
+        let (stage, tasks, owed) = (Stage::Draining(published), ArrayVec::new(), Owed::new(space.stamp()));
+        Self { space, stage, slot: None, tasks, walk: None, owed, _turn: turn }
+    }
+
+    /// One that makes the pages of a slot as large as they can be.
+    pub(super) fn collapsing(space: &'a GuestSpace<F, M>, turn: Turn<'a>, slot: Slot) -> Self {
+        let (tasks, owed) = (task::collapse(&slot), Owed::new(space.stamp()));
+        Self { space, stage: Stage::Resizing, slot: Some(slot), tasks, walk: None, owed, _turn: turn }
     }
 
     /// Goes on, for at most `entries_max` entries. `retire` gets the memory and logs that are out of use in the end.
-    pub fn step(&mut self, entries_max: u32, retire: impl FnMut(Retired)) -> Progress {
-        if let Some(progress) = self.owed.step(entries_max) {
-            return progress;
+    ///
+    /// One that takes translations of whole tables away is at its flush after the first step that does not
+    /// [wait](Progress::Waiting), however many they are: the tables are gone through after the flush, when the slots are
+    /// settled and nobody waits any more.
+    pub fn step(&mut self, entries_max: u32, mut retire: impl FnMut(Retired)) -> Progress {
+        if self.owed.awaits_flush() {
+            return Progress::Flush;
         }
-        if let Some(walk) = &mut self.walk {
-            let walked = walk.step(entries_max);
-            return self.walked(walked);
-        }
-        match core::mem::replace(&mut self.stage, Stage::Stuck) {
-            Stage::Draining(published) => match published.wait(|| false) {
-                Ok(update) => {
-                    self.stage = Stage::Treating { update, next: 0 };
-                    self.next_task(retire)
+        let mut walk = self.walk.take();
+        let mut has_walked = false;
+        // Each turn but the one that walks ends, or takes a task from the list.
+        loop {
+            if let Some(walk) = walk.take() {
+                if has_walked {
+                    self.walk = Some(walk);
+                    return Progress::More;
                 }
-                Err(published) => {
-                    self.stage = Stage::Draining(published);
-                    Progress::Waiting
+                has_walked = true;
+                if let Some(progress) = self.go_on(walk, entries_max) {
+                    return progress;
                 }
-            },
-            stage @ Stage::Treating { .. } => {
-                self.stage = stage;
-                self.next_task(retire)
             }
-            Stage::Over(generation) => {
-                self.stage = Stage::Over(generation);
-                Progress::Done
+            if let Stage::Over(_) = self.stage {
+                return if self.owed.free(entries_max) { Progress::More } else { Progress::Done };
             }
-            Stage::Stuck => Progress::Waiting,
+            match self.advance(entries_max, &mut retire) {
+                Ok(begun) => walk = begun,
+                Err(progress) => return progress,
+            }
         }
     }
 
-    /// Takes note that everything was flushed after the last step. False if the receipt is of an earlier flush: then
-    /// nothing has changed.
+    /// Takes the next step that is no walk: a walk that begins, or `None` if there is more that can be done at once.
+    fn advance(
+        &mut self,
+        entries_max: u32,
+        retire: &mut impl FnMut(Retired),
+    ) -> Result<Option<Walk<'a, F, M>>, Progress> {
+        if let Stage::Draining(_) = self.stage {
+            self.drain()?;
+        }
+        if self.tasks.is_empty() {
+            match &mut self.stage {
+                Stage::Treating { update, next } => match update.change(*next) {
+                    None => return self.conclude(retire).map(|()| None),
+                    Some(change) => {
+                        self.tasks = task::tasks(&change, self.space.zap);
+                        self.slot = change.current;
+                        *next += 1;
+                    }
+                },
+                Stage::Resizing => return self.conclude(retire).map(|()| None),
+                _ => return Err(Progress::Waiting),
+            }
+        }
+        match self.tasks.pop() {
+            None => Ok(None),
+            Some(Task::Flush) => Err(self.owed.await_flush()),
+            Some(task) => self.begin(task, entries_max),
+        }
+    }
+
+    /// The former slots are drained, if nobody uses them any more.
+    fn drain(&mut self) -> Result<(), Progress> {
+        let Stage::Draining(published) = core::mem::replace(&mut self.stage, Stage::Stuck) else {
+            return Err(Progress::Waiting);
+        };
+        match published.wait(|| false) {
+            Ok(update) => {
+                self.stage = Stage::Treating { update, next: 0 };
+                Ok(())
+            }
+            Err(published) => {
+                self.stage = Stage::Draining(published);
+                Err(Progress::Waiting)
+            }
+        }
+    }
+
+    /// Takes note that what the job asked for was flushed after the last step. False if the receipt is of an earlier flush:
+    /// then nothing has changed.
     #[must_use = "without a receipt the job does not go on"]
     pub fn flushed(&mut self, receipt: &impl FlushReceipt) -> bool {
-        if !self.owed.release(receipt) {
-            return false;
+        let Some(thaw) = self.owed.release(receipt) else { return false };
+        let is_last = self.tasks.is_empty();
+        if let Some((range, flushed)) = thaw.filter(|_| !F::REPLACES_IN_PLACE) {
+            self.tasks.push(Task::Thaw(range, flushed));
         }
-        if let Stage::Treating { update, next } = &mut self.stage
-            && self.tasks.is_empty()
-            && update.change(*next).is_none()
-        {
-            return update.settle(SpaceId::FIRST, receipt, self.owed.last());
+        match &mut self.stage {
+            Stage::Treating { update, next } if is_last && update.change(*next).is_none() => {
+                update.settle(SpaceId::FIRST, receipt, self.owed.last())
+            }
+            _ => true,
         }
-        true
+    }
+
+    /// What has to be flushed at the least, at [`Progress::Flush`]. If that is nothing, translation sections that began
+    /// before are waited for all the same.
+    pub fn invalidation(&self) -> Invalidation<'_> {
+        self.owed.invalidation()
     }
 
     /// What was done so far.
@@ -231,12 +201,21 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
     }
 
-    fn walked(&mut self, walked: Walked<M>) -> Progress {
-        match walked {
-            Walked::More => return Progress::More,
-            Walked::Through(gather) => self.owed.put(gather),
-            Walked::OutOfTables(gather) => {
-                self.owed.put(gather);
+    /// Goes on with a pass over the tables. `None` if it is through.
+    fn go_on(&mut self, mut walk: Walk<'a, F, M>, entries_max: u32) -> Option<Progress> {
+        match walk.step(entries_max) {
+            Walked::More => {
+                self.walk = Some(walk);
+                return Some(Progress::More);
+            }
+            Walked::Owes => {
+                self.owed.put(walk.take_gather());
+                self.walk = Some(walk);
+                return Some(self.owed.await_flush());
+            }
+            Walked::Through => self.owed.put(walk.into_gather()),
+            Walked::OutOfTables => {
+                self.owed.put(walk.into_gather());
                 // What cannot be split goes: faults bring it back in small pages.
                 if let Some(change) = self.present() {
                     self.tasks.clear();
@@ -244,8 +223,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
                 }
             }
         }
-        self.walk = None;
-        Progress::More
+        None
     }
 
     /// The change that is being dealt with.
@@ -254,69 +232,55 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         update.change(next.checked_sub(1)?)
     }
 
-    fn next_task(&mut self, retire: impl FnMut(Retired)) -> Progress {
-        let Stage::Treating { update, next } = &mut self.stage else { return Progress::Waiting };
-        if self.tasks.is_empty() {
-            match update.change(*next) {
-                None => return self.conclude(retire),
-                Some(change) => {
-                    self.tasks = task::tasks(&change);
-                    *next += 1;
-                }
-            }
-        }
-        match self.tasks.pop() {
-            None => Progress::More,
-            Some(Task::Flush) => self.owed.await_flush(),
-            Some(task) => self.begin(task),
-        }
-    }
-
-    fn begin(&mut self, task: Task) -> Progress {
+    fn begin(&mut self, task: Task, entries_max: u32) -> Result<Option<Walk<'a, F, M>>, Progress> {
         let task = match task {
-            Task::Zap(_) if self.space.zaps_everything => Task::Zap(0..u64::MAX),
-            Task::Collapse(_, _, level) if level > self.space.largest => return Progress::More,
+            Task::Zap(_) if self.space.zap == ZapWay::Everything => Task::Zap(0..u64::MAX),
+            Task::Collapse(_, _, level) if level > self.space.largest => return Ok(None),
+            // Faults wait for it, so it comes before anything is freed.
+            task @ Task::Thaw(..) => task,
+            // What was freed before is free: nothing is gathered until it is.
+            task if self.owed.free(entries_max) => {
+                self.tasks.push(task);
+                return Err(Progress::More);
+            }
             task => task,
         };
         let rights = self.rights();
         match self.space.tables.edit() {
-            Some(editor) => {
-                self.walk = Walk::begin(editor, &self.space.slots, task, rights, self.owed.gather());
-                Progress::More
-            }
+            Some(editor) => Ok(Walk::begin(editor, &self.space.slots, task, rights, &mut self.owed)),
             // Somebody who is no job.
             None => {
                 self.tasks.push(task);
-                Progress::Waiting
+                Err(Progress::Waiting)
             }
         }
     }
 
     /// What leaves of the slot that is being dealt with allow.
     fn rights(&self) -> Permissions {
-        match self.present().and_then(|change| change.current) {
+        match &self.slot {
             Some(slot) if !slot.is_read_only() => Permissions::RWX,
             _ => Permissions::RX,
         }
     }
 
     /// All changes are dealt with: flush if need be, and end the update.
-    fn conclude(&mut self, retire: impl FnMut(Retired)) -> Progress {
-        let Stage::Treating { update, .. } = &self.stage else { return Progress::Waiting };
-        if self.owed.needs_flush() || update.needs_receipt(SpaceId::FIRST) {
-            return self.owed.await_flush();
-        }
-        let Stage::Treating { update, .. } = core::mem::replace(&mut self.stage, Stage::Stuck) else {
-            return Progress::Waiting;
+    fn conclude(&mut self, retire: &mut impl FnMut(Retired)) -> Result<(), Progress> {
+        let needs_receipt = match &self.stage {
+            Stage::Treating { update, .. } => update.needs_receipt(SpaceId::FIRST),
+            _ => false,
         };
-        match update.finish(retire) {
-            Ok(generation) => {
-                self.stage = Stage::Over(generation);
-                Progress::Done
-            }
-            // Not after what was asked above; it would be left in progress, which is safe.
-            Err(_) => Progress::Waiting,
+        if self.owed.needs_flush() || needs_receipt {
+            return Err(self.owed.await_flush());
         }
+        let generation = match core::mem::replace(&mut self.stage, Stage::Stuck) {
+            // Does not fail after what was asked above; it would be left in progress, which is safe.
+            Stage::Treating { update, .. } => update.finish(retire).ok(),
+            Stage::Resizing => Some(self.space.slots.generation()),
+            _ => None,
+        };
+        self.stage = Stage::Over(generation.ok_or(Progress::Waiting)?);
+        Ok(())
     }
 }
 

@@ -10,11 +10,15 @@
 //! | b: installs the translation | B: waits until the former slots have no pin |
 //! | c: drops the pin | C: takes translations of the slot's range away, step by step |
 //! | d: ends the section | D: flush; it waits for sections that began before |
-//! | | E: frees tables and memory, ends the update |
+//! | | E: ends the update, gives back memory, frees tables |
 //!
 //! A fault that saw the old slots has its b before C, so C finds what it installed (P5). One that saw the new ones
-//! installs nothing in a range that goes. So nothing comes back behind the job, and it visits each entry once (P6). A fault that is on
-//! its way through a table that C cuts off finds it frozen and is repeated; it is over before E frees the table.
+//! installs nothing in a range that goes. So nothing comes back behind the job, and it visits each entry at most once (P6). A fault that
+//! is on its way through tables that C detaches may fill them still: D covers it, and it is over before E, which finds what it has put
+//! there. Where tables may not be replaced without a break (Arm), the entries that C cut stay frozen until D, and faults there are
+//! repeated.
+//!
+//! Whole tables are detached in C with one store, so that the guest waits for D alone; all that takes time is in E.
 //!
 //! The caller flushes: a job's [step](Job::step) says when, and goes on for a receipt.
 
@@ -22,6 +26,7 @@ mod audit;
 mod fault;
 mod fetch;
 mod job;
+mod owed;
 mod task;
 mod walk;
 
@@ -65,8 +70,19 @@ pub struct GuestSpace<F: Format, M: TableMemory> {
     has_job: AtomicBool,
     /// Whether there are, or are about to be, translations of 4 KiB.
     has_pieces: AtomicBool,
-    /// For comparison: every zap takes all translations.
-    zaps_everything: bool,
+    zap: ZapWay,
+}
+
+/// How translations of a slot that goes are taken away. What the first is worth is measured against the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ZapWay {
+    /// Those of the slot, with one flush. Tables that cover nothing else are detached as a whole.
+    #[default]
+    Detach,
+    /// All of the guest's, as hypervisors did that could not name those of a slot.
+    Everything,
+    /// Those of the slot one at a time, with a flush for each, as hypervisors did that had no way to gather them.
+    PageByPage,
 }
 
 impl<F: Format, M: TableMemory> GuestSpace<F, M> {
@@ -83,15 +99,20 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             mark_tables: AtomicU32::new(MARK_TABLES_MAX),
             has_job: AtomicBool::new(false),
             has_pieces: AtomicBool::new(false),
-            zaps_everything: false,
+            zap: ZapWay::default(),
         })
     }
 
-    /// The same, but when a slot goes all translations of the guest go, as hypervisors did that could not name those of
-    /// a slot. What precision is worth is measured against this.
+    /// The same, but when a slot goes all translations of the guest go: [`ZapWay::Everything`].
     #[must_use]
     pub fn zapping_everything(self, everything: bool) -> Self {
-        Self { zaps_everything: everything, ..self }
+        self.zapping(if everything { ZapWay::Everything } else { ZapWay::Detach })
+    }
+
+    /// The same with another way to take translations away.
+    #[must_use]
+    pub fn zapping(self, zap: ZapWay) -> Self {
+        Self { zap, ..self }
     }
 
     /// The slots. They are changed by jobs only.
@@ -222,6 +243,22 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             // SAFETY: there is no log to promise anything of.
             unsafe { slots.set_log(id, None) }
         })
+    }
+
+    /// Begins to make the pages of a slot as large as they can be, where there are tables for smaller ones. The end of a
+    /// [log](Self::stop_log) does so by itself.
+    ///
+    /// # Errors
+    ///
+    /// [`SlotError::HasLog`] if stores to it are logged, which takes small pages; [`SlotError::UnknownId`];
+    /// [`SlotError::Busy`].
+    pub fn collapse(&self, id: SlotId) -> Result<Job<'_, F, M>, SlotError> {
+        let turn = Turn::take(&self.has_job)?;
+        let slot = self.slot(id)?;
+        if slot.is_logged() {
+            return Err(SlotError::HasLog);
+        }
+        Ok(Job::collapsing(self, turn, slot))
     }
 
     /// Begins to fetch a slot's log into `words`, a bit for each page of 4 KiB from the slot's first on.

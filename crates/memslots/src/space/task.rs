@@ -3,18 +3,23 @@
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
-use paging::{Level, PhysAddr};
+use paging::{Flushed, Level, PhysAddr};
 
-use crate::{SlotChange, Treatment};
+use super::ZapWay;
+use crate::{Slot, SlotChange, Treatment};
 
-/// Most tasks of one change.
-const TASKS_MAX: usize = 4;
+/// Most tasks of one change, and one that a flush adds.
+pub(super) const TASKS_MAX: usize = 6;
 
 /// One pass over a range of the nested page table, or a flush between two passes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum Task {
     /// Take the translations away.
     Zap(Range<u64>),
+    /// The same a page at a time, with a flush for each.
+    ZapPages(Range<u64>),
+    /// Let faults fill again what was cut off before a flush.
+    Thaw(Range<u64>, Flushed),
     /// Take the right to store away.
     Protect(Range<u64>),
     /// Split large pages.
@@ -30,7 +35,7 @@ pub(super) enum Task {
 }
 
 /// The tasks that a change demands, the last one first.
-pub(super) fn tasks(change: &SlotChange) -> ArrayVec<Task, TASKS_MAX> {
+pub(super) fn tasks(change: &SlotChange, zap: ZapWay) -> ArrayVec<Task, TASKS_MAX> {
     let range = change.former.range();
     let mut tasks = ArrayVec::new();
     match (change.treatment, change.current) {
@@ -41,20 +46,29 @@ pub(super) fn tasks(change: &SlotChange) -> ArrayVec<Task, TASKS_MAX> {
             let by_faults = current.is_some_and(|slot| slot.is_logged_by_faults());
             tasks.push(if by_faults { Task::Protect(range) } else { Task::Clean(range) });
         }
-        (Treatment::Collapse, Some(slot)) => {
-            for level in [Level::Page1G, Level::Page2M] {
-                tasks.push(Task::Collapse(range.clone(), slot.host, level));
-            }
-        }
+        (Treatment::Collapse, Some(slot)) => return collapse(&slot),
         (Treatment::Zap, Some(slot)) if change.keeps_log => {
             // What the processors note in leaves that go must not get lost: first nobody stores any more.
             tasks.push(Task::Protect(range.clone()));
             tasks.push(Task::Flush);
             tasks.push(Task::Transfer(range.clone(), slot.gpa.0.wrapping_sub(range.start)));
-            tasks.push(Task::Zap(range));
+            push_zap(&mut tasks, range, zap);
         }
-        (Treatment::Zap, _) => tasks.push(Task::Zap(range)),
+        (Treatment::Zap, _) => push_zap(&mut tasks, range, zap),
     }
     tasks.reverse();
     tasks
+}
+
+fn push_zap(tasks: &mut ArrayVec<Task, TASKS_MAX>, range: Range<u64>, zap: ZapWay) {
+    if zap == ZapWay::PageByPage {
+        tasks.push(Task::ZapPages(range.clone()));
+    }
+    tasks.push(Task::Zap(range));
+}
+
+/// The tasks that make the pages of a slot as large as they can be, the last one first.
+pub(super) fn collapse(slot: &Slot) -> ArrayVec<Task, TASKS_MAX> {
+    let levels = [Level::Page2M, Level::Page1G];
+    levels.into_iter().map(|level| Task::Collapse(slot.range(), slot.host, level)).collect()
 }

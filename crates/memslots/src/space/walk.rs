@@ -2,9 +2,14 @@
 
 use core::ops::Range;
 
-use paging::{Change, DirtySink, Editor, Format, Gather, Level, Permissions, Progress, TableMemory};
+use paging::{
+    Change, DirtySink, Editor, Format, Gather, Invalidation, Level, Permissions, Progress, TableMemory,
+};
 
+use super::owed::Owed;
 use super::task::Task;
+use paging::Gpa;
+
 use crate::{GuestMemory, Memslots};
 
 /// Marks pages in the log of the slot that they are in.
@@ -25,22 +30,30 @@ impl DirtySink for Marker<'_> {
     fn dirty(&mut self, page: Range<u64>) {
         self.memory.mark_dirty(page.start.wrapping_add(self.shift)..page.end.wrapping_add(self.shift));
     }
+
+    fn dirty_pages(&mut self, start: u64, pages: u64) {
+        self.memory.mark_pages(Gpa(start.wrapping_add(self.shift)), pages);
+    }
 }
 
 /// A pass that has begun.
 pub(super) enum Walk<'a, F: Format, M: TableMemory> {
     Plain(Change<'a, F, M>),
+    /// One that stops for a flush at each page.
+    PageByPage(Change<'a, F, M>),
     Marking(Change<'a, F, M, Marker<'a>>),
 }
 
 /// How a step of a pass ended.
-pub(super) enum Walked<M: TableMemory> {
+pub(super) enum Walked {
     /// There is more to do.
     More,
-    /// It is through, and this is owed.
-    Through(Gather<M>),
-    /// There is no table to split a page with; this is owed.
-    OutOfTables(Gather<M>),
+    /// What is owed is to be flushed before there is more to do.
+    Owes,
+    /// It is through.
+    Through,
+    /// There is no table to split a page with.
+    OutOfTables,
 }
 
 impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
@@ -51,11 +64,18 @@ impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
         slots: &'a Memslots,
         task: Task,
         rights: Permissions,
-        owed: &mut Option<Gather<M>>,
+        owed: &mut Owed<M>,
     ) -> Option<Self> {
-        use paging::Tables::Free;
+        use paging::Tables::{Detach, Keep};
         let change = match task {
-            Task::Zap(range) => editor.zap(range, Free),
+            Task::Zap(range) => {
+                owed.zaps(&range);
+                editor.zap(range, Detach)
+            }
+            Task::ZapPages(range) => {
+                return Some(Self::PageByPage(continuing(editor.zap(range, Keep), owed)));
+            }
+            Task::Thaw(range, flushed) => editor.thaw(range, flushed),
             Task::Protect(range) => editor.write_protect(range),
             Task::Split(range) => editor.split(range, Level::Page4K),
             Task::Clean(range) => editor.clean(range, paging::NoSink),
@@ -71,31 +91,58 @@ impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
     }
 
     /// Visits at most so many entries.
-    pub(super) fn step(&mut self, entries_max: u32) -> Walked<M> {
+    pub(super) fn step(&mut self, entries_max: u32) -> Walked {
         let progress = match self {
             Self::Plain(change) => change.step(entries_max),
+            Self::PageByPage(change) => match step_page(change, entries_max) {
+                Some(progress) => progress,
+                None => return Walked::Owes,
+            },
             Self::Marking(change) => change.step(entries_max),
         };
         match progress {
             Progress::Yielded | Progress::Full => Walked::More,
-            Progress::Done => Walked::Through(self.take_gather()),
-            Progress::OutOfTables => Walked::OutOfTables(self.take_gather()),
+            Progress::Done => Walked::Through,
+            Progress::OutOfTables => Walked::OutOfTables,
         }
     }
 
-    fn take_gather(&mut self) -> Gather<M> {
+    /// Ends it.
+    pub(super) fn into_gather(self) -> Gather<M> {
         match self {
-            Self::Plain(change) => change.take_gather(),
+            Self::Plain(change) | Self::PageByPage(change) => change.into_gather(),
+            Self::Marking(change) => change.into_gather(),
+        }
+    }
+
+    /// Takes what is owed so far.
+    pub(super) fn take_gather(&mut self) -> Gather<M> {
+        match self {
+            Self::Plain(change) | Self::PageByPage(change) => change.take_gather(),
             Self::Marking(change) => change.take_gather(),
         }
     }
 }
 
+/// Steps to the next page that is to be flushed; `None` if there was one.
+fn step_page<F: Format, M: TableMemory>(change: &mut Change<'_, F, M>, entries_max: u32) -> Option<Progress> {
+    for _ in 0..entries_max.max(1) {
+        let progress = change.step(1);
+        if change.gather().invalidation() != Invalidation::Nothing {
+            return None;
+        }
+        if progress != Progress::Yielded {
+            return Some(progress);
+        }
+    }
+    Some(Progress::Yielded)
+}
+
 fn continuing<'a, F: Format, M: TableMemory, S: DirtySink>(
     change: Change<'a, F, M, S>,
-    owed: &mut Option<Gather<M>>,
+    owed: &mut Owed<M>,
 ) -> Change<'a, F, M, S> {
-    match owed.take() {
+    match owed.take_gather() {
         Some(gather) => change.continuing(gather),
         None => change,
     }

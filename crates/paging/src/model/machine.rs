@@ -28,6 +28,7 @@ impl<const LEVELS: u32> Format for Tiny<LEVELS> {
     const ROOT: Level = if LEVELS == 2 { Level::Page2M } else { Level::Page1G };
     const LARGEST: Level = Level::Page2M;
     const REPLACES_IN_PLACE: bool = true;
+    const SETTLED: (u64, u64) = Amd64Nested::SETTLED;
 
     fn admits(permissions: Permissions) -> bool {
         Amd64Nested::admits(permissions)
@@ -52,6 +53,9 @@ impl<const LEVELS: u32> Format for Tiny<LEVELS> {
     }
     fn is_dirty(leaf: u64) -> bool {
         Amd64Nested::is_dirty(leaf)
+    }
+    fn protected(leaf: u64, level: Level) -> u64 {
+        Amd64Nested::protected(leaf, level)
     }
     fn dirtied(leaf: u64) -> u64 {
         Amd64Nested::dirtied(leaf)

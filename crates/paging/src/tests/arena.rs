@@ -16,13 +16,16 @@ pub(super) struct Arena {
     /// Watches what is done to the tables, if that is asked for.
     observer: Mutex<Option<Observer>>,
     is_observed: AtomicBool,
+    /// What its processors can do.
+    pub(super) resizes_in_place: AtomicBool,
 }
 
 impl Arena {
     pub(super) fn new(capacity: usize) -> Self {
         let tables = (0..capacity).map(|_| [const { AtomicU64::new(0) }; 512]).collect();
         let in_use = (0..capacity).map(|_| AtomicBool::new(false)).collect();
-        Self { tables, in_use, observer: Mutex::new(None), is_observed: AtomicBool::new(false) }
+        let (is_observed, resizes_in_place) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { tables, in_use, observer: Mutex::new(None), is_observed, resizes_in_place }
     }
 
     pub(super) fn used_count(&self) -> usize {
@@ -78,6 +81,10 @@ unsafe impl TableMemory for &Arena {
         let index = Arena::index(table);
         assert!(self.in_use[index].load(Relaxed), "{table:?} is used after it was freed");
         &self.tables[index]
+    }
+
+    fn resizes_in_place(&self) -> bool {
+        self.resizes_in_place.load(Relaxed)
     }
 
     fn publish(&self) {

@@ -93,7 +93,7 @@ fn p3_pieces_are_published_before_they_are_made_known() {
     table.edit().unwrap().split(0..G, Level::Page2M).finish().release(&never_walked()).unwrap();
     let (root, pdpt) = (
         table.root(),
-        Arm64Stage2::<4>::address(table.entries(table.root())[0].load(Relaxed), Level::Page4K),
+        <Arm64Stage2<4>>::address(table.entries(table.root())[0].load(Relaxed), Level::Page4K),
     );
     for (at, entries) in super::arena::Arena::used(&arena).filter(|(at, _)| *at != root && *at != pdpt) {
         let held: Vec<_> = entries.iter().map(|entry| entry.load(Relaxed)).collect();

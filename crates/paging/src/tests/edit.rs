@@ -205,8 +205,8 @@ fn s3_zapping_a_range_costs_what_the_range_holds() {
     assert_eq!(gather.visited_count(), 4, "one entry per level");
     gather.release(&never_walked()).unwrap();
     let gather = table.zap(4 * G..5 * G, Tables::Free);
-    assert_eq!(gather.visited_count(), 2 + 512 + 512, "root, PDPT, one table of each level below");
-    gather.release(&never_walked()).unwrap();
+    assert_eq!(gather.visited_count(), 2, "root, and the entry of the PDPT that is cut");
+    assert_eq!(gather.release(&never_walked()).unwrap().table_count, 2);
 }
 
 #[test]
@@ -231,7 +231,6 @@ fn dismantling_gives_back_every_table() {
     let used_count = arena.used_count();
     assert_eq!(used_count, 64);
     let gather = table.dismantle();
-    assert_eq!(gather.table_count(), used_count);
     assert_eq!(arena.used_count(), used_count);
     assert_eq!(gather.release(&never_walked()).unwrap().table_count, used_count);
     assert_eq!(arena.used_count(), 0);

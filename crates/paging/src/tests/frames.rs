@@ -3,7 +3,8 @@
 use super::arena::Arena;
 use super::{IssuedAt, never_walked};
 use crate::{
-    Amd64Nested, FRAME_RUNS_MAX, FrameRun, Gather, Level, PageTable, Permissions, PhysAddr, Progress, Tables,
+    Amd64Nested, FRAME_RUNS_MAX, FrameRun, FrameRuns, Gather, Level, PageTable, Permissions, PhysAddr,
+    Progress, Tables,
 };
 
 const G: u64 = 1 << 30;
@@ -14,7 +15,7 @@ fn nested(arena: &Arena) -> PageTable<Amd64Nested, &Arena> {
 }
 
 /// Zaps a range in steps of one entry, and takes the gather only when it must.
-fn zap<'a>(table: &PageTable<Amd64Nested, &'a Arena>, tables: Tables) -> Vec<Gather<&'a Arena>> {
+fn zap<'a>(table: &PageTable<Amd64Nested, &'a Arena>, tables: Tables) -> Vec<Gather<&'a Arena, FrameRuns>> {
     let mut change = table.edit().unwrap().zap(0..G, tables).with_frames();
     let mut gathers = Vec::new();
     loop {

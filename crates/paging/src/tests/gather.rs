@@ -3,7 +3,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::arena::Arena;
 use super::{IssuedAt, never_walked};
 use crate::{
-    Amd64Nested, FlushRange, GATHER_RANGES_MAX, Invalidation, Level, PageTable, Permissions, PhysAddr, Tables,
+    Amd64Nested, FlushRange, GATHER_RANGES_MAX, Invalidation, Level, PageTable, Permissions, PhysAddr,
+    Progress, Tables,
 };
 
 const G: u64 = 1 << 30;
@@ -146,12 +147,14 @@ fn kept_tables_serve_again() {
 }
 
 #[test]
-fn p1_tables_that_are_cut_off_are_frozen_until_they_are_free() {
+fn p1_tables_that_are_cut_off_for_their_frames_are_frozen_until_they_are_free() {
     let arena = Arena::new(16);
-    let mut table = table(&arena);
+    let table = table(&arena);
     fill(&table, [0, 5, 1 << 17]);
     table.mark(0x7000, 3).unwrap();
-    let gather = table.zap(0..G, Tables::Free);
+    let mut change = table.edit().unwrap().zap(0..G, Tables::Free).with_frames();
+    assert_eq!(change.step(u32::MAX), Progress::Done);
+    let gather = change.take_gather();
     let held: Vec<_> = arena.used().filter(|(at, _)| *at != table.root()).skip(1).collect();
     assert_eq!(held.len(), gather.table_count());
     for (at, entries) in held {

@@ -177,6 +177,7 @@ fn event() -> impl Strategy<Value = Event> {
 fn kind() -> impl Strategy<Value = Kind> {
     prop_oneof![
         Just(Kind::Zap(Tables::Free)),
+        Just(Kind::Zap(Tables::Detach)),
         Just(Kind::Zap(Tables::Keep)),
         Just(Kind::WriteProtect),
         Just(Kind::Clean),

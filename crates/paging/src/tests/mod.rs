@@ -4,6 +4,7 @@ mod arena;
 mod arm64;
 mod bbm;
 mod concurrent;
+mod detach;
 mod edit;
 mod frames;
 mod gather;

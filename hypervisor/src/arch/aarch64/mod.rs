@@ -1,1 +1,49 @@
-//! The hypervisor on Arm64 at EL2.
+//! The hypervisor on Arm64 at EL2, without VHE.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `boot` | Image header, entry of the first CPU and of the others |
+//! | `start` | the order in which everything is brought up |
+//! | `firmware` | what the device tree says: memory, CPUs, devices |
+//! | `translation` | the hypervisor's own page tables |
+//! | `features` | what the processor can do; EL2's control registers |
+//! | `sysreg` | system registers by name |
+//! | `entry` | into the guest and out of it; EL2's vectors |
+//! | `gic`, `interrupts` | the real interrupt controller, and what its interrupts mean |
+//! | `clock`, `cpu`, `power` | the timer; the CPU itself; PSCI |
+//! | `console`, `pci` | PL011, and 16550s on the PCI bus |
+//! | `guest` | what the vCPUs share |
+//! | `stage2` | format and tables of stage 2 |
+//! | `flush` | TLB instructions, and how changes of guest memory reach all processors |
+//! | `vcpu`, `state` | what a CPU needs to run a vCPU; a vCPU's private state |
+//! | `system`, `float`, `vgic` | its registers: EL1's, vectors, the virtual CPU interface |
+//! | `exits`, `abort`, `registers`, `devices`, `identity`, `inject` | what exits mean |
+
+mod abort;
+mod boot;
+pub(crate) mod clock;
+pub(crate) mod console;
+pub(crate) mod cpu;
+mod devices;
+mod entry;
+mod exits;
+mod features;
+mod firmware;
+mod float;
+pub(crate) mod flush;
+mod gic;
+pub(crate) mod guest;
+mod identity;
+mod inject;
+mod interrupts;
+mod pci;
+mod power;
+mod registers;
+mod stage2;
+mod start;
+mod state;
+mod sysreg;
+mod system;
+mod translation;
+pub(crate) mod vcpu;
+mod vgic;

@@ -8,7 +8,7 @@ use coherence::{CpuId, Hardware, Issued, Ledger, Members, Scope, Target, Targets
 use hostlink::config::MAX_VCPUS;
 use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots};
-use paging::{FlushReceipt, Stamp};
+use paging::{FlushReceipt, Invalidation, Stamp};
 use tlfs::{ClusterIpi, FlushCall, FlushScope, GvaList, InputError, InputSource, XMM_WORDS};
 
 use super::clock;
@@ -214,8 +214,8 @@ impl Members for EveryVcpu {
 }
 
 impl Machine {
-    /// Drops all translations of all vCPUs.
-    pub(crate) fn flush_space(&self, scratch: &mut FlushScratch) -> Flushed {
+    /// Drops all translations of all vCPUs: nested ones are tagged by ASID alone, so no range can be named.
+    pub(crate) fn flush_space(&self, _: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
         let stamp = self.space.stamp();
         let issued = coherence::issue(self, &EveryVcpu(self.vcpus.len()), Scope::All, scratch);
         if self.has_kicks() {

@@ -16,6 +16,7 @@ use super::overlay::Overlays;
 use super::rom::Rom;
 use super::svm::state::{Permissions, VcpuState};
 use super::svm::{cpuid, invalidate, msr};
+use super::vcpu::Inbox;
 use crate::arch::clock;
 use crate::devices::acpi;
 use crate::devices::apic_ids::Assignment;
@@ -128,6 +129,7 @@ impl Shared {
         files: &Files,
         vcpus: u32,
         guest: &GuestMemory<'_>,
+        _: &Inbox,
         boot: &mut VcpuState,
     ) -> Result<(), LoadError> {
         // In order of the ids, which need not be that of the vCPUs.

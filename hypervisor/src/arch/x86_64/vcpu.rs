@@ -9,6 +9,7 @@ use super::flush::FlushScratch;
 use super::svm::features;
 use super::svm::step::Nmi;
 use crate::devices::message::Trigger;
+use crate::sched::Turn;
 use crate::vm::{Context, PerCpu, increase};
 
 pub(crate) use super::svm::state::{Activity, VcpuState};
@@ -33,6 +34,24 @@ impl Workspace {
 }
 
 impl Context<'_> {
+    /// Loads the state of the vCPU whose turn it is.
+    #[inline(always)]
+    pub(crate) fn load_state(&mut self, _: &Turn) {
+        self.state.load();
+    }
+
+    /// Loads the state again that has just been saved on this CPU.
+    #[inline(always)]
+    pub(crate) fn reload_state(&mut self) {
+        self.state.load();
+    }
+
+    /// Takes the vCPU's state out of the processor.
+    #[inline(always)]
+    pub(crate) fn save_state(&mut self) {
+        self.state.save();
+    }
+
     #[inline(always)] // Most often there is a vector or nothing, and little to do.
     pub(crate) fn take_signals(&mut self) {
         if self.vcpu.inbox.has_signals() {

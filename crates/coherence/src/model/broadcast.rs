@@ -1,0 +1,141 @@
+//! Flushes by broadcast against sections of software: scenarios, and the mutants that fail there.
+//!
+//! The hardware's part is not modelled: there is no guest, and the closure does nothing. What is left is that software walks by
+//! relaxed loads, and that nobody but the protocol orders them.
+
+use core::ops::ControlFlow;
+
+use super::machine::{Cpu, Machine};
+use super::mutants::mutant;
+use super::protocol::{Protocol, Real};
+use super::scenarios::{explore, replaced_beside};
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
+use crate::sync::update;
+use crate::tlbi::Invalidated;
+use crate::{Hardware, Owner, Pending, Scope, Target, Translation, word};
+
+/// Software that uses the page in one section after the other, while it is replaced.
+fn sections<P: Protocol>() {
+    let vcpu = |machine: &Machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        cpu.emulate::<P>(&mut owner, 0);
+        cpu.emulate::<P>(&mut owner, 0);
+    };
+    replaced_beside(Machine::new(1), vcpu, |machine| P::broadcast(machine), |_| ());
+}
+
+/// The same with a request by somebody else, whose flush the target takes in between.
+fn beside_a_request<P: Protocol>() {
+    let vcpu = |machine: &Machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        cpu.emulate::<P>(&mut owner, 0);
+        let _outcome = machine.targets[0].request(Scope::All);
+        cpu.emulate::<P>(&mut owner, 0);
+    };
+    replaced_beside(Machine::new(1), vcpu, |machine| P::broadcast(machine), |_| ());
+}
+
+#[test]
+fn g1_g2_sections_before_are_waited_for_and_later_ones_walk_the_changed_tables() {
+    explore(Some(4), sections::<Real>);
+}
+
+#[test]
+fn g1_g2_sections_beside_a_request() {
+    explore(Some(3), beside_a_request::<Real>);
+}
+
+/// The real broadcast to one target, with another way of looking, and of looking again.
+fn broadcast_by(
+    machine: &Machine,
+    look: impl FnOnce(&Target) -> u64,
+    has_ended: impl Fn(&Target, u64) -> bool,
+) {
+    let target = &machine.targets[0];
+    let Invalidated { .. } = Invalidated::assumed();
+    let seen = look(target);
+    let mut turns = 0;
+    while seen & word::TRANSLATING != 0 && !has_ended(target, word::section(seen)) {
+        let ControlFlow::Continue(()) = machine.relax(turns) else { return };
+        turns += 1;
+    }
+}
+
+fn has_ended(target: &Target, section: u64) -> bool {
+    target.has_ended(crate::Generation(section))
+}
+
+fn look(target: &Target) -> u64 {
+    target.word.fetch_or(0, AcqRel)
+}
+
+mutant! {
+    /// O3: the look is a load, which may be older than the change is to a section that begins.
+    LookByLoad fails o3_broadcast_looks_by_a_load within 4: sections::<LookByLoad>, "used after", {
+        fn broadcast(machine: &Machine) {
+            broadcast_by(machine, |target| target.word.load(Acquire), has_ended);
+        }
+    }
+}
+
+mutant! {
+    /// The look releases nothing: a section that begins after it may walk the old tables.
+    LookWithoutRelease fails broadcast_looks_without_release within 4:
+    sections::<LookWithoutRelease>, "used after", {
+        fn broadcast(machine: &Machine) {
+            broadcast_by(machine, |target| target.word.fetch_or(0, Acquire), has_ended);
+        }
+    }
+}
+
+mutant! {
+    /// Nobody is waited for.
+    WaitForNobody fails g3_broadcast_without_a_wait within 4: sections::<WaitForNobody>, "used after", {
+        fn broadcast(machine: &Machine) {
+            broadcast_by(machine, look, |_, _| true);
+        }
+    }
+}
+
+mutant! {
+    /// O2: the end of the section is seen, and what was done in it is not.
+    WaitRelaxed fails o2_broadcast_waits_without_acquire within 4: sections::<WaitRelaxed>, "used after", {
+        fn broadcast(machine: &Machine) {
+            broadcast_by(machine, look, |target, section| {
+                let word = target.word.load(Relaxed);
+                word & word::TRANSLATING == 0 || word::section(word) != section
+            });
+        }
+    }
+}
+
+mutant! {
+    /// The section begins without acquiring what the look has released.
+    BeginRelaxed fails section_begins_without_acquire within 4: sections::<BeginRelaxed>, "used after", {
+        fn begin_translation<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<'o>, Pending> {
+            let begin = |word: u64| (word & word::FLUSH == 0).then_some(word::translating(word));
+            owner.target.word.fetch_or(0, Relaxed);
+            match owner.target.word.fetch_update(Relaxed, Relaxed, begin) {
+                Ok(_) => Ok(Translation { target: owner.target }),
+                Err(_) => Err(Pending { flush: true, event: false }),
+            }
+        }
+    }
+}
+
+mutant! {
+    /// The section is not announced.
+    BeginUnseen fails h30_section_that_is_not_announced within 4: sections::<BeginUnseen>, "used after", {
+        fn begin_translation<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<'o>, Pending> {
+            let begin = |word: u64| {
+                (word & word::FLUSH == 0).then_some(word::translating(word) & !word::TRANSLATING)
+            };
+            match update(&owner.target.word, begin) {
+                Ok(_) => Ok(Translation { target: owner.target }),
+                Err(_) => Err(Pending { flush: true, event: false }),
+            }
+        }
+    }
+}

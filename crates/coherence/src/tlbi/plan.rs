@@ -1,0 +1,152 @@
+//! Choosing instructions for what a change has left.
+
+use super::cover::{Pages, Ranges, granules};
+use super::errata::Errata;
+use super::operand::{Granule, LeafLevel};
+
+/// Stage-2 translations that a change has removed or replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stale {
+    /// First intermediate physical address.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Level of the leaves; of the smallest that there may have been, if `tables` is set. `None` if it is not known.
+    pub leaf: Option<LeafLevel>,
+    /// Something above a leaf was removed or replaced, so entries of walk caches have to go: no hint is right (P18).
+    pub tables: bool,
+}
+
+impl Stale {
+    /// The level that may be hinted at.
+    const fn hint(&self, features: Features) -> Option<LeafLevel> {
+        if self.tables || !features.ttl { None } else { self.leaf }
+    }
+}
+
+/// What the processors have, all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// FEAT_TLBIRANGE: RIPAS2E1IS.
+    pub range: bool,
+    /// FEAT_TTL: level hints. Without it the field is reserved.
+    pub ttl: bool,
+    /// FEAT_S2FWB: stage 2 forces write-back, so that no data cache needs to be cleaned.
+    pub forces_write_back: bool,
+    /// The instruction cache is tagged by VMID and physical address (VPIPT): its lines go with the translations (P21).
+    pub instructions_by_vmid: bool,
+}
+
+impl Features {
+    /// As the registers of one processor say: ID_AA64ISAR0_EL1, ID_AA64MMFR2_EL1, CTR_EL0.
+    pub const fn from_id(isar0: u64, mmfr2: u64, ctr: u64) -> Self {
+        Self {
+            range: isar0 >> 56 & 0xf >= 2,
+            ttl: mmfr2 >> 48 & 0xf >= 1,
+            forces_write_back: mmfr2 >> 40 & 0xf >= 1,
+            instructions_by_vmid: ctr >> 14 & 0b11 == 0b10,
+        }
+    }
+
+    /// What both have, and the care that either needs.
+    #[must_use]
+    pub const fn common(self, other: Self) -> Self {
+        Self {
+            range: self.range && other.range,
+            ttl: self.ttl && other.ttl,
+            forces_write_back: self.forces_write_back && other.forces_write_back,
+            instructions_by_vmid: self.instructions_by_vmid || other.instructions_by_vmid,
+        }
+    }
+}
+
+/// Up to where single instructions are worth it, compared with what the guest loses if all of its entries go. To be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Instructions for single pages.
+    pub pages_max: u32,
+    /// Range instructions.
+    pub ranges_max: u32,
+}
+
+/// What does not change while a machine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// VTCR_EL2.TG0.
+    pub granule: Granule,
+    /// What all processors have.
+    pub features: Features,
+    /// What any processor has.
+    pub errata: Errata,
+    /// How much to do before giving everything up.
+    pub limits: Limits,
+}
+
+/// Which instructions are to be used; `I` goes over what is stale.
+#[derive(Clone, Debug)]
+pub enum Plan<I> {
+    /// None: nothing changed that a processor could hold.
+    Nothing,
+    /// RIPAS2E1IS, or IPAS2E1IS for what is a single leaf, and VMALLE1IS.
+    Ranges(I),
+    /// IPAS2E1IS and VMALLE1IS.
+    Pages(I),
+    /// VMALLS12E1IS.
+    Whole,
+}
+
+/// Chooses. With range instructions what is stale goes by range if that takes few of them; otherwise page by page; beyond the
+/// limits, and where addresses are beyond what operands can name, the whole VMID goes.
+///
+/// The number of steps is bounded by the number of ranges and the limits.
+pub fn plan<I>(setup: &Setup, stale: I) -> Plan<I::IntoIter>
+where
+    I: IntoIterator<Item = Stale>,
+    I::IntoIter: Clone,
+{
+    let stale = stale.into_iter();
+    if stale.clone().all(|stale| stale.len == 0) {
+        return Plan::Nothing;
+    }
+    if setup.features.range && is_within(stale.clone(), setup.limits.ranges_max, |stale| ranges(setup, stale))
+    {
+        return Plan::Ranges(stale);
+    }
+    if is_within(stale.clone(), setup.limits.pages_max, |stale| pages(setup, stale)) {
+        return Plan::Pages(stale);
+    }
+    Plan::Whole
+}
+
+/// Whether all of `stale` together takes at most `most` instructions, by `count` of each.
+fn is_within(stale: impl Iterator<Item = Stale>, most: u32, count: impl Fn(&Stale) -> Option<u64>) -> bool {
+    let mut left = u64::from(most);
+    for stale in stale {
+        match count(&stale).and_then(|count| left.checked_sub(count)) {
+            Some(rest) => left = rest,
+            None => return false,
+        }
+    }
+    true
+}
+
+/// Instructions for single pages.
+fn pages(setup: &Setup, stale: &Stale) -> Option<u64> {
+    Some(by_page(setup, stale)?.count_left())
+}
+
+/// Range instructions; more than 64 count as endless.
+fn ranges(setup: &Setup, stale: &Stale) -> Option<u64> {
+    granules(setup.granule, stale.start, stale.len)?;
+    let count = Ranges::new(setup.granule, stale.start, stale.len, None)?.take(65).count();
+    (count <= 64).then_some(count as u64)
+}
+
+pub(super) fn by_page(setup: &Setup, stale: &Stale) -> Option<Pages> {
+    let only_leaves = stale.hint(setup.features).is_some();
+    Pages::new(setup.granule, stale.start, stale.len, stale.leaf, only_leaves)
+}
+
+pub(super) fn by_range(setup: &Setup, stale: &Stale) -> Option<Ranges> {
+    Ranges::new(setup.granule, stale.start, stale.len, stale.hint(setup.features))
+}

@@ -1,0 +1,230 @@
+//! The sequences of TLB maintenance, each in one function.
+//!
+//! ```text
+//! changing processor                              any processor
+//! A  store to the tables                          U  walk: TLB and walk caches are filled
+//! B  DSB ISHST                                    V  access by a translation that is held
+//! C  TLBI by IPA, inner shareable
+//! D  DSB ISH
+//! E  VMALLE1IS
+//! F  DSB ISH
+//! G  (repeated E and F, for the errata)
+//! H  ISB; caches are cleaned; memory is given away
+//!
+//! A before C, by B   whoever walks after the TLBI finds the change: else U refills what C has removed (O12)
+//! C before E, by D   combined entries, of both stages, are not found by IPA: E removes them (P19), and after D nobody
+//!                    makes new ones from stage-2 entries that C has yet to remove
+//! V before H, by F   DSB waits until accesses by removed translations are over. It is never weaker than the TLBI:
+//!                    after an inner shareable one, NSH would wait for this processor alone (O11)
+//! F before cleaning  a guest can dirty lines through a translation until it is gone everywhere (P20)
+//! ```
+
+use core::ops::Range;
+
+use super::context::{Context, Vttbr};
+use super::plan::{Plan, Setup, Stale, by_page, by_range, plan};
+use crate::vmid::Arrival;
+
+/// The instructions, one method each, without any barrier of their own. HCR_EL2.TGE must be 0: otherwise EL1's operations
+/// are about the host.
+///
+/// None may be moved or left out by the compiler: `asm!` without `nomem`.
+pub trait Stage2Tlb {
+    /// DSB ISHST: stores to tables are visible to every processor's walks.
+    fn order_stores(&self);
+    /// DSB ISH: inner shareable maintenance has completed.
+    fn complete(&self);
+    /// DSB NSH: this processor's own maintenance has completed.
+    fn complete_local(&self);
+    /// DSB SY: cache maintenance by address has completed.
+    fn complete_caches(&self);
+    /// ISB.
+    fn context_sync(&self);
+    /// TLBI IPAS2E1IS; for [`page`](super::page).
+    fn page(&self, operand: u64);
+    /// TLBI RIPAS2E1IS; for [`range`](fn@super::range). Used only with [`Features::range`](super::Features::range).
+    fn range(&self, operand: u64);
+    /// TLBI VMALLE1IS: stage-1 and combined entries of the VMID.
+    fn combined(&self);
+    /// TLBI VMALLS12E1IS: all entries of the VMID.
+    fn everything(&self);
+    /// TLBI ALLE1IS: all entries of all VMIDs.
+    fn all_vms(&self);
+    /// TLBI VMALLE1: as [`combined`](Self::combined), on this processor.
+    fn local_combined(&self);
+    /// TLBI ALLE1: as [`all_vms`](Self::all_vms), on this processor.
+    fn local_all_vms(&self);
+    /// IC IALLUIS.
+    fn instruction_cache(&self);
+    /// IC IALLU.
+    fn local_instruction_cache(&self);
+    /// DC CIVAC for each line of some physical memory.
+    fn clean(&self, memory: Range<u64>);
+    /// Reads VTTBR_EL2.
+    fn vttbr(&self) -> u64;
+    /// Writes VTTBR_EL2.
+    fn set_vttbr(&self, value: u64);
+    /// Sets EPD0 and EPD1 in TCR_EL1, and returns what it was.
+    fn forbid_stage1_walks(&self) -> u64;
+    /// Writes TCR_EL1.
+    fn restore_stage1_walks(&self, former: u64);
+}
+
+/// Proof that every processor has done what was asked for, and that accesses by what it removed are over.
+#[must_use = "what was unmapped may be given away now, and not before"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Invalidated(());
+
+impl Invalidated {
+    /// For models of a machine without this module's instructions.
+    #[cfg(any(test, loom))]
+    pub(crate) const fn assumed() -> Self {
+        Self(())
+    }
+}
+
+/// A to H above, for what `plan` says. The tables have been changed before.
+///
+/// Two instructions for a range of up to 3.75 GiB, one for the whole VMID, and one more with
+/// [`Errata::repeat_tlbi`](super::Errata::repeat_tlbi).
+#[inline]
+pub fn invalidate<T: Stage2Tlb>(
+    context: &Context<'_, T>,
+    setup: &Setup,
+    plan: Plan<impl Iterator<Item = Stale>>,
+) -> Invalidated {
+    let tlb = context.tlb();
+    let by_address = match plan {
+        Plan::Nothing => return Invalidated(()),
+        Plan::Whole => {
+            tlb.order_stores();
+            false
+        }
+        Plan::Ranges(mut stale) => {
+            tlb.order_stores();
+            stale.all(|stale| issue_ranges(tlb, setup, &stale))
+        }
+        Plan::Pages(mut stale) => {
+            tlb.order_stores();
+            stale.all(|stale| issue_pages(tlb, setup, &stale))
+        }
+    };
+    let last = if by_address {
+        tlb.complete();
+        T::combined
+    } else {
+        T::everything
+    };
+    last(tlb);
+    tlb.complete();
+    if setup.errata.repeat_tlbi {
+        // Any broadcast will do: it is the accesses that are late, not the removal.
+        last(tlb);
+        tlb.complete();
+    }
+    if setup.features.instructions_by_vmid {
+        tlb.instruction_cache();
+        tlb.complete();
+    }
+    tlb.context_sync();
+    Invalidated(())
+}
+
+/// False if operands cannot name the range.
+fn issue_ranges<T: Stage2Tlb>(tlb: &T, setup: &Setup, stale: &Stale) -> bool {
+    match (by_page(setup, stale), by_range(setup, stale)) {
+        // A single leaf: a range would be two pages at least.
+        (Some(pages), _) if pages.count_left() <= 1 => pages.for_each(|operand| tlb.page(operand)),
+        (_, Some(ranges)) => ranges.for_each(|operand| tlb.range(operand)),
+        _ => return false,
+    }
+    true
+}
+
+fn issue_pages<T: Stage2Tlb>(tlb: &T, setup: &Setup, stale: &Stale) -> bool {
+    let Some(pages) = by_page(setup, stale) else { return false };
+    pages.for_each(|operand| tlb.page(operand));
+    true
+}
+
+/// Between break and make: the entry for `stale` has been made invalid, and will be valid again with another size, another
+/// address or a table in the place of a block. For the hook of a walker.
+pub fn break_before_make<T: Stage2Tlb>(context: &Context<'_, T>, setup: &Setup, stale: Stale) -> Invalidated {
+    invalidate(context, setup, plan(setup, [stale]))
+}
+
+/// What becomes of instruction caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instructions {
+    /// Nothing: nobody executes what was written there before somebody cleans for it.
+    Keep,
+    /// All of them are emptied: the memory goes to somebody who will execute it without maintenance of his own.
+    Invalidate,
+}
+
+/// Cleans and invalidates the data caches' lines of memory that was mapped, so that whoever maps it otherwise finds what the
+/// guest has written. Nothing with FEAT_S2FWB. After the TLBI alone, hence the proof (P20).
+pub fn clean<T: Stage2Tlb>(
+    tlb: &T,
+    _after: &Invalidated,
+    setup: &Setup,
+    memory: impl IntoIterator<Item = Range<u64>>,
+    instructions: Instructions,
+) {
+    if !setup.features.forces_write_back {
+        memory.into_iter().for_each(|range| tlb.clean(range));
+        tlb.complete_caches();
+    }
+    if instructions == Instructions::Invalidate {
+        tlb.instruction_cache();
+        tlb.complete();
+        tlb.context_sync();
+    }
+}
+
+/// A vCPU comes to this processor: loads VTTBR_EL2, and drops what the vCPU must not meet here.
+///
+/// The VTTBR comes first. Until it is loaded, this processor may walk under the former VMID, which may be another machine's by
+/// now; entries that it makes so have to go with the rest. With
+/// [`Errata::speculative_at`](super::Errata::speculative_at) stage-1 walks stay forbidden when this returns: load the guest's
+/// own TCR_EL1 last of its registers.
+pub fn enter_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, vttbr: Vttbr, arrival: Arrival) {
+    if tlb.vttbr() != vttbr.bits() {
+        if setup.errata.speculative_at {
+            let _replaced_by_the_guests = tlb.forbid_stage1_walks();
+            tlb.context_sync();
+        }
+        tlb.set_vttbr(vttbr.bits());
+        tlb.context_sync();
+    }
+    let Arrival { all_vms, stage1, instructions } = arrival;
+    if all_vms {
+        tlb.local_all_vms();
+    } else if stage1 {
+        tlb.local_combined();
+    }
+    let drops_instructions = instructions || all_vms && setup.features.instructions_by_vmid;
+    if drops_instructions {
+        tlb.local_instruction_cache();
+    }
+    if all_vms || stage1 || drops_instructions {
+        tlb.complete_local();
+        tlb.context_sync();
+    }
+}
+
+/// Drops all entries of all virtual machines everywhere: before the first of them runs, since firmware and earlier software
+/// may have used any VMID.
+pub fn invalidate_all_vms<T: Stage2Tlb>(tlb: &T, setup: &Setup) -> Invalidated {
+    tlb.order_stores();
+    tlb.all_vms();
+    tlb.complete();
+    if setup.errata.repeat_tlbi {
+        tlb.all_vms();
+        tlb.complete();
+    }
+    tlb.instruction_cache();
+    tlb.complete();
+    tlb.context_sync();
+    Invalidated(())
+}

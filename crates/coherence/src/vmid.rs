@@ -1,0 +1,329 @@
+//! Virtual machine identifiers of Arm64: one allocator for all physical CPUs, one slot per virtual machine.
+//!
+//! A VMID tags the translations of one virtual machine on every CPU, so that invalidations can be broadcast. There are 255 or
+//! 65,535 of them, and more machines than that in time. When they run out, a new *generation* begins: VMIDs of machines
+//! that run at that moment stay theirs, all others are given out anew, and each CPU drops everything that it holds before it
+//! first enters a guest of the new generation.
+//!
+//! # Ordering
+//!
+//! The word of a CPU says what it runs: VMID and generation, REVOKED, OWES. It is changed by read-modify-write from both sides.
+//!
+//! ```text
+//! CPU that enters a guest                        CPU that finds no VMID left (in the lock)
+//! A  read the machine's word                     R  generation += 1
+//! B  own word = that, learn the former one       S  each other CPU's word: set REVOKED, learn what it runs;
+//! C  former one of the same generation, not         if of the generation that ends, that VMID is reserved
+//!    revoked: enter                              T  hand out VMIDs, skipping what is reserved
+//! D  else, in the lock: machine's word of this   U  machine's word = new one
+//!    generation (S, T, U), own word = that, OWES
+//! E  VTTBR_EL2, then drop everything; clear OWES; enter
+//!
+//! B before S   S finds what B has stored, and reserves it: nobody steals a VMID that is running (A4)
+//! S before B   B finds REVOKED, thus D: a new VMID, or the reserved one under the new generation
+//! S before T   nothing is handed out before everybody's VMID is known
+//! S before U   a word that A reads before U is refused by C, or was stored before S
+//! D before E   a CPU that has not dropped what it held finds OWES when it comes again
+//! ```
+//!
+//! Who invalidates for a machine does it for the VMID in its word, which another CPU may be changing:
+//!
+//! ```text
+//! CPU that has changed the tables                CPU that enters the machine's guest
+//! V  change the tables                           U  machine's word = new one (read-modify-write)
+//! W  VmidSlot::current (read-modify-write)       X  guest walks
+//! Y  TLBI for what W has found
+//!
+//! W before U   X finds the changed tables
+//! U before W   Y is about the new VMID
+//! ```
+//!
+//! With a plain load in W, store V and load W could pass each other, as U and X could: then X finds the old tables and Y
+//! misses the new VMID. What is held under a former VMID is met by nobody: its next owner begins after E.
+//!
+//! REVOKED stays until its CPU comes by. Meanwhile further generations may begin; what was reserved for it stays reserved, under
+//! whatever generation its machine has been renewed to elsewhere. So a machine has one VMID on all CPUs at any time.
+
+mod resident;
+
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use resident::{Arrival, Home, LocalMaintenance, Resident};
+
+use crate::CpuId;
+use crate::sync::{AtomicU64, Ordering, const_fn, spin_loop};
+
+/// Somebody has begun a generation since this CPU was last here. In a CPU's word.
+const REVOKED: u64 = 1 << 16;
+/// The CPU has yet to drop what it holds. In a CPU's word.
+const OWES: u64 = 1 << 17;
+const FLAGS: u64 = REVOKED | OWES;
+/// 46 bits of generation: one every 20 µs would take 44 years to wrap.
+const GENERATION_SHIFT: u32 = 18;
+
+const fn generation(word: u64) -> u64 {
+    word >> GENERATION_SHIFT
+}
+
+const fn vmid(word: u64) -> u16 {
+    word as u16
+}
+
+const fn word(generation: u64, vmid: u16) -> u64 {
+    generation << GENERATION_SHIFT | vmid as u64
+}
+
+/// A virtual machine's VMID.
+#[derive(Debug)]
+pub struct VmidSlot {
+    /// Generation and VMID, 0 before the first. Changed in the allocator's lock (U), read by whoever enters (A, `Acquire`)
+    /// and by [`current`](Self::current) (W).
+    word: AtomicU64,
+}
+
+impl VmidSlot {
+    const_fn! {
+        /// The slot of a machine that has never run.
+        pub fn new() -> Self {
+            Self { word: AtomicU64::new(0) }
+        }
+    }
+
+    /// W: the VMID under which CPUs hold this machine's translations; `None` if it has never run, so that none holds any.
+    ///
+    /// Call it **after** the tables were changed, and give its result to the TLBI. A read-modify-write, lest a CPU that is
+    /// given a new VMID at the same moment walk the old tables.
+    pub fn current(&self) -> Option<u16> {
+        match vmid(self.word.fetch_or(0, Ordering::AcqRel)) {
+            0 => None,
+            vmid => Some(vmid),
+        }
+    }
+}
+
+impl Default for VmidSlot {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What one CPU runs.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Place {
+    /// The word of the machine that it entered last, and flags. `AcqRel` on every change: each pairs with every other.
+    active: AtomicU64,
+    /// What it ran when its word was revoked. In the lock only.
+    reserved: AtomicU64,
+}
+
+impl Place {
+    const_fn! {
+        fn new() -> Self {
+            Self { active: AtomicU64::new(0), reserved: AtomicU64::new(0) }
+        }
+    }
+}
+
+/// The VMIDs of a machine with up to `CPUS` physical CPUs.
+#[derive(Debug)]
+pub struct VmidAllocator<const CPUS: usize> {
+    /// Largest VMID. 0 is the hypervisor's own, for stage 2 switched off.
+    vmid_max: u16,
+    /// 1 while somebody is in the lock.
+    gate: AtomicU64,
+    /// From 1. In the lock only, like the next one.
+    generation: AtomicU64,
+    /// Newest VMID of this generation that was handed out or skipped.
+    newest: AtomicU64,
+    places: [Place; CPUS],
+}
+
+/// The VMID for the next stay in a guest.
+#[must_use = "write it to VTTBR_EL2, and report it with `executed`"]
+#[derive(Debug)]
+pub struct Assignment<'a> {
+    vmid: u16,
+    must_flush: bool,
+    place: &'a Place,
+}
+
+impl Assignment<'_> {
+    /// The VMID, never 0.
+    pub const fn vmid(&self) -> u16 {
+        self.vmid
+    }
+
+    /// Whether this CPU must drop all translations of all machines, **after** VTTBR_EL2 has the new VMID and before the guest
+    /// runs: [`Arrival::all_vms`] for [`enter_vm`](crate::tlbi::enter_vm).
+    pub const fn must_flush(&self) -> bool {
+        self.must_flush
+    }
+
+    /// What it said has been done. If this is not called, the next assignment on this CPU asks for it again.
+    #[inline]
+    pub fn executed(self) {
+        if self.must_flush {
+            self.place.active.fetch_and(!OWES, Ordering::AcqRel);
+        }
+    }
+}
+
+impl<const CPUS: usize> VmidAllocator<CPUS> {
+    const_fn! {
+        /// Of the most VMIDs that there are.
+        fn with_max(vmid_max: u16) -> Self {
+            Self {
+                vmid_max,
+                gate: AtomicU64::new(0),
+                generation: AtomicU64::new(1),
+                newest: AtomicU64::new(0),
+                #[cfg(not(loom))]
+                places: [const { Place::new() }; CPUS],
+                #[cfg(loom)]
+                places: core::array::from_fn(|_| Place::new()),
+            }
+        }
+    }
+
+    const_fn! {
+        fn with_bits(bits: u32) -> Self {
+            Self::with_max(((1u64 << bits) - 1) as u16)
+        }
+    }
+
+    /// VMIDs of `bits` bits: 8, or 16 with FEAT_VMID16 (ID_AA64MMFR1_EL1.VMIDBits) and VTCR_EL2.VS set.
+    ///
+    /// `None` if that is not from 1 to 16, or if there are more CPUs than VMIDs: each may hold on to one.
+    #[cfg(not(loom))]
+    pub const fn new(bits: u32) -> Option<Self> {
+        if Self::fits(bits) { Some(Self::with_bits(bits)) } else { None }
+    }
+
+    /// As without loom.
+    #[cfg(loom)]
+    pub fn new(bits: u32) -> Option<Self> {
+        Self::fits(bits).then(|| Self::with_bits(bits))
+    }
+
+    const fn fits(bits: u32) -> bool {
+        bits >= 1 && bits <= 16 && CPUS < 1 << bits
+    }
+
+    /// A, B and C: the VMID for the next stay of the slot's machine on `cpu`, which is the caller's own. Out of guest mode, with
+    /// interrupts off.
+    ///
+    /// One load and one exchange, unless a generation has begun since.
+    ///
+    /// # Panics
+    /// If there are not so many CPUs.
+    #[inline]
+    pub fn assign(&self, cpu: CpuId, slot: &VmidSlot) -> Assignment<'_> {
+        let place = &self.places[cpu.0 as usize];
+        let wanted = slot.word.load(Ordering::Acquire);
+        let former = place.active.swap(wanted, Ordering::AcqRel);
+        if former & FLAGS == 0 && generation(former) == generation(wanted) && wanted != 0 {
+            return Assignment { vmid: vmid(wanted), must_flush: false, place };
+        }
+        self.assign_anew(cpu, slot, former)
+    }
+
+    /// D. `former` is what the CPU's word was before B.
+    #[cold]
+    fn assign_anew(&self, cpu: CpuId, slot: &VmidSlot, former: u64) -> Assignment<'_> {
+        self.locked(|| {
+            let word = self.present(cpu, slot);
+            self.settle(cpu, former, word)
+        })
+    }
+
+    /// The end of D: the CPU's word. It has dropped everything in the generation of its former word, unless it owes that.
+    fn settle(&self, cpu: CpuId, former: u64, word: u64) -> Assignment<'_> {
+        let place = &self.places[cpu.0 as usize];
+        let must_flush = former & OWES != 0 || generation(former) != generation(word);
+        place.active.swap(if must_flush { word | OWES } else { word }, Ordering::AcqRel);
+        Assignment { vmid: vmid(word), must_flush, place }
+    }
+
+    /// The machine's word in this generation.
+    fn present(&self, cpu: CpuId, slot: &VmidSlot) -> u64 {
+        // Nobody else changes it: we are in the lock.
+        let old = slot.word.load(Ordering::Relaxed);
+        if generation(old) == self.generation.load(Ordering::Relaxed) {
+            return old;
+        }
+        let new = match self.keep(old) {
+            Some(kept) => kept,
+            None => self.take(|| self.roll_over(cpu)),
+        };
+        slot.word.swap(new, Ordering::AcqRel);
+        new
+    }
+
+    /// The machine whose word was `old` keeps its VMID if that runs on some CPU since before this generation.
+    fn keep(&self, old: u64) -> Option<u64> {
+        let kept = word(self.generation.load(Ordering::Relaxed), vmid(old));
+        let mut is_reserved = false;
+        for place in &self.places {
+            if old != 0 && place.reserved.load(Ordering::Relaxed) == old {
+                // So that it is found under its present name in the next generation.
+                place.reserved.store(kept, Ordering::Relaxed);
+                is_reserved = true;
+            }
+        }
+        is_reserved.then_some(kept)
+    }
+
+    /// T: a VMID that nobody has in this generation, which is a new one if need be. Ends after one turn: fewer VMIDs are
+    /// reserved than there are.
+    fn take(&self, roll_over: impl Fn()) -> u64 {
+        loop {
+            let newest = self.newest.load(Ordering::Relaxed);
+            for candidate in newest + 1..=u64::from(self.vmid_max) {
+                if !self.is_reserved(candidate as u16) {
+                    self.newest.store(candidate, Ordering::Relaxed);
+                    return word(self.generation.load(Ordering::Relaxed), candidate as u16);
+                }
+            }
+            roll_over();
+        }
+    }
+
+    fn is_reserved(&self, candidate: u16) -> bool {
+        self.places.iter().any(|place| vmid(place.reserved.load(Ordering::Relaxed)) == candidate)
+    }
+
+    /// R and S, by `cpu`, which is out of guest mode and about to change its VMID: it holds on to none.
+    fn roll_over(&self, cpu: CpuId) {
+        let ending = self.generation.load(Ordering::Relaxed);
+        self.generation.store(ending.wrapping_add(1), Ordering::Relaxed);
+        self.newest.store(0, Ordering::Relaxed);
+        for (index, place) in self.places.iter().enumerate() {
+            if index == cpu.0 as usize {
+                place.reserved.store(0, Ordering::Relaxed);
+                continue;
+            }
+            let active = place.active.fetch_or(REVOKED, Ordering::AcqRel);
+            if active & REVOKED == 0 {
+                // Of an earlier generation, it is that of a CPU between B and D: it does not run.
+                let runs = generation(active) == ending;
+                let reserved = if runs { active & !FLAGS } else { 0 };
+                place.reserved.store(reserved, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Others wait for the time of one rollover at most.
+    fn locked<T>(&self, act: impl FnOnce() -> T) -> T {
+        let enter = || self.gate.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+        while enter().is_err() {
+            spin_loop();
+        }
+        let result = act();
+        self.gate.store(0, Ordering::Release);
+        result
+    }
+}

@@ -1,0 +1,368 @@
+//! The allocator under loom, and proof that each of its parts is needed.
+//!
+//! Three CPUs, two bits, so three VMIDs, and machines enough that generations end. CPUs keep every entry that they are not told
+//! to drop. CPU 2 only goes on with what it runs: it is long in its guest.
+
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU64 as Plain;
+use loom::thread;
+
+use super::*;
+use crate::model::scenarios::explore;
+use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+type Allocator = VmidAllocator<3>;
+
+/// The steps of an assignment, one of which a mutant replaces.
+struct Steps {
+    exchange: fn(&AtomicU64, u64) -> u64,
+    is_valid: fn(u64, u64) -> bool,
+    keep: fn(&Allocator, u64) -> Option<u64>,
+    roll_over: fn(&Allocator, CpuId),
+    must_flush: fn(bool) -> bool,
+    current: fn(&VmidSlot) -> Option<u16>,
+}
+
+const REAL: Steps = Steps {
+    exchange: |active, word| active.swap(word, AcqRel),
+    is_valid: |former, wanted| former & FLAGS == 0 && generation(former) == generation(wanted) && wanted != 0,
+    keep: |allocator, old| allocator.keep(old),
+    roll_over: |allocator, cpu| allocator.roll_over(cpu),
+    must_flush: |must_flush| must_flush,
+    current: |slot| slot.current(),
+};
+
+/// What `VmidAllocator::assign` does, out of these steps.
+fn assign<'a>(steps: &Steps, allocator: &'a Allocator, cpu: CpuId, slot: &VmidSlot) -> Assignment<'a> {
+    let place = &allocator.places[cpu.0 as usize];
+    let wanted = slot.word.load(Acquire);
+    let former = (steps.exchange)(&place.active, wanted);
+    if (steps.is_valid)(former, wanted) {
+        return Assignment { vmid: vmid(wanted), must_flush: false, place };
+    }
+    let assignment = allocator.locked(|| {
+        let old = slot.word.load(Relaxed);
+        let is_old = generation(old) != allocator.generation.load(Relaxed);
+        let word = if is_old {
+            let kept = (steps.keep)(allocator, old);
+            kept.unwrap_or_else(|| allocator.take(|| (steps.roll_over)(allocator, cpu)))
+        } else {
+            old
+        };
+        if is_old {
+            slot.word.swap(word, AcqRel);
+        }
+        allocator.settle(cpu, former, word)
+    });
+    Assignment { must_flush: (steps.must_flush)(assignment.must_flush), ..assignment }
+}
+
+/// Machines, and what runs.
+struct World {
+    /// `None` for the allocator as it is.
+    steps: Option<&'static Steps>,
+    allocator: Allocator,
+    slots: [VmidSlot; 5],
+    /// By CPU, the machine and VMID that run, 0 for none. Changed and read by read-modify-write, so that of two CPUs one
+    /// sees the other.
+    running: [Plain; 3],
+    /// An entry of machine 0's tables: whether it has been replaced.
+    entry: Plain,
+}
+
+impl World {
+    fn new(steps: Option<&'static Steps>) -> Self {
+        Self {
+            steps,
+            allocator: Allocator::new(2).expect("three CPUs, three VMIDs"),
+            slots: core::array::from_fn(|_| VmidSlot::new()),
+            running: core::array::from_fn(|_| Plain::new(0)),
+            entry: Plain::new(0),
+        }
+    }
+}
+
+/// One CPU, and whose entries it holds under each VMID.
+#[derive(Clone, Copy, Default)]
+struct Cpu {
+    number: usize,
+    tlb: [Option<usize>; 4],
+}
+
+impl Cpu {
+    fn new(number: usize) -> Self {
+        Self { number, ..Self::default() }
+    }
+
+    fn run(&mut self, world: &World, machine: usize) {
+        let _vmid = self.enter(world, machine);
+    }
+
+    /// Leaves what it runs, and enters a guest of `machine`. Returns the VMID.
+    fn enter(&mut self, world: &World, machine: usize) -> u16 {
+        world.running[self.number].swap(0, AcqRel);
+        let (cpu, slot) = (CpuId(self.number as u32), &world.slots[machine]);
+        let assignment = match world.steps {
+            None => world.allocator.assign(cpu, slot),
+            Some(steps) => assign(steps, &world.allocator, cpu, slot),
+        };
+        let vmid = assignment.vmid();
+        if assignment.must_flush() {
+            self.tlb = [None; 4];
+        }
+        assignment.executed();
+        let held = self.tlb[usize::from(vmid)].replace(machine);
+        assert!(held.is_none_or(|held| held == machine), "entries of another machine");
+        world.running[self.number].swap(u64::from(vmid) << 8 | machine as u64 | 1 << 32, AcqRel);
+        for other in (0..3).filter(|&other| other != self.number) {
+            let other = world.running[other].fetch_or(0, AcqRel);
+            if other != 0 {
+                let (of, under) = (other as u8 as usize, (other >> 8) as u16);
+                assert!(of == machine || under != vmid, "one VMID for two machines");
+                assert!(of != machine || under == vmid, "two VMIDs for one machine");
+            }
+        }
+        vmid
+    }
+}
+
+/// CPU 0 runs machine 2, CPU 1 machine 1, CPU 2 nothing; machines 0 to 2 have the VMIDs 1 to 3, and there is no more.
+fn exhausted(steps: Option<&'static Steps>) -> (Arc<World>, [Cpu; 3]) {
+    let world = Arc::new(World::new(steps));
+    let mut cpus = [0, 1, 2].map(Cpu::new);
+    cpus[0].enter(&world, 0);
+    cpus[1].enter(&world, 1);
+    cpus[0].enter(&world, 2);
+    (world, cpus)
+}
+
+/// Two CPUs, each on a thread of its own.
+fn beside(
+    world: &Arc<World>,
+    mut first: Cpu,
+    mut second: Cpu,
+    on_first: fn(&World, &mut Cpu),
+    on_second: fn(&World, &mut Cpu),
+) {
+    let other = {
+        let world = world.clone();
+        thread::spawn(move || on_first(&world, &mut first))
+    };
+    on_second(world, &mut second);
+    other.join().unwrap();
+}
+
+/// One CPU goes back to a machine of this generation while the other begins the next.
+fn stealing(steps: Option<&'static Steps>) {
+    let (world, cpus) = exhausted(steps);
+    beside(&world, cpus[0], cpus[1], |world, cpu| cpu.run(world, 0), |world, cpu| cpu.run(world, 3));
+}
+
+/// The same, and then it takes a machine of the new generation: what it held under that VMID is another's.
+fn returning(steps: Option<&'static Steps>) {
+    let (world, cpus) = exhausted(steps);
+    let on_first = |world: &World, cpu: &mut Cpu| {
+        cpu.enter(world, 0);
+        cpu.enter(world, 3);
+    };
+    beside(&world, cpus[0], cpus[1], on_first, |world, cpu| cpu.run(world, 3));
+}
+
+/// Both begin a generation, or one of them does; two vCPUs of one machine among them.
+fn both_rolling(steps: Option<&'static Steps>) {
+    let (world, cpus) = exhausted(steps);
+    let on_first = |world: &World, cpu: &mut Cpu| {
+        cpu.enter(world, 3);
+        cpu.enter(world, 1);
+    };
+    beside(&world, cpus[0], cpus[1], on_first, |world, cpu| cpu.run(world, 4));
+}
+
+/// CPU 2 runs machine 3 under the VMID that machine 0 had a generation ago. CPU 0 is about to enter machine 0 when CPU 1 begins
+/// the next generation.
+fn long_ago(steps: Option<&'static Steps>) {
+    let (world, mut cpus) = exhausted(steps);
+    assert_eq!(cpus[2].enter(&world, 3), 1, "machine 0 does not run");
+    cpus[1].enter(&world, 1);
+    cpus[0].enter(&world, 2);
+    beside(&world, cpus[0], cpus[1], |world, cpu| cpu.run(world, 0), |world, cpu| cpu.run(world, 4));
+}
+
+/// CPU 2 stays with machine 3 for several generations; then another vCPU of that machine runs, twice.
+fn staying(steps: Option<&'static Steps>) {
+    let (world, mut cpus) = exhausted(steps);
+    let vmid = cpus[2].enter(&world, 3);
+    for _ in 0..2 {
+        // Machine 3 is renewed by a CPU that then leaves it, and others take what is left until generations end.
+        assert_eq!(cpus[1].enter(&world, 3), vmid, "two VMIDs for one machine");
+        cpus[1].run(&world, 2);
+        for machine in [0, 1, 2, 4, 0, 1] {
+            cpus[0].enter(&world, machine);
+        }
+    }
+    assert_eq!(cpus[1].enter(&world, 3), vmid, "two VMIDs for one machine");
+}
+
+/// A CPU enters a machine under a new VMID while another one changes its tables, and learns under which VMID to invalidate.
+fn invalidating(steps: Option<&'static Steps>) {
+    let (world, cpus) = exhausted(steps);
+    let mut other = cpus[1];
+    other.enter(&world, 3);
+    let mut entering = cpus[0];
+    let guest = {
+        let world = world.clone();
+        thread::spawn(move || {
+            let vmid = entering.enter(&world, 0);
+            (vmid, world.entry.load(Relaxed))
+        })
+    };
+    world.entry.store(1, Relaxed);
+    let current = match steps {
+        None => world.slots[0].current(),
+        Some(steps) => (steps.current)(&world.slots[0]),
+    };
+    let (vmid, entry) = guest.join().unwrap();
+    assert!(entry == 1 || current == Some(vmid), "the old entry is held, and is not invalidated");
+}
+
+#[test]
+fn a4_running_vmid_is_not_stolen() {
+    explore(Some(4), || stealing(None));
+}
+
+#[test]
+fn a4_nothing_of_a_former_generation_is_met() {
+    explore(Some(3), || returning(None));
+}
+
+#[test]
+fn a4_two_generations_at_once() {
+    explore(Some(3), || both_rolling(None));
+}
+
+#[test]
+fn a4_vmid_of_long_ago_is_not_claimed() {
+    explore(Some(3), || long_ago(None));
+}
+
+#[test]
+fn a4_machine_that_stays_keeps_its_vmid() {
+    explore(Some(1), || staying(None));
+}
+
+#[test]
+fn o3_invalidation_is_for_the_vmid_that_walks_the_old_tables() {
+    explore(Some(4), || invalidating(None));
+}
+
+#[test]
+fn the_steps_are_those_of_the_allocator() {
+    explore(Some(2), || stealing(Some(&REAL)));
+    explore(Some(2), || long_ago(Some(&REAL)));
+}
+
+/// Defines a mutant: steps of which one is replaced, and the scenario that notices.
+macro_rules! mutant {
+    ($(#[$doc:meta])+ $test:ident: $scenario:ident, $seen:literal, $step:ident = $instead:expr) => {
+        $(#[$doc])+
+        #[test]
+        #[should_panic(expected = $seen)]
+        fn $test() {
+            const MUTANT: Steps = Steps { $step: $instead, ..REAL };
+            explore(Some(3), || $scenario(Some(&MUTANT)));
+        }
+    };
+}
+
+mutant! {
+    /// C does not look at REVOKED.
+    entry_that_ignores_revocation: stealing, "one VMID for two machines",
+    is_valid = |former, wanted| generation(former) == generation(wanted) && wanted != 0
+}
+
+mutant! {
+    /// O5: B is a load and a store, and erases what S sets in between.
+    o5_own_word_by_load_and_store: stealing, "one VMID for two machines",
+    exchange = |active, word| {
+        let former = active.load(Acquire);
+        active.store(word, Release);
+        former
+    }
+}
+
+/// Steps R and S, with another way of looking at a CPU's word, and of what is reserved for it then.
+fn roll_over_by(
+    allocator: &Allocator,
+    cpu: CpuId,
+    look: fn(&AtomicU64) -> u64,
+    reserved: fn(active: u64, ending: u64) -> Option<u64>,
+) {
+    let ending = allocator.generation.load(Relaxed);
+    allocator.generation.store(ending + 1, Relaxed);
+    allocator.newest.store(0, Relaxed);
+    for (index, place) in allocator.places.iter().enumerate() {
+        if index == cpu.0 as usize {
+            place.reserved.store(0, Relaxed);
+        } else if let Some(reserved) = reserved(look(&place.active), ending) {
+            place.reserved.store(reserved, Relaxed);
+        }
+    }
+}
+
+fn revoked(active: &AtomicU64) -> u64 {
+    active.fetch_or(REVOKED, AcqRel)
+}
+
+fn reserved(active: u64, ending: u64) -> Option<u64> {
+    let reserved = if generation(active) == ending { active & !FLAGS } else { 0 };
+    (active & REVOKED == 0).then_some(reserved)
+}
+
+mutant! {
+    /// S is a load: B may come after it, and nobody tells that CPU.
+    o3_running_vmids_by_a_load: stealing, "one VMID for two machines",
+    roll_over = |allocator, cpu| roll_over_by(allocator, cpu, |active| active.load(Acquire), reserved)
+}
+
+mutant! {
+    /// A4: nothing is reserved.
+    a4_running_vmids_are_not_reserved: stealing, "one VMID for two machines",
+    roll_over = |allocator, cpu| roll_over_by(allocator, cpu, revoked, |_, _| Some(0))
+}
+
+mutant! {
+    /// A4: what a CPU between B and D has stored is taken for something that runs, though another has its VMID now.
+    a4_words_of_long_ago_are_reserved: long_ago, "one VMID for two machines",
+    roll_over = |allocator, cpu| {
+        roll_over_by(allocator, cpu, revoked, |active, _| (active & REVOKED == 0).then_some(active & !FLAGS))
+    }
+}
+
+mutant! {
+    /// What stays reserved from generation to generation goes back to its first name.
+    a4_reserved_under_its_former_name: staying, "two VMIDs for one machine",
+    roll_over = |allocator, cpu| {
+        roll_over_by(allocator, cpu, revoked, |active, ending| {
+            let runs = active & REVOKED != 0 || generation(active) == ending;
+            Some(if runs { active & !FLAGS } else { 0 })
+        })
+    }
+}
+
+mutant! {
+    /// A machine that runs elsewhere is given another VMID.
+    a4_running_machine_is_renumbered: staying, "two VMIDs for one machine",
+    keep = |_, _| None
+}
+
+mutant! {
+    /// E is left out.
+    a4_nothing_is_dropped_in_a_new_generation: returning, "entries of another machine",
+    must_flush = |_| false
+}
+
+mutant! {
+    /// W is a load.
+    o3_current_vmid_by_a_load: invalidating, "is not invalidated",
+    current = |slot| Some(vmid(slot.word.load(Acquire)))
+}

@@ -1,0 +1,236 @@
+//! VMIDs on a machine whose CPUs keep everything, one step after the other; `model.rs` has what happens at the same time.
+
+use std::boxed::Box;
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const CPUS: usize = 3;
+
+/// CPUs with TLBs that hold for each VMID whose translations they are.
+struct World {
+    allocator: VmidAllocator<CPUS>,
+    slots: Vec<VmidSlot>,
+    /// By CPU and VMID, the machines whose entries are held.
+    tlbs: Vec<Vec<Vec<usize>>>,
+    /// By CPU, the machine that runs, and its VMID.
+    running: [Option<(usize, u16)>; CPUS],
+    flushes: usize,
+}
+
+impl World {
+    fn new(bits: u32, machines: usize) -> Self {
+        Self {
+            allocator: VmidAllocator::new(bits).expect("enough"),
+            slots: (0..machines).map(|_| VmidSlot::new()).collect(),
+            tlbs: vec![vec![Vec::new(); 1 << bits]; CPUS],
+            running: [None; CPUS],
+            flushes: 0,
+        }
+    }
+
+    /// The CPU enters a guest of the machine; `carries_out` is false if it is interrupted before it has flushed.
+    fn enter(&mut self, cpu: usize, machine: usize, carries_out: bool) -> Result<(), TestCaseError> {
+        self.running[cpu] = None;
+        let assignment = self.allocator.assign(CpuId(cpu as u32), &self.slots[machine]);
+        let vmid = assignment.vmid();
+        prop_assert!(vmid != 0 && vmid <= self.allocator.vmid_max);
+        if !carries_out {
+            return Ok(());
+        }
+        if assignment.must_flush() {
+            self.flushes += 1;
+            self.tlbs[cpu].iter_mut().for_each(Vec::clear);
+        }
+        assignment.executed();
+        let held = &mut self.tlbs[cpu][usize::from(vmid)];
+        prop_assert!(
+            held.iter().all(|&other| other == machine),
+            "machine {machine} meets entries of {held:?}"
+        );
+        held.push(machine);
+        held.dedup();
+        self.running[cpu] = Some((machine, vmid));
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        for (machine, vmid) in self.running.iter().flatten() {
+            for (other, of_other) in self.running.iter().flatten() {
+                prop_assert_eq!(machine == other, vmid == of_other, "A4: one VMID for two, or two for one");
+            }
+            prop_assert_eq!(
+                self.slots[*machine].current(),
+                Some(*vmid),
+                "who flushes must know the VMID that runs"
+            );
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn bits_and_cpus_that_do_not_fit_are_refused() {
+    assert!(VmidAllocator::<1>::new(0).is_none() && VmidAllocator::<1>::new(17).is_none());
+    assert!(VmidAllocator::<1>::new(1).is_some() && VmidAllocator::<2>::new(1).is_none());
+    assert!(VmidAllocator::<255>::new(8).is_some() && VmidAllocator::<256>::new(8).is_none());
+    const { assert!(VmidAllocator::<64>::new(16).is_some()) };
+}
+
+#[test]
+fn zero_is_nobodys_and_each_machine_keeps_its_own() {
+    let allocator = Box::new(VmidAllocator::<2>::new(8).unwrap());
+    let slots: Vec<_> = (0..255).map(|_| VmidSlot::new()).collect();
+    assert!(slots.iter().all(|slot| slot.current().is_none()), "nothing to invalidate");
+    let mut vmids: Vec<_> = slots.iter().map(|slot| allocator.assign(CpuId(0), slot).vmid()).collect();
+    let again: Vec<_> = slots.iter().map(|slot| allocator.assign(CpuId(1), slot).vmid()).collect();
+    assert_eq!(vmids, again);
+    vmids.sort_unstable();
+    assert!(vmids.iter().copied().eq(1..=255));
+}
+
+#[test]
+fn a4_first_entry_on_each_cpu_flushes_and_the_debt_stays_until_it_is_paid() {
+    let allocator = VmidAllocator::<2>::new(8).unwrap();
+    let (slot, other) = (VmidSlot::new(), VmidSlot::new());
+    for cpu in [CpuId(0), CpuId(1)] {
+        assert!(allocator.assign(cpu, &slot).must_flush(), "somebody was here before us");
+        assert!(allocator.assign(cpu, &slot).must_flush(), "it was not done");
+        assert!(allocator.assign(cpu, &other).must_flush(), "nor for another machine");
+        allocator.assign(cpu, &slot).executed();
+        assert!(!allocator.assign(cpu, &slot).must_flush());
+        assert!(!allocator.assign(cpu, &other).must_flush());
+    }
+}
+
+#[test]
+fn a4_rollover_does_not_steal_what_runs_and_flushes_every_cpu() {
+    let mut world = World::new(2, 5);
+    for (cpu, machine) in [(0, 0), (1, 1), (2, 2)] {
+        world.enter(cpu, machine, true).unwrap();
+    }
+    let before = world.running;
+    // No VMID is left. Two machines run, so the third VMID is the one to be used again.
+    world.enter(2, 3, true).unwrap();
+    assert_eq!(world.running[..2], before[..2]);
+    assert_eq!(world.running[2].unwrap().1, before[2].unwrap().1);
+    let flushes = world.flushes;
+    // The others go on with what they have, under its new name, and flush when they come by.
+    world.enter(0, 0, true).unwrap();
+    world.enter(1, 0, true).unwrap();
+    assert_eq!(world.running[0], before[0]);
+    assert_eq!(world.flushes, flushes + 2);
+}
+
+#[test]
+fn a4_machine_that_never_stops_keeps_its_vmid_through_many_generations() {
+    let mut world = World::new(2, 40);
+    world.enter(0, 0, true).unwrap();
+    let runs = world.running[0];
+    for machine in 1..40 {
+        world.enter(1 + machine % 2, machine, true).unwrap();
+        assert_eq!(world.running[0], runs);
+    }
+    // Another of its vCPUs joins it.
+    world.enter(1, 0, true).unwrap();
+    assert_eq!(world.running[1], runs);
+}
+
+#[test]
+fn all_sixteen_bits_are_used_before_anything_is_flushed() {
+    let allocator = Box::new(VmidAllocator::<2>::new(16).unwrap());
+    let mut flushes = 0;
+    for turn in 0..0x2_0000 {
+        let slot = VmidSlot::new();
+        let assignment = allocator.assign(CpuId(0), &slot);
+        flushes += u32::from(assignment.must_flush());
+        assert_eq!(u32::from(assignment.vmid()), turn % 0xffff + 1);
+        assignment.executed();
+    }
+    assert_eq!(flushes, 3);
+}
+
+proptest! {
+    #[test]
+    fn a4_no_schedule_gives_two_machines_one_vmid(
+        bits in 2u32..5,
+        machines in 1usize..12,
+        steps in prop::collection::vec((0..CPUS, any::<prop::sample::Index>(), 0u8..6), 1..200),
+    ) {
+        let mut world = World::new(bits, machines);
+        for (cpu, machine, kind) in steps {
+            let machine = machine.index(machines);
+            match kind {
+                // Destroyed, if it does not run, and another one in its place.
+                0 if !world.running.iter().flatten().any(|(other, _)| *other == machine) => {
+                    world.slots.push(VmidSlot::new());
+                    world.slots.swap_remove(machine);
+                    world.tlbs.iter_mut().flatten().flatten().filter(|held| **held == machine).for_each(|held| {
+                        *held = usize::MAX;
+                    });
+                }
+                1 => world.enter(cpu, machine, false)?,
+                _ => world.enter(cpu, machine, true)?,
+            }
+        }
+    }
+
+    #[test]
+    fn a3_a21_no_schedule_meets_what_a_vcpu_must_not(
+        is_broadcast in any::<bool>(),
+        steps in prop::collection::vec((0u32..3, 0u32..3, any::<bool>()), 1..60),
+    ) {
+        let reach = if is_broadcast { LocalMaintenance::Broadcast } else { LocalMaintenance::Local };
+        let (mut residents, mut homes) = ([Resident::new(); 3], [Home::new(); 3]);
+        // By CPU: whose entries are held, and how often that vCPU had invalidated when it made them.
+        let mut held = [const { Vec::<(u32, u32)>::new() }; 3];
+        let mut invalidated = [0; 3];
+        for (vcpu, cpu, invalidates) in steps {
+            let (v, c) = (vcpu as usize, cpu as usize);
+            let arrival = residents[c].arrive(vcpu, &mut homes[v], CpuId(cpu), reach);
+            if arrival.stage1 {
+                held[c].clear();
+            }
+            for &(of, age) in &held[c] {
+                prop_assert_eq!(of, vcpu, "A3");
+                prop_assert_eq!(age, invalidated[v], "A21");
+            }
+            held[c].push((vcpu, invalidated[v]));
+            if invalidates {
+                invalidated[v] += 1;
+                let reached = if is_broadcast { 0..3 } else { c..c + 1 };
+                held[reached].iter_mut().for_each(|held| held.retain(|(of, _)| *of != vcpu));
+            }
+        }
+    }
+}
+
+#[test]
+fn a3_another_vcpu_of_the_machine_was_here() {
+    for reach in [LocalMaintenance::Broadcast, LocalMaintenance::Local] {
+        let (mut resident, mut first, mut second) = (Resident::new(), Home::new(), Home::new());
+        let cpu = CpuId(2);
+        assert_eq!(resident.arrive(0, &mut first, cpu, reach), Arrival::NOTHING, "nobody was");
+        assert_eq!(resident.arrive(0, &mut first, cpu, reach), Arrival::NOTHING, "itself");
+        let stage1 = Arrival { stage1: true, ..Arrival::NOTHING };
+        assert_eq!(resident.arrive(1, &mut second, cpu, reach), stage1);
+        assert_eq!(resident.arrive(0, &mut first, cpu, reach), stage1);
+    }
+}
+
+#[test]
+fn a21_the_vcpu_was_elsewhere_since() {
+    let (mut here, mut there, mut home) = (Resident::new(), Resident::new(), Home::new());
+    let reach = LocalMaintenance::Local;
+    let instructions = Arrival { instructions: true, ..Arrival::NOTHING };
+    assert_eq!(here.arrive(0, &mut home, CpuId(0), reach), Arrival::NOTHING);
+    assert_eq!(there.arrive(0, &mut home, CpuId(1), reach), instructions, "no entries, but lines perhaps");
+    let both = Arrival { stage1: true, ..instructions };
+    assert_eq!(here.arrive(0, &mut home, CpuId(0), reach), both);
+    let reach = LocalMaintenance::Broadcast;
+    assert_eq!(there.arrive(0, &mut home, CpuId(1), reach), Arrival::NOTHING, "its invalidations came here");
+    assert!(Arrival::NOTHING.with_all_vms(true).all_vms && !both.with_all_vms(false).all_vms);
+}

@@ -1,0 +1,126 @@
+//! What a job has taken out of use.
+
+use core::ops::Range;
+
+use paging::{FlushReceipt, Flushed, Freeing, Gather, Invalidation, Stamp, TableMemory};
+
+use super::job::{Progress, Report};
+
+/// What was taken out of use and waits for a flush, or has had it and goes back.
+pub(super) struct Owed<M: TableMemory> {
+    gather: Option<Gather<M>>,
+    freeing: Option<Freeing<M>>,
+    /// Entries that `gather`'s changes visited, and trees that they detached, as far as they are counted.
+    counted: (u64, usize),
+    /// From the first to the last address that `gather`'s changes have zapped.
+    zapped: Range<u64>,
+    /// When tables were last changed: a flush has to be later.
+    last: Stamp,
+    /// A flush has to come now.
+    awaits_flush: bool,
+    pub(super) report: Report,
+}
+
+impl<M: TableMemory> Owed<M> {
+    /// Nothing, when it is `now`.
+    pub(super) fn new(now: Stamp) -> Self {
+        Self {
+            gather: None,
+            freeing: None,
+            counted: (0, 0),
+            zapped: 0..0,
+            last: now,
+            awaits_flush: false,
+            report: Report::default(),
+        }
+    }
+
+    /// When tables were last changed.
+    pub(super) const fn last(&self) -> Stamp {
+        self.last
+    }
+
+    /// Whether nothing can be done before a flush.
+    pub(super) const fn awaits_flush(&self) -> bool {
+        self.awaits_flush
+    }
+
+    /// Nothing more is done before a flush.
+    pub(super) fn await_flush(&mut self) -> Progress {
+        self.awaits_flush = true;
+        Progress::Flush
+    }
+
+    /// Takes what the next pass is to add to.
+    pub(super) fn take_gather(&mut self) -> Option<Gather<M>> {
+        self.gather.take()
+    }
+
+    pub(super) fn put(&mut self, gather: Gather<M>) {
+        let (visited, detached) = self.counted;
+        self.counted = (gather.visited_count(), gather.detached_count());
+        self.report.visited += self.counted.0.saturating_sub(visited);
+        self.report.detached += self.counted.1.saturating_sub(detached) as u64;
+        self.last = gather.stamp();
+        self.gather = Some(gather);
+    }
+
+    /// A pass begins that zaps these addresses.
+    pub(super) fn zaps(&mut self, range: &Range<u64>) {
+        self.zapped = match self.zapped.is_empty() {
+            true => range.clone(),
+            false => self.zapped.start.min(range.start)..self.zapped.end.max(range.end),
+        };
+    }
+
+    pub(super) fn invalidation(&self) -> Invalidation<'_> {
+        self.gather.as_ref().map_or(Invalidation::Nothing, Gather::invalidation)
+    }
+
+    pub(super) fn needs_flush(&self) -> bool {
+        self.invalidation() != Invalidation::Nothing
+    }
+
+    /// What was owed has been flushed: what the receipt is for is freed from now on. `None` if it is for an earlier flush;
+    /// otherwise what is to be thawed, if anything.
+    pub(super) fn release(&mut self, receipt: &impl FlushReceipt) -> Option<Option<(Range<u64>, Flushed)>> {
+        if !receipt.covers(self.last) {
+            return None;
+        }
+        let mut thaw = None;
+        if let Some(gather) = self.gather.take() {
+            let (has_tables, has_cuts) = (gather.table_count() != 0, gather.detached_count() != 0);
+            match gather.release_in_steps(receipt) {
+                Ok(freeing) => {
+                    self.counted = (0, 0);
+                    let zapped = core::mem::replace(&mut self.zapped, 0..0);
+                    thaw = freeing.flushed().filter(|_| has_cuts).map(|flushed| (zapped, flushed));
+                    if has_tables {
+                        // There is none: nothing is gathered until what was freed before is free.
+                        self.freeing = Some(freeing);
+                    }
+                }
+                Err(gather) => {
+                    self.gather = Some(gather);
+                    return None;
+                }
+            }
+        }
+        self.report.flushes += 1;
+        self.awaits_flush = false;
+        Some(thaw)
+    }
+
+    /// Frees tables, for about as long as it takes to visit so many entries; false if there are none.
+    pub(super) fn free(&mut self, entries_max: u32) -> bool {
+        let Some(freeing) = &mut self.freeing else { return false };
+        let (tables, visited) = (freeing.table_count(), freeing.visited_count());
+        let has_more = freeing.step(entries_max);
+        self.report.tables += (freeing.table_count() - tables) as u64;
+        self.report.visited += freeing.visited_count() - visited;
+        if !has_more {
+            self.freeing = None;
+        }
+        has_more
+    }
+}

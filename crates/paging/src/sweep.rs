@@ -1,0 +1,126 @@
+//! The inner loops of changes that go over many small pages.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::change::{Action, Change, DirtySink};
+use crate::format::{is_settled, settled};
+use crate::frames::Frames;
+use crate::span;
+use crate::sync::{AtomicU64, overwrite};
+use crate::visit::rewrite;
+use crate::{Format, Level, TableMemory};
+
+/// Entries whose changes are recorded together: a bit of a word for each.
+const GROUP: usize = u64::BITS as usize;
+
+/// Entries that are read before the first of them is written: tests and loops are for all of them.
+const CHUNK: usize = 16;
+
+impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> {
+    /// Takes the right to store from leaves of the last level, or cleans them; the first is at the offset `start`.
+    pub(crate) fn sweep(&mut self, cells: &[AtomicU64], start: u64) {
+        let (mut cells, mut start) = (cells, start);
+        // The leaves that have changed right before `start`.
+        let mut run = 0;
+        while !cells.is_empty() {
+            // Groups are aligned, so that they are words of a log that is aligned.
+            let to_border = GROUP - Level::Page4K.index(start) % GROUP;
+            let (group, rest) = cells.split_at(to_border.min(cells.len()));
+            let changed = match self.action {
+                Action::Clean(_) => sweep::<F>(group, cleaned::<F>),
+                _ => sweep::<F>(group, |leaf| F::protected(leaf, Level::Page4K)),
+            };
+            if let Action::Clean(sink) = &mut self.action
+                && changed != 0
+            {
+                sink.dirty_pages(span::address_of::<F>(start), changed);
+            }
+            run = self.swept(start, group.len(), changed, run);
+            start = start.wrapping_add((group.len() as u64) << Level::Page4K.shift());
+            cells = rest;
+        }
+        self.record(start, run);
+    }
+
+    /// Records which of `count` leaves from `start` on have changed, and the `run` before them; all but a run at their
+    /// end, whose length it returns.
+    fn swept(&mut self, start: u64, count: usize, changed: u64, run: u64) -> u64 {
+        if changed == u64::MAX {
+            return run + u64::from(u64::BITS);
+        }
+        let (mut run, mut next) = (run, 0);
+        while next < count as u32 {
+            let rest = changed >> next;
+            // Ends at the last of the group, for there is no leaf behind it.
+            let ones = rest.trailing_ones();
+            run += u64::from(ones);
+            next += ones;
+            let zeros = (rest.checked_shr(ones).unwrap_or(0)).trailing_zeros();
+            if zeros != 0 && next < count as u32 {
+                self.record(start + (u64::from(next) << Level::Page4K.shift()), run);
+                run = 0;
+            }
+            next += zeros;
+        }
+        run
+    }
+
+    /// Records that the `count` leaves before `end` have changed. All of them are to be flushed: they were dirty and are
+    /// clean, or allowed stores.
+    fn record(&mut self, end: u64, count: u64) {
+        if count != 0 {
+            let len = count << Level::Page4K.shift();
+            self.gather.leaves(span::address_of::<F>(end - len), len, Level::Page4K);
+        }
+    }
+}
+
+/// The leaf without its dirty bit.
+pub(crate) fn cleaned<F: Format>(leaf: u64) -> u64 {
+    if F::is_dirty(leaf) { F::cleaned(leaf) } else { leaf }
+}
+
+/// Replaces each leaf of a group by what `new` makes of it, and returns which have changed.
+///
+/// A leaf that is [settled](Format::SETTLED) is overwritten. No processor changes it: it is dirty already. A fault
+/// may at most have added a right to it since it was read; that goes again, its user faults once more, and what
+/// processors hold of it is flushed with the rest. Every other leaf is exchanged.
+fn sweep<F: Format>(group: &[AtomicU64], new: impl Fn(u64) -> u64 + Copy) -> u64 {
+    let (mut changed, mut done) = (0, 0);
+    let (chunks, rest) = group.as_chunks::<CHUNK>();
+    // A bit for each entry of the chunk.
+    let mut bits = u64::MAX >> (GROUP - CHUNK);
+    for chunk in chunks {
+        let leaves = chunk.each_ref().map(|cell| cell.load(Relaxed));
+        // Without a branch each.
+        if leaves.iter().fold(true, |all, &leaf| all & is_settled::<F>(leaf)) {
+            for (cell, leaf) in chunk.iter().zip(leaves) {
+                overwrite(cell, new(settled::<F>(leaf)));
+            }
+            changed |= bits;
+        } else if leaves.iter().any(|&leaf| F::is_present(leaf) && new(leaf) != leaf) {
+            changed |= sweep_singly::<F>(chunk, new) << done;
+        }
+        bits <<= CHUNK;
+        done += CHUNK;
+    }
+    if rest.is_empty() {
+        return changed;
+    }
+    changed | sweep_singly::<F>(rest, new) << done
+}
+
+fn sweep_singly<F: Format>(cells: &[AtomicU64], new: impl Fn(u64) -> u64) -> u64 {
+    let mut changed = 0;
+    for (index, cell) in cells.iter().enumerate() {
+        let leaf = cell.load(Relaxed);
+        let has_changed = if is_settled::<F>(leaf) {
+            overwrite(cell, new(leaf));
+            true
+        } else {
+            F::is_present(leaf) && rewrite(cell, leaf, &new).is_some()
+        };
+        changed |= u64::from(has_changed) << index;
+    }
+    changed
+}

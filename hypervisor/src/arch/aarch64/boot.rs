@@ -1,0 +1,137 @@
+//! The way in: the arm64 Image header for the first CPU, PSCI's entry for the others.
+//!
+//! Sources: Linux, Documentation/arch/arm64/booting (the header, and the state at entry: EL2, MMU off, x0 = the device
+//! tree's address); Arm DEN 0022F, PSCI 1.3, section 6.4 (state of a CPU that CPU_ON started: x0 is the context id);
+//! Arm DDI 0487, D24.2 for the registers.
+
+use core::arch::global_asm;
+
+/// Size of the boot CPU's first stack.
+const BOOT_STACK_SIZE: usize = 64 << 10;
+
+/// Memory attributes by index: 0 is Normal write-back, 1 is Device-nGnRE. As `paging`'s stage 1 has them.
+const MAIR: u64 = paging::Arm64Stage1::MAIR;
+
+/// TCR_EL2 without the physical address size: 48 bits of input, 4 KiB pages, walks by way of the caches; bits 31 and 23
+/// are always ones.
+const TCR: u64 = 16 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 1 << 31;
+
+/// SCTLR_EL2: its ones, and MMU, alignment of the stack, data and instruction caches.
+const SCTLR: u64 = 0x30c5_0830 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
+
+// The boot tables map the first GiB as devices and the next 511 as memory, all rights; they serve until the real tables
+// are built, and each further CPU for its first instructions. They are constants of the image, so no cache has to be
+// cleaned for the walks of a CPU whose caches are off.
+global_asm!(
+    r#"
+.section .data.boot, "aw"
+.balign 4096
+boot_root:
+    .quad boot_level1 + 3
+    .skip 4096 - 8
+boot_level1:
+    .quad 0x00000405                    // block: valid, attributes 1, accessed
+    .set gigabyte, 1
+    .rept 511
+    .quad gigabyte * 0x40000000 + 0x701 // block: valid, attributes 0, inner shareable, accessed
+    .set gigabyte, gigabyte + 1
+    .endr
+
+.section .bss.boot, "aw", @nobits
+.balign 16
+boot_stack: .skip {stack_size}
+boot_stack_top:
+
+.section .text.boot, "ax"
+.global boot_image
+boot_image:
+    b 1f
+    .long 0
+    .quad 0                             // offset from a 2 MiB boundary
+    .quad __image_size
+    .quad 0b0010                        // little-endian, 4 KiB pages, near the base of memory
+    .quad 0, 0, 0
+    .ascii "ARM\x64"
+    .long 0
+1:  mov x20, x0
+    msr daifset, #0xf
+    mrs x1, CurrentEL
+    cmp x1, #8
+    b.ne 3f
+    bl boot_enable_mmu
+    adrp x1, __bss_start
+    add x1, x1, :lo12:__bss_start
+    adrp x2, __bss_end
+    add x2, x2, :lo12:__bss_end
+2:  stp xzr, xzr, [x1], #16
+    cmp x1, x2
+    b.lo 2b
+    adrp x1, boot_stack_top
+    add x1, x1, :lo12:boot_stack_top
+    mov sp, x1
+    mov x29, xzr
+    mov x30, xzr
+    mov x0, x20
+    bl {bsp_main}
+    brk #0
+3:  adrp x1, boot_stack_top             // not EL2: memory is as it is, MMU off
+    add x1, x1, :lo12:boot_stack_top
+    mov sp, x1
+    mov x29, xzr
+    mov x0, x20
+    bl {not_el2}
+    brk #0
+
+// Turns on MMU and caches with the boot tables. Clobbers x1 and x2.
+boot_enable_mmu:
+    ldr x1, ={mair}
+    msr mair_el2, x1
+    ldr x1, ={tcr}
+    mrs x2, id_aa64mmfr0_el1
+    and x2, x2, #0xf
+    cmp x2, #5                          // more than 48 bits take other tables
+    b.ls 4f
+    mov x2, #5
+4:  orr x1, x1, x2, lsl #16
+    msr tcr_el2, x1
+    adrp x1, boot_root
+    add x1, x1, :lo12:boot_root
+    msr ttbr0_el2, x1
+    tlbi alle2
+    ic iallu
+    dsb nsh
+    isb
+    ldr x1, ={sctlr}
+    msr sctlr_el2, x1
+    isb
+    ret
+
+// x0: top of the CPU's main stack
+.global boot_secondary
+boot_secondary:
+    msr daifset, #0xf
+    bl boot_enable_mmu
+    mov sp, x0
+    mov x29, xzr
+    mov x30, xzr
+    bl {ap_main}
+    brk #0
+"#,
+    stack_size = const BOOT_STACK_SIZE,
+    mair = const MAIR,
+    tcr = const TCR,
+    sctlr = const SCTLR,
+    bsp_main = sym super::start::bsp_main,
+    not_el2 = sym super::start::not_el2,
+    ap_main = sym super::start::ap_main,
+);
+
+unsafe extern "C" {
+    /// Where PSCI starts a CPU.
+    fn boot_secondary() -> !;
+}
+
+/// The address that PSCI's CPU_ON is given; the context id is the top of the new CPU's stack.
+pub(crate) fn secondary_entry() -> u64 {
+    boot_secondary as *const () as u64
+}

@@ -1,0 +1,77 @@
+//! Time: the generic timer's physical count, and EL2's physical timer as the one-shot timer.
+//!
+//! Source: Arm DDI 0487, D12 "The Generic Timer".
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::sysreg::{isb, read, write};
+use crate::vm::PerCpu;
+
+static HZ: AtomicU64 = AtomicU64::new(0);
+
+/// The system counter. All CPUs see the same.
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    // Not before what comes before in program order.
+    isb();
+    read!("cntpct_el0")
+}
+
+/// Counts per second.
+pub(crate) fn hz() -> u64 {
+    HZ.load(Ordering::Relaxed)
+}
+
+/// Counts in `us` microseconds.
+pub(crate) fn ticks_of_us(us: u64) -> u64 {
+    (u128::from(us) * u128::from(hz()) / 1_000_000) as u64
+}
+
+/// Finds out the counter's frequency.
+pub(crate) fn init() -> Result<(), &'static str> {
+    let hz = read!("cntfrq_el0") & 0xffff_ffff;
+    if hz < 1_000_000 {
+        return Err("the firmware says no frequency of the system counter (CNTFRQ_EL0)");
+    }
+    HZ.store(hz, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Readies the calling CPU's timer: off. The guest counts from `offset` on.
+pub(crate) fn init_cpu() {
+    // SAFETY: the timers of this CPU are the hypervisor's.
+    unsafe {
+        write!("cnthp_ctl_el2", 0);
+        write!("cntv_ctl_el0", 2);
+    }
+    isb();
+}
+
+/// Sets the calling CPU's timer to go off at `deadline`, or a little later; `u64::MAX` stops it.
+///
+/// A timer that is set already to go off between `now` and `deadline` is left: it goes off early, finds nothing
+/// to do, and is set again. That is cheaper than moving it for every change.
+pub(crate) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
+    let armed = cpu.timer_armed.get();
+    if armed <= deadline && armed > now {
+        return;
+    }
+    cpu.timer_armed.set(deadline);
+    // SAFETY: EL2's physical timer is the hypervisor's.
+    unsafe {
+        if deadline == u64::MAX {
+            write!("cnthp_ctl_el2", 0);
+        } else {
+            write!("cnthp_cval_el2", deadline);
+            write!("cnthp_ctl_el2", 1);
+        }
+    }
+}
+
+/// The calling CPU's timer went off: its interrupt stays asserted until it is off.
+pub(crate) fn on_timer() {
+    PerCpu::current().timer_armed.set(u64::MAX);
+    // SAFETY: as above.
+    unsafe { write!("cnthp_ctl_el2", 0) };
+    isb();
+}

@@ -1,0 +1,148 @@
+//! The CPU itself: waiting for interrupts, stacks, how the run ends.
+
+use core::arch::asm;
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use hostlink::exit::ExitCode;
+
+use super::sysreg::isb;
+use super::{gic, interrupts, power};
+use crate::vm::PerCpu;
+
+/// What belongs to one CPU beside [`PerCpu`]'s own.
+pub(crate) struct CpuData {
+    /// Registers of its GIC redistributor.
+    pub(crate) redistributor: Cell<u64>,
+    /// The guest's virtual timer has interrupted, and the vCPU on this CPU does not know yet.
+    pub(crate) virtual_timer_fired: Cell<bool>,
+    /// The VMID in VTTBR_EL2; 0 before the first.
+    pub(crate) vmid: Cell<u16>,
+}
+
+impl CpuData {
+    /// Of a CPU that has not started.
+    pub(crate) const fn new() -> Self {
+        Self { redistributor: Cell::new(0), virtual_timer_fired: Cell::new(false), vmid: Cell::new(0) }
+    }
+}
+
+/// Takes the interrupts that pend: by asking for them, with interrupts masked all the time. So no code of the hypervisor
+/// is ever interrupted.
+pub(crate) fn take_interrupts() {
+    interrupts::take_all();
+}
+
+/// Waits for an interrupt, and takes it.
+pub(crate) fn wait_for_interrupt() {
+    // An interrupt that pends ends WFI although it is masked.
+    // SAFETY: waits, and changes nothing. What was stored before is visible before.
+    unsafe { asm!("dsb sy", "wfi", options(nostack, preserves_flags)) };
+    interrupts::take_all();
+}
+
+/// Makes a CPU leave guest mode or idling soon.
+pub(crate) fn kick(cpu: &PerCpu) {
+    gic::send(cpu.id, interrupts::KICK);
+}
+
+/// The stack pointer.
+#[inline(always)]
+pub(crate) fn stack_pointer() -> u64 {
+    let sp: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, sp", out(reg) sp, options(nomem, nostack, preserves_flags)) };
+    sp
+}
+
+/// The frame pointer, from which a backtrace begins.
+#[inline(always)]
+pub(crate) fn frame_pointer() -> u64 {
+    let fp: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, x29", out(reg) fp, options(nomem, nostack, preserves_flags)) };
+    fp
+}
+
+/// Calls `main` on a stack and never comes back.
+///
+/// # Safety
+///
+/// Nobody runs on that stack.
+pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
+    // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
+    unsafe {
+        asm!(
+            "mov sp, {stack}",
+            "mov x29, xzr",
+            "mov x30, xzr",
+            "br {main}",
+            stack = in(reg) top,
+            main = in(reg) main,
+            options(noreturn),
+        )
+    }
+}
+
+/// Zeroes memory, by the cache line where the processor can.
+///
+/// # Safety
+///
+/// The range is RAM, mapped as normal memory, aligned to 4 KiB, and nobody else uses it.
+pub(crate) unsafe fn zero(start: u64, size: u64) {
+    let id = super::sysreg::read!("dczid_el0");
+    let block = 4u64 << (id & 0xf);
+    let end = start + size;
+    if id & 0x10 != 0 || block > 2048 {
+        // SAFETY: the caller vouches for the range.
+        unsafe { core::slice::from_raw_parts_mut(start as *mut [u64; 8], (size / 64) as usize) }.fill([0; 8]);
+        return;
+    }
+    let mut at = start;
+    while at < end {
+        // SAFETY: the caller vouches for the range, which is made of whole blocks; two of them are at most a page.
+        unsafe {
+            asm!("dc zva, {0}", "dc zva, {1}", in(reg) at, in(reg) at + block, options(nostack, preserves_flags));
+        }
+        at += 2 * block;
+    }
+}
+
+/// Lets the report of a panic begin. Nothing interrupts the hypervisor anyway.
+pub(crate) fn quiesce() {}
+
+/// Stops another CPU when it next looks for interrupts: at once if it is in guest mode or idles.
+pub(crate) fn stop_other(cpu: &PerCpu) {
+    gic::send(cpu.id, interrupts::STOP);
+}
+
+/// Stops the calling CPU for ever.
+pub(crate) fn stop() -> ! {
+    loop {
+        // SAFETY: waits.
+        unsafe { asm!("msr daifset, #0xf", "wfi", options(nostack)) };
+    }
+}
+
+/// Whether there is a debugger or emulator that serves semihosting calls: the boot arguments say so.
+static HAS_SEMIHOSTING: AtomicBool = AtomicBool::new(false);
+
+/// Remembers that semihosting calls are served.
+pub(crate) fn set_semihosting() {
+    HAS_SEMIHOSTING.store(true, Ordering::Relaxed);
+}
+
+/// Ends the run with `code`: by semihosting, which passes the code on, else by PSCI.
+pub(crate) fn exit(code: ExitCode) -> ! {
+    isb();
+    if HAS_SEMIHOSTING.load(Ordering::Relaxed) {
+        /// Semihosting's SYS_EXIT_EXTENDED, and "application exit" (Arm, Semihosting for AArch32 and AArch64, 2024Q3, section 7.8).
+        const EXIT_EXTENDED: u64 = 0x20;
+        const APPLICATION_EXIT: u64 = 0x20026;
+        let block = [APPLICATION_EXIT, code as u64];
+        // SAFETY: the boot arguments say that the call is served; the block is read only.
+        unsafe { asm!("hlt #0xf000", in("x0") EXIT_EXTENDED, in("x1") &raw const block, options(nostack)) };
+    }
+    power::off();
+    stop()
+}

@@ -1,0 +1,147 @@
+//! What each exit means. Handlers change the vCPU's state and say how it goes on; nothing here blocks.
+//!
+//! Source: Arm DDI 0487, D24.2.40 "ESR_EL2".
+
+use hostlink::counters::Counter;
+
+use super::entry::vector;
+use super::inject;
+use super::sysreg::read;
+use super::vcpu::Activity;
+use crate::devices::psci::{self, Call, Status};
+use crate::vm::{Context, Next};
+
+/// Exception classes.
+mod class {
+    pub(super) const UNKNOWN: u64 = 0x00;
+    pub(super) const WFX: u64 = 0x01;
+    pub(super) const FLOAT: u64 = 0x07;
+    pub(super) const ILLEGAL_STATE: u64 = 0x0e;
+    pub(super) const HVC: u64 = 0x16;
+    pub(super) const SMC: u64 = 0x17;
+    pub(super) const SYSTEM_REGISTER: u64 = 0x18;
+    pub(super) const INSTRUCTION_ABORT: u64 = 0x20;
+    pub(super) const DATA_ABORT: u64 = 0x24;
+    /// Of AArch32 at EL0: WFI and WFE have the same class.
+    pub(super) const SVE: u64 = 0x19;
+}
+
+/// The instruction has 32 bits, not 16.
+const LONG: u64 = 1 << 25;
+/// Of a trapped WFI or WFE: which. 0 is WFI, 1 WFE; the forms with a timeout are not shown to guests.
+const WAIT_FOR_EVENT: u64 = 1;
+
+impl Context<'_> {
+    /// Handles the exit.
+    pub(crate) fn handle_exit(&mut self) -> Next {
+        match self.state.exit {
+            vector::SYNCHRONOUS => self.on_exception(),
+            vector::SERROR => panic!(
+                "asynchronous abort (SError) while vCPU {} ran, syndrome {:#x}",
+                self.vcpu.index,
+                read!("esr_el2")
+            ),
+            // Taken already.
+            _ => {
+                self.count(Counter::ExitIntr);
+                // What came with it is looked at in any case: the timer's goes to the guest without an event.
+                Next::Resume
+            }
+        }
+    }
+
+    fn on_exception(&mut self) -> Next {
+        let syndrome = read!("esr_el2");
+        match syndrome >> 26 & 0x3f {
+            class::DATA_ABORT | class::INSTRUCTION_ABORT => {
+                self.count(Counter::ExitNpf);
+                return self.on_abort(syndrome);
+            }
+            class::WFX => return self.on_wait(syndrome),
+            class::SYSTEM_REGISTER => {
+                self.count(if syndrome & 1 != 0 { Counter::ExitRdmsr } else { Counter::ExitWrmsr });
+                return self.on_system_register(syndrome);
+            }
+            class::HVC => {
+                self.count(Counter::ExitHypercall);
+                return self.on_call();
+            }
+            class::SMC => {
+                // There is no firmware for the guest. HVC is what the device tree names.
+                self.count(Counter::ExitOther);
+                self.state.registers.x[0] = Status::NotSupported.to_x0();
+                self.skip(syndrome);
+                return Next::Resume;
+            }
+            class::UNKNOWN | class::FLOAT | class::SVE | class::ILLEGAL_STATE => {}
+            other => log::debug!("vCPU {}: exception class {other:#x} is not emulated", self.vcpu.index),
+        }
+        self.count(Counter::ExitOther);
+        inject::undefined(&mut self.state.registers);
+        Next::Resume
+    }
+
+    /// Goes on behind the instruction.
+    pub(crate) fn skip(&mut self, syndrome: u64) {
+        let registers = &mut self.state.registers;
+        registers.pc = registers.pc.wrapping_add(if syndrome & LONG != 0 { 4 } else { 2 });
+        // A single step is over (SPSR.SS), and so is a branch's landing (SPSR.BTYPE).
+        registers.pstate &= !(1 << 21 | 3 << 10);
+    }
+
+    fn on_wait(&mut self, syndrome: u64) -> Next {
+        self.skip(syndrome);
+        if syndrome & WAIT_FOR_EVENT != 0 {
+            self.count(Counter::ExitPause);
+            return Next::Yield;
+        }
+        self.count(Counter::ExitHlt);
+        self.state.activity = Activity::Halted;
+        Next::Halt
+    }
+
+    /// HVC: PSCI, and nothing else. The PC is behind the instruction already.
+    fn on_call(&mut self) -> Next {
+        let x = &self.state.registers.x;
+        let call = psci::decode([x[0], x[1], x[2], x[3]], self.vm.vcpu_count() as u8);
+        let result = match call {
+            Call::Return(value) => value,
+            Call::CpuOn { vcpu, start } => match self.vm.vcpus.get(usize::from(vcpu)) {
+                None => Status::InvalidParameters.to_x0(),
+                Some(target) => match target.inbox.power.turn_on(start) {
+                    Ok(()) => {
+                        self.vm.notify(target);
+                        Status::Success.to_x0()
+                    }
+                    Err(error) => Status::from(error).to_x0(),
+                },
+            },
+            Call::AffinityInfo { vcpu } => match self.vm.vcpus.get(usize::from(vcpu)) {
+                None => Status::InvalidParameters.to_x0(),
+                Some(target) => target.inbox.power.affinity() as u64,
+            },
+            Call::CpuOff => return self.turn_off(),
+            Call::Standby => {
+                self.state.registers.x[0] = Status::Success.to_x0();
+                self.state.activity = Activity::Halted;
+                return Next::Halt;
+            }
+            Call::SystemOff => return Next::PowerOff,
+            Call::SystemReset => return Next::Reset,
+        };
+        self.state.registers.x[0] = result;
+        Next::Resume
+    }
+
+    fn turn_off(&mut self) -> Next {
+        {
+            let mut distributor = self.vm.guest.distributor.lock();
+            let effect = self.state.gic.release(&mut distributor);
+            self.vm.perform(effect, &distributor);
+        }
+        self.state.activity = Activity::Off;
+        self.vcpu.inbox.power.turn_off();
+        // Whoever tells it to start from here on posts an event; blocking is refused then.
+        Next::Timers
+    }
+}

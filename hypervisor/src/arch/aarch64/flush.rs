@@ -1,0 +1,241 @@
+//! TLB maintenance: the instructions, and how a change of guest memory reaches all processors.
+//!
+//! The sequences are `coherence::tlbi`'s; here is what they are made of, and nothing else writes a TLBI for a guest.
+
+use core::arch::asm;
+use core::ops::{ControlFlow, Range};
+
+use coherence::tlbi::{self, Context, LeafLevel, Setup, Stage2Tlb, Stale};
+use coherence::{CpuId, Hardware, Ledger, Members, Target, Targets};
+use hostlink::config::MAX_VCPUS;
+use paging::{FlushRange, FlushReceipt, Invalidation, Level, Stamp};
+
+use super::sysreg::{read, write};
+use crate::vm::{self, Machine};
+
+/// Banks of 64 that all vCPUs fit into.
+const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
+/// Turns of waiting for a walk by software on another CPU before the machine is declared broken: seconds.
+const WAIT_TURNS_MAX: u64 = 1 << 32;
+
+/// Where an initiator notes whom it waits for.
+pub(crate) type FlushScratch = Ledger<BANKS>;
+
+/// The processor's instructions.
+pub(crate) struct Tlb;
+
+/// Defines a method that executes one instruction.
+macro_rules! instruction {
+    ($($name:ident: $text:literal;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(&self) {
+                // SAFETY: maintenance of translations that are the guest's, or a barrier; memory is not left out of
+                // what it may affect, so that the compiler moves nothing across.
+                unsafe { asm!($text, options(nostack, preserves_flags)) };
+            }
+        )*
+    };
+}
+
+impl Stage2Tlb for Tlb {
+    instruction! {
+        order_stores: "dsb ishst";
+        complete: "dsb ish";
+        complete_local: "dsb nsh";
+        complete_caches: "dsb sy";
+        context_sync: "isb";
+        combined: "tlbi vmalle1is";
+        everything: "tlbi vmalls12e1is";
+        all_vms: "tlbi alle1is";
+        local_combined: "tlbi vmalle1";
+        local_all_vms: "tlbi alle1";
+        instruction_cache: "ic ialluis";
+        local_instruction_cache: "ic iallu";
+    }
+
+    #[inline(always)]
+    fn page(&self, operand: u64) {
+        // SAFETY: as above.
+        unsafe { asm!("tlbi ipas2e1is, {}", in(reg) operand, options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    fn range(&self, operand: u64) {
+        // RIPAS2E1IS by its encoding, since the image is for processors without it, too: used with the feature only.
+        // SAFETY: as above.
+        unsafe { asm!("sys #4, c8, c0, #2, {}", in(reg) operand, options(nostack, preserves_flags)) };
+    }
+
+    fn clean(&self, memory: Range<u64>) {
+        clean(memory);
+    }
+
+    #[inline(always)]
+    fn vttbr(&self) -> u64 {
+        read!("vttbr_el2")
+    }
+
+    #[inline(always)]
+    fn set_vttbr(&self, value: u64) {
+        // SAFETY: the caller's tables, complete; no guest runs on this CPU now.
+        unsafe { write!("vttbr_el2", value) };
+    }
+
+    fn forbid_stage1_walks(&self) -> u64 {
+        const EPD: u64 = 1 << 7 | 1 << 23;
+        let former = read!("tcr_el1");
+        // SAFETY: the guest's register, which is put back.
+        unsafe { write!("tcr_el1", former | EPD) };
+        former
+    }
+
+    fn restore_stage1_walks(&self, former: u64) {
+        // SAFETY: as above.
+        unsafe { write!("tcr_el1", former) };
+    }
+}
+
+/// Smallest line of the data caches, in bytes.
+fn line_len() -> u64 {
+    4 << (read!("ctr_el0") >> 16 & 0xf)
+}
+
+/// Cleans and invalidates the data caches' lines of some physical memory, which is mapped one to one.
+fn clean(memory: Range<u64>) {
+    let line = line_len();
+    let mut at = memory.start & !(line - 1);
+    // Eight at a time, as long as there are so many: the loop costs as much as the instruction.
+    while at.saturating_add(8 * line) <= memory.end {
+        // SAFETY: maintenance of caches changes no contents; the memory is mapped.
+        unsafe {
+            asm!(
+                "dc civac, {0}", "add {0}, {0}, {1}", "dc civac, {0}", "add {0}, {0}, {1}",
+                "dc civac, {0}", "add {0}, {0}, {1}", "dc civac, {0}", "add {0}, {0}, {1}",
+                "dc civac, {0}", "add {0}, {0}, {1}", "dc civac, {0}", "add {0}, {0}, {1}",
+                "dc civac, {0}", "add {0}, {0}, {1}", "dc civac, {0}", "add {0}, {0}, {1}",
+                inout(reg) at, in(reg) line, options(nostack, preserves_flags),
+            );
+        }
+    }
+    while at < memory.end {
+        // SAFETY: as above.
+        unsafe { asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags)) };
+        at += line;
+    }
+}
+
+/// Stores to tables are visible to walks before what follows.
+pub(crate) fn order_stores() {
+    Tlb.order_stores();
+}
+
+/// Drops what this CPU alone holds of the guest.
+pub(crate) fn drop_local(_: &Setup) {
+    Tlb.local_combined();
+    Tlb.complete_local();
+    Tlb.context_sync();
+}
+
+/// The engine's name for a level of leaves.
+fn leaf_level(level: Level) -> Option<LeafLevel> {
+    match level {
+        Level::Page4K => Some(LeafLevel::Three),
+        Level::Page2M => Some(LeafLevel::Two),
+        Level::Page1G => Some(LeafLevel::One),
+        _ => None,
+    }
+}
+
+/// A range of the walker's in the engine's terms.
+fn stale(range: &FlushRange) -> Stale {
+    Stale { start: range.start, len: range.len, leaf: leaf_level(range.level), tables: range.tables }
+}
+
+/// The walker has made an entry invalid, and puts another there next.
+pub(crate) fn break_before_make(range: &FlushRange) {
+    let Some(vm) = vm::try_machine() else { return };
+    if let Some(vmid) = vm.guest.vmid.current() {
+        let setup = vm.guest.setup();
+        let context = Context::enter(&Tlb, vm.guest.vttbr(vmid), setup.errata);
+        let _no_receipt_is_asked_for = tlbi::break_before_make(&context, setup, stale(range));
+    }
+}
+
+impl Targets for Machine {
+    fn target(&self, index: usize) -> Option<&Target> {
+        self.vcpus.get(index).map(|vcpu| &vcpu.target)
+    }
+
+    #[inline(always)]
+    fn for_each<S: Members + ?Sized>(&self, _: &S, mut act: impl FnMut(usize, &Target)) {
+        // Always all of them.
+        self.vcpus.iter().enumerate().for_each(|(index, vcpu)| act(index, &vcpu.target));
+    }
+}
+
+/// All vCPUs.
+struct Everybody;
+
+impl Members for Everybody {
+    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
+        (0..BANKS).for_each(|bank| visit(bank, u64::MAX));
+    }
+}
+
+/// Walks by software end by themselves: nobody is kicked for them.
+struct Patience;
+
+impl Hardware for Patience {
+    fn kick(&self, _: CpuId) {}
+
+    fn relax(&self, turns: u64) -> ControlFlow<()> {
+        core::hint::spin_loop();
+        if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+}
+
+/// An invalidation that every processor has carried out.
+pub(crate) struct Flushed(Stamp);
+
+// SAFETY: made by `Machine::flush_space` alone, from the stamp before the invalidation, for the engine's receipt. That says
+// that no processor uses translations of before, nor software in a section that began before; and every software
+// walk of stage 2 on a vCPU's behalf is in such a section (`Context::with_section`). An audit walks it as well, but never
+// while there is a job.
+unsafe impl FlushReceipt for Flushed {
+    fn covers(&self, stamp: Stamp) -> bool {
+        self.0.covers(stamp)
+    }
+}
+
+impl Machine {
+    /// Drops what `invalidation` names on all processors.
+    pub(crate) fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
+        let stamp = self.space.stamp();
+        let receipt = coherence::broadcast::broadcast(self, &Everybody, stamp, scratch, &Patience, || {
+            self.invalidate(invalidation)
+        });
+        // A section that does not end is a broken machine: going on would hand out memory that it still uses.
+        let receipt = receipt.unwrap_or_else(|stalled| panic!("{stalled}"));
+        Flushed(*receipt.stamp())
+    }
+
+    fn invalidate(&self, invalidation: Invalidation<'_>) -> tlbi::Invalidated {
+        let guest = &self.guest;
+        let setup = guest.setup();
+        // After the tables were changed: see `VmidSlot::current`.
+        let vmid = guest.vmid.current();
+        let context = Context::enter(&Tlb, guest.vttbr(vmid.unwrap_or(0)), setup.errata);
+        let nothing = tlbi::Plan::<core::iter::Empty<Stale>>::Nothing;
+        let whole = tlbi::Plan::<core::iter::Empty<Stale>>::Whole;
+        match invalidation {
+            _ if vmid.is_none() => tlbi::invalidate(&context, setup, nothing),
+            Invalidation::Nothing => tlbi::invalidate(&context, setup, nothing),
+            Invalidation::Everything => tlbi::invalidate(&context, setup, whole),
+            Invalidation::Ranges(ranges) => {
+                let plan = tlbi::plan(setup, ranges.iter().map(stale));
+                tlbi::invalidate(&context, setup, plan)
+            }
+        }
+    }
+}

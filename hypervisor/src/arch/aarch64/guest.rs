@@ -1,0 +1,210 @@
+//! What the vCPUs of a guest share on Arm64: interrupt distributor, serial port, VMID.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use coherence::tlbi::{self, Errata, Granule, Limits, Setup, Vttbr};
+use coherence::vmid::{LocalMaintenance, VmidAllocator, VmidSlot};
+use hostlink::config::{Config, LocalTlbi, Stage2Unmap};
+use memslots::{Gpa, GuestMemory};
+use paging::Level;
+use spin::Mutex;
+
+use super::features::{self, Features, STAGE2_BITS};
+use super::flush::Tlb;
+use super::state::{self, VcpuState};
+use super::sysreg::read;
+use super::vcpu::Inbox;
+use super::{clock, stage2};
+use crate::devices::gic::{Distributor, INTIDS_DEFAULT};
+use crate::devices::pl011::Pl011;
+use crate::devices::psci::Start;
+use crate::loader::arm64::{self, Machine as Wanted};
+use crate::loader::{LoadError, arm64::Entry};
+use crate::sched::VcpuIndex;
+use crate::vm::percpu::MAX_CPUS;
+use crate::vm::space::Space;
+use crate::vm::{CreateError, Files};
+
+/// Format of stage 2, and where its tables come from.
+pub(crate) use super::stage2::{Stage2 as Nested, Tables};
+
+/// Bytes of input that wait for the guest's serial port.
+const QUEUE_MAX: usize = 4096;
+/// Instructions for single pages, above which the whole VMID goes: see docs/performance.md.
+const PAGES_MAX: u32 = 512;
+/// Range instructions, above which the whole VMID goes.
+const RANGES_MAX: u32 = 16;
+
+/// Width of guest physical addresses.
+pub(crate) fn physical_address_bits() -> u32 {
+    STAGE2_BITS.min(features::physical_bits())
+}
+
+/// Largest page of stage 2.
+pub(crate) fn largest_page() -> Level {
+    Level::Page1G
+}
+
+/// Refuses a configuration that this image or processor cannot serve.
+pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
+    match config.switches.defect {
+        Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
+        _ => Ok(()),
+    }
+}
+
+/// Guest physical ranges of RAM.
+pub(crate) fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+    let ram = Wanted { memory_size: size, vcpu_count: 1, command_line: "" }.ram()?;
+    if ram.end > 1 << physical_address_bits() {
+        return Err(LoadError::MemoryTooLarge { memory: size });
+    }
+    Ok(vec![ram])
+}
+
+/// The serial port, with what it has not received yet.
+pub(crate) struct Uart {
+    pub(crate) device: Pl011,
+    waiting: VecDeque<u8>,
+}
+
+impl Uart {
+    fn new() -> Self {
+        Self { device: Pl011::new(), waiting: VecDeque::with_capacity(QUEUE_MAX) }
+    }
+
+    /// Takes in a byte from outside; what comes when the queue is full is lost.
+    pub(crate) fn queue(&mut self, byte: u8) {
+        if self.waiting.len() < QUEUE_MAX {
+            self.waiting.push_back(byte);
+        }
+    }
+
+    /// Passes on what the device has room for.
+    pub(crate) fn pass_on(&mut self) {
+        while let Some(&byte) = self.waiting.front() {
+            if !self.device.receive(byte) {
+                break;
+            }
+            self.waiting.pop_front();
+        }
+    }
+}
+
+/// What the vCPUs share beyond memory and scheduler.
+pub(crate) struct Shared {
+    pub(crate) distributor: Box<Mutex<Distributor>>,
+    pub(crate) uart: Mutex<Uart>,
+    pub(crate) vmids: Box<VmidAllocator<MAX_CPUS_USED>>,
+    pub(crate) vmid: VmidSlot,
+    setup: Setup,
+    root: u64,
+    counter_offset: u64,
+    configuration: u64,
+    local_maintenance: LocalMaintenance,
+    vcpus: u32,
+}
+
+/// CPUs that the VMID allocator counts with: fewer than an 8-bit VMID has values.
+const MAX_CPUS_USED: usize = if MAX_CPUS < 255 { MAX_CPUS } else { 255 };
+
+impl Shared {
+    /// For a guest whose stage 2 is `space`'s.
+    pub(crate) fn new(config: &Config<'_>, space: &Space) -> Result<Self, CreateError> {
+        let broadcasts = config.switches.local_tlbi == LocalTlbi::Broadcast;
+        let features = Features::get();
+        let most = if features.contains(Features::VMID16) { 16 } else { 8 };
+        let bits = config.switches.vmid_bits.map_or(most, |bits| u32::from(bits).min(most));
+        let shared = Self {
+            distributor: Box::new(Mutex::new(Distributor::new(config.vcpus as u8, INTIDS_DEFAULT))),
+            uart: Mutex::new(Uart::new()),
+            vmids: Box::new(VmidAllocator::new(bits).ok_or(CreateError::NoCpu)?),
+            vmid: VmidSlot::new(),
+            setup: setup(config.switches.stage2_unmap),
+            root: space.root().0,
+            counter_offset: clock::now(),
+            configuration: state::configuration(broadcasts),
+            local_maintenance: if broadcasts { LocalMaintenance::Broadcast } else { LocalMaintenance::Local },
+            vcpus: config.vcpus,
+        };
+        let _before_the_first_guest = tlbi::invalidate_all_vms(&Tlb, &shared.setup);
+        Ok(shared)
+    }
+
+    /// What the processors have, and how much is done page by page.
+    #[inline(always)]
+    pub(crate) fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// VTTBR_EL2 for a VMID.
+    #[inline(always)]
+    pub(crate) fn vttbr(&self, vmid: u16) -> Vttbr {
+        Vttbr::new(self.root, vmid)
+    }
+
+    /// How far the guest's local maintenance reaches.
+    #[inline(always)]
+    pub(crate) fn local_maintenance(&self) -> LocalMaintenance {
+        self.local_maintenance
+    }
+
+    /// The state of a vCPU after power-on.
+    pub(crate) fn new_vcpu(&self, index: VcpuIndex) -> VcpuState {
+        VcpuState::new(index, self.vcpus, self.counter_offset, self.configuration)
+    }
+
+    /// Puts kernel, device tree and initial RAM disk into memory, which is zeroed; `boot` begins at the entry.
+    pub(crate) fn load(
+        &self,
+        files: &Files,
+        vcpus: u32,
+        guest: &GuestMemory<'_>,
+        inbox: &Inbox,
+        boot: &mut VcpuState,
+    ) -> Result<(), LoadError> {
+        let wanted = Wanted {
+            memory_size: files.config.memory,
+            vcpu_count: vcpus as u8,
+            command_line: files.config.cmdline,
+        };
+        let plan = arm64::plan(files.kernel, files.initrd, &wanted)?;
+        for place in &plan.placements {
+            guest.write(Gpa(place.gpa), &place.bytes).expect("the plan stays within memory");
+        }
+        let Entry { pc, x0 } = plan.entry;
+        inbox.power.reset();
+        if inbox.power.turn_on(Start { entry: pc, context: x0 }).is_ok()
+            && let Some(start) = inbox.power.take_start()
+        {
+            boot.start(start);
+        }
+        Ok(())
+    }
+
+    /// All devices as after power-on.
+    pub(crate) fn reset(&self) {
+        *self.distributor.lock() = Distributor::new(self.vcpus as u8, INTIDS_DEFAULT);
+        *self.uart.lock() = Uart::new();
+    }
+}
+
+/// What the processors have. They are taken to be alike.
+fn setup(way: Stage2Unmap) -> Setup {
+    let mut features =
+        tlbi::Features::from_id(read!("id_aa64isar0_el1"), read!("s3_0_c0_c7_2"), read!("ctr_el0"));
+    let limits = match way {
+        Stage2Unmap::Range => Limits { pages_max: PAGES_MAX, ranges_max: RANGES_MAX },
+        Stage2Unmap::Page => {
+            features.range = false;
+            Limits { pages_max: u32::MAX, ranges_max: 0 }
+        }
+        Stage2Unmap::Whole => Limits { pages_max: 0, ranges_max: 0 },
+    };
+    stage2::init();
+    Setup { granule: Granule::Size4K, features, errata: Errata::of(read!("midr_el1")), limits }
+}

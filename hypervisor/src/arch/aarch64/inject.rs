@@ -1,0 +1,74 @@
+//! Exceptions that the guest gets from us.
+//!
+//! Source: Arm DDI 0487, D1.3.5 "Exception entry", and ESR_EL1.
+
+use super::entry::Registers;
+use super::sysreg::{read, write};
+
+const MODE: u64 = 0x1f;
+const EL0: u64 = 0b0_0000;
+const EL1T: u64 = 0b0_0100;
+const EL1H: u64 = 0b0_0101;
+const AARCH32: u64 = 1 << 4;
+/// NZCV, which an exception keeps; and DIT.
+const KEPT: u64 = 0xf << 28 | 1 << 24;
+const PAN: u64 = 1 << 22;
+const SSBS: u64 = 1 << 12;
+/// D, A, I, F.
+const MASKS: u64 = 0xf << 6;
+
+const CLASS_UNKNOWN: u64 = 0x00;
+const CLASS_INSTRUCTION_ABORT_LOWER: u64 = 0x20;
+const CLASS_INSTRUCTION_ABORT: u64 = 0x21;
+const CLASS_DATA_ABORT_LOWER: u64 = 0x24;
+const CLASS_DATA_ABORT: u64 = 0x25;
+/// The instruction had 32 bits.
+const LONG: u64 = 1 << 25;
+/// Fault status: synchronous external abort, not on a walk.
+const EXTERNAL_ABORT: u64 = 0x10;
+
+/// What the guest takes synchronously at EL1.
+fn take(registers: &mut Registers, syndrome: u64) {
+    let former = registers.pstate;
+    // Vectors: current EL with SP0, with SPx; lower EL of AArch64, of AArch32.
+    let offset = match former & MODE {
+        EL1T => 0x000,
+        EL1H => 0x200,
+        mode if mode & AARCH32 != 0 => 0x600,
+        _ => 0x400,
+    };
+    let control = read!("sctlr_el1");
+    // SCTLR_EL1.SPAN: 0 sets PAN at each exception. DSSBS says what SSBS becomes.
+    let pan = if control & 1 << 23 == 0 { PAN } else { former & PAN };
+    let ssbs = if control >> 44 & 1 != 0 { SSBS } else { 0 };
+    // SAFETY: the guest's own registers, as an exception sets them.
+    unsafe {
+        write!("elr_el1", registers.pc);
+        write!("spsr_el1", former);
+        write!("esr_el1", syndrome);
+    }
+    let vectors = read!("vbar_el1") & !0x7ff;
+    registers.pc = vectors.wrapping_add(offset);
+    registers.pstate =
+        former & KEPT & !(if former & AARCH32 != 0 { 1 << 24 } else { 0 }) | pan | ssbs | MASKS | EL1H;
+}
+
+/// The instruction is undefined.
+pub(crate) fn undefined(registers: &mut Registers) {
+    take(registers, CLASS_UNKNOWN << 26 | LONG);
+}
+
+/// What was accessed at `address` does not answer.
+pub(crate) fn external_abort(registers: &mut Registers, address: u64, is_fetch: bool, is_write: bool) {
+    let is_lower = registers.pstate & MODE == EL0 || registers.pstate & AARCH32 != 0;
+    let class = match (is_fetch, is_lower) {
+        (true, true) => CLASS_INSTRUCTION_ABORT_LOWER,
+        (true, false) => CLASS_INSTRUCTION_ABORT,
+        (false, true) => CLASS_DATA_ABORT_LOWER,
+        (false, false) => CLASS_DATA_ABORT,
+    };
+    // SAFETY: as above.
+    unsafe { write!("far_el1", address) };
+    let write = u64::from(is_write && !is_fetch) << 6;
+    take(registers, class << 26 | LONG | write | EXTERNAL_ABORT);
+}

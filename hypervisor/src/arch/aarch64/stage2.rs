@@ -1,0 +1,122 @@
+//! Stage 2: its format, as this processor wants it, and its tables.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use paging::{Arm64Stage2, Entries, FlushRange, Format, Level, Permissions, PhysAddr, TableMemory};
+
+use super::features::Features;
+use super::flush;
+use crate::vm::memory::HeapTables;
+
+type Forced = Arm64Stage2<3, true>;
+type Plain = Arm64Stage2<3, false>;
+
+/// Whether stage 2 alone decides how memory is cached (HCR_EL2.FWB): the encoding of memory types differs.
+static FORCED: AtomicBool = AtomicBool::new(false);
+
+/// Chooses the encoding. Before the first table.
+pub(crate) fn init() {
+    FORCED.store(Features::get().contains(Features::FORCED_WRITE_BACK), Ordering::Relaxed);
+}
+
+/// Three levels of stage 2, in the encoding of the processor.
+pub(crate) struct Stage2;
+
+impl Format for Stage2 {
+    const INPUT_BITS: u32 = Plain::INPUT_BITS;
+    const SIGN_EXTENDED: bool = Plain::SIGN_EXTENDED;
+    const OUTPUT_BITS: u32 = Plain::OUTPUT_BITS;
+    const ROOT: Level = Plain::ROOT;
+    const LARGEST: Level = Plain::LARGEST;
+    const REPLACES_IN_PLACE: bool = Plain::REPLACES_IN_PLACE;
+    const SETTLED: (u64, u64) = Plain::SETTLED;
+
+    #[inline(always)]
+    fn admits(permissions: Permissions) -> bool {
+        Plain::admits(permissions)
+    }
+
+    #[inline(always)]
+    fn is_present(entry: u64) -> bool {
+        Plain::is_present(entry)
+    }
+
+    #[inline(always)]
+    fn is_leaf(entry: u64, level: Level) -> bool {
+        Plain::is_leaf(entry, level)
+    }
+
+    #[inline]
+    fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
+        match FORCED.load(Ordering::Relaxed) {
+            true => Forced::leaf(pa, level, permissions),
+            false => Plain::leaf(pa, level, permissions),
+        }
+    }
+
+    #[inline(always)]
+    fn table(pa: PhysAddr) -> u64 {
+        Plain::table(pa)
+    }
+
+    #[inline(always)]
+    fn address(entry: u64, alignment: Level) -> PhysAddr {
+        Plain::address(entry, alignment)
+    }
+
+    #[inline]
+    fn permissions(leaf: u64) -> Permissions {
+        match FORCED.load(Ordering::Relaxed) {
+            true => Forced::permissions(leaf),
+            false => Plain::permissions(leaf),
+        }
+    }
+
+    #[inline(always)]
+    fn is_dirty(leaf: u64) -> bool {
+        Plain::is_dirty(leaf)
+    }
+
+    #[inline(always)]
+    fn dirtied(leaf: u64) -> u64 {
+        Plain::dirtied(leaf)
+    }
+
+    #[inline(always)]
+    fn cleaned(leaf: u64) -> u64 {
+        Plain::cleaned(leaf)
+    }
+}
+
+/// Tables from the heap, with what walks by the processor ask for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables;
+
+// SAFETY: as `HeapTables`, whose tables these are.
+unsafe impl TableMemory for Tables {
+    fn allocate(&self) -> Option<PhysAddr> {
+        HeapTables.allocate()
+    }
+
+    unsafe fn free(&self, table: PhysAddr) {
+        // SAFETY: the caller vouches for it.
+        unsafe { HeapTables.free(table) };
+    }
+
+    unsafe fn entries(&self, table: PhysAddr) -> &Entries {
+        // SAFETY: the caller vouches for it.
+        unsafe { HeapTables.entries(table) }
+    }
+
+    fn publish(&self) {
+        flush::order_stores();
+    }
+
+    fn break_before_make(&self, range: FlushRange) {
+        flush::break_before_make(&range);
+    }
+
+    fn resizes_in_place(&self) -> bool {
+        Features::get().contains(Features::REPLACES_IN_PLACE)
+    }
+}

@@ -1,0 +1,193 @@
+//! The order in which everything is brought up.
+
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+
+use arrayvec::ArrayVec;
+use hostlink::exit::ExitCode;
+
+use super::{boot, clock, console, cpu, entry, features, firmware, gic, interrupts, pci, power, translation};
+use crate::vm::memory::{self, FreeMemory};
+use crate::vm::percpu::{self, BLOCK_SIZE};
+use crate::vm::{self, PerCpu, machine, panic, run};
+
+/// How long a CPU gets to come up.
+const AP_START_US: u64 = 1_000_000;
+/// Boot memory reaches so far: the boot tables map no more.
+const BOOT_MAP_END: u64 = 512 << 30;
+
+/// What `prepare` leaves for the rest of the start: things that need the boot CPU's final stack.
+static LATER: spin::Once<Later> = spin::Once::new();
+
+struct Later {
+    console: Option<u32>,
+    control: Option<u32>,
+    module: Option<Range<u64>>,
+    free: spin::Mutex<FreeMemory>,
+}
+
+fn unsupported(why: &dyn core::fmt::Display) -> ! {
+    panic::refuse(ExitCode::Unsupported, why)
+}
+
+/// Finds the console, so that whatever is wrong can be said.
+///
+/// # Safety
+///
+/// `tree` is what the boot loader passed.
+unsafe fn begin(tree: u64) -> Result<firmware::Machine, &'static str> {
+    vm::console::init();
+    // SAFETY: the caller vouches for the address.
+    let tree = unsafe { firmware::tree(tree) }.ok_or("no device tree: boot the flat image, not the ELF")?;
+    let machine = firmware::read(tree);
+    if let Ok(machine) = &machine {
+        if let Some((registers, _)) = &machine.console {
+            console::init(registers.start);
+        }
+        if machine.semihosting {
+            cpu::set_semihosting();
+        }
+        if let Some(conduit) = machine.conduit {
+            power::set_conduit(conduit);
+        }
+    }
+    machine
+}
+
+/// Started at EL1: nothing can be done there but to say so.
+pub(crate) extern "C" fn not_el2(tree: u64) -> ! {
+    // SAFETY: the entry code passes on what the boot protocol gave; MMU off, all addresses are what they are.
+    let _ = unsafe { begin(tree) };
+    unsupported(&"not started at EL2: QEMU takes -M virt,virtualization=on,gic-version=3")
+}
+
+/// First Rust code of the boot CPU, on the boot stack with the boot tables.
+pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
+    // SAFETY: the entry code passes on what the boot protocol gave.
+    let firmware = unsafe { begin(tree) }.unwrap_or_else(|why| unsupported(&why));
+    let ports = firmware.pci.as_ref().and_then(pci::find_ports);
+    if let Some((registers, _)) = ports {
+        console::init_pci_ports(registers);
+    }
+    log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
+    features::probe().unwrap_or_else(|why| unsupported(&why));
+    clock::init().unwrap_or_else(|why| unsupported(&why));
+    gic::init_distributor(firmware.distributor.start).unwrap_or_else(|why| unsupported(&why));
+    prepare(&firmware, ports).unwrap_or_else(|why| unsupported(&why));
+    let cpu = PerCpu::get(0).expect("the boot CPU has a block");
+    // SAFETY: nobody runs on the stacks of the blocks yet.
+    unsafe { percpu::enter_block(cpu, bsp_on_block) }
+}
+
+fn prepare(firmware: &firmware::Machine, ports: Option<(u64, Option<u32>)>) -> Result<(), &'static str> {
+    let mut free = FreeMemory::default();
+    let ram = firmware.ram.iter().filter(|range| range.end <= BOOT_MAP_END);
+    ram.clone().for_each(|range| free.add(range.clone()));
+    free.reserve(memory::image());
+    for range in firmware.reserved.iter().chain(&firmware.module) {
+        free.reserve(range.clone());
+    }
+    memory::init_heap(&mut free)?;
+
+    let ids = boot_cpu_first(firmware);
+    let size = ids.len() as u64 * BLOCK_SIZE;
+    let blocks = free.take(size, BLOCK_SIZE, BOOT_MAP_END).ok_or("no room for the CPUs' stacks")?;
+    // SAFETY: the memory is free RAM, mapped by the boot tables, and ours from here on.
+    unsafe {
+        core::ptr::write_bytes(blocks as *mut u8, 0, size as usize);
+        percpu::create(blocks, &ids);
+    }
+    memory::set_stacks(blocks..blocks + size);
+    for cpu in PerCpu::all() {
+        let redistributor = gic::find_redistributor(firmware.redistributors.start, cpu.id)?;
+        cpu.arch.redistributor.set(redistributor);
+    }
+
+    let mut devices = ArrayVec::<Range<u64>, 6>::new();
+    devices.push(firmware.distributor.clone());
+    devices.push(firmware.redistributors.clone());
+    devices.extend(firmware.console.as_ref().map(|(registers, _)| registers.clone()));
+    devices.extend(ports.map(|(registers, _)| registers..registers + 16));
+    let ram: ArrayVec<_, 16> = ram.cloned().collect();
+    translation::build_tables(&ram, &devices, blocks..blocks + size)
+        .map_err(|_| "the memory map cannot be mapped")?;
+    LATER.call_once(|| Later {
+        console: firmware.console.as_ref().map(|&(_, intid)| intid),
+        control: ports.and_then(|(_, intid)| intid),
+        module: firmware.module.clone(),
+        free: spin::Mutex::new(free),
+    });
+    Ok(())
+}
+
+/// Affinities of all CPUs, that of the one that runs now first.
+fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u64, { percpu::MAX_CPUS }> {
+    let own = features::affinity();
+    let others = firmware.cpus.iter().copied().filter(|&id| id != own);
+    core::iter::once(own).chain(others).take(percpu::MAX_CPUS).collect()
+}
+
+/// The boot CPU on its final stack.
+extern "C" fn bsp_on_block() -> ! {
+    let later = LATER.get().expect("memory is prepared");
+    let cpu = PerCpu::current();
+    // SAFETY: the tables are built and map all that is in use.
+    unsafe { translation::activate_tables() };
+    enable_cpu(cpu);
+    start_others();
+    log::info!(
+        "{} CPUs, {} MiB free, counter {} kHz; {}",
+        PerCpu::all().filter(|cpu| cpu.online.load(Ordering::Acquire)).count(),
+        later.free.lock().total() >> 20,
+        clock::hz() / 1000,
+        features::Features::get(),
+    );
+    let module = later.module.clone().unwrap_or_else(|| {
+        panic::refuse(ExitCode::BadConfig, &"no bundle: give it as the initial RAM disk (QEMU: -initrd)")
+    });
+    // SAFETY: the module was reserved, so it stays as the boot loader left it.
+    let bundle = unsafe {
+        core::slice::from_raw_parts(module.start as *const u8, (module.end - module.start) as usize)
+    };
+    machine::create(bundle, &mut later.free.lock())
+        .unwrap_or_else(|why| panic::refuse(ExitCode::BadConfig, &why));
+    interrupts::route_ports(cpu, later.console, later.control);
+    console::enable_receive_interrupts();
+    run::start();
+    run::cpu_loop()
+}
+
+/// What each CPU does once for itself after its tables are active.
+fn enable_cpu(cpu: &'static PerCpu) {
+    entry::install_vectors();
+    features::enable();
+    clock::init_cpu();
+    gic::init_cpu(cpu.arch.redistributor.get(), interrupts::PRIVATE).unwrap_or_else(|why| unsupported(&why));
+    cpu.online.store(true, Ordering::Release);
+}
+
+/// Starts all other CPUs, one after the other.
+fn start_others() {
+    for cpu in PerCpu::all().skip(1) {
+        if let Err(error) = power::start_cpu(cpu.id, boot::secondary_entry(), cpu.main_stack_top()) {
+            log::error!("CPU {} (affinity {:#x}) does not start: {error:?}", cpu.index, cpu.id);
+            continue;
+        }
+        let deadline = clock::now() + clock::ticks_of_us(AP_START_US);
+        while !cpu.online.load(Ordering::Acquire) && clock::now() < deadline {
+            core::hint::spin_loop();
+        }
+        if !cpu.online.load(Ordering::Acquire) {
+            log::error!("CPU {} (affinity {:#x}) has not come up", cpu.index, cpu.id);
+        }
+    }
+}
+
+/// First Rust code of every other CPU, on its main stack with the boot tables.
+pub(crate) extern "C" fn ap_main() -> ! {
+    // SAFETY: the tables are built and map all that is in use.
+    unsafe { translation::activate_tables() };
+    enable_cpu(PerCpu::current());
+    run::wait_for_start();
+    run::cpu_loop()
+}

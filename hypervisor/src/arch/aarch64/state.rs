@@ -1,0 +1,191 @@
+//! Everything about a vCPU that only the CPU that runs it touches.
+
+use alloc::boxed::Box;
+
+use coherence::Space;
+use coherence::vmid::Home;
+use memslots::MmioCache;
+
+use super::entry::Registers;
+use super::features::hcr;
+use super::float::FloatState;
+use super::sysreg::{isb, read, write};
+use super::system::SystemRegisters;
+use super::vcpu::Inbox;
+use super::{features, vgic};
+use crate::devices::gic::{self, Private, View};
+use crate::devices::psci::Start;
+use crate::devices::virt_map::VIRTUAL_TIMER_INTID;
+use crate::sched::VcpuIndex;
+
+/// Processor state at the start of a vCPU: EL1 with its own stack pointer, everything masked (PSCI, section 6.4.3).
+const PSTATE_START: u64 = 0x3c5;
+
+/// What a vCPU is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// It has instructions to run.
+    Running,
+    /// It executed WFI and waits for an interrupt.
+    Halted,
+    /// It is off: it waits for PSCI's CPU_ON.
+    Off,
+}
+
+/// Pages without memory that a vCPU remembers.
+const MMIO_PAGES: usize = 4;
+
+/// A vCPU's private state.
+pub(crate) struct VcpuState {
+    pub(crate) registers: Registers,
+    pub(crate) gic: Private,
+    pub(crate) activity: Activity,
+    /// Where its translations may be.
+    pub(crate) home: Home,
+    /// Pages without memory that it has accessed last.
+    pub(crate) mmio: MmioCache<MMIO_PAGES>,
+    /// HCR_EL2 while it runs.
+    pub(crate) configuration: u64,
+    /// The vector by which it left the guest.
+    pub(crate) exit: u64,
+    /// What the guest's counter is behind the machine's.
+    pub(crate) counter_offset: u64,
+    system: SystemRegisters,
+    float: Box<FloatState>,
+    interface: vgic::Interface,
+    /// Its index, and how many vCPUs there are.
+    place: (VcpuIndex, u32),
+}
+
+impl VcpuState {
+    /// A vCPU after power-on: off.
+    pub(crate) fn new(index: VcpuIndex, count: u32, counter_offset: u64, configuration: u64) -> Self {
+        Self {
+            registers: Registers::default(),
+            gic: Private::new(index as u8, count as u8),
+            activity: Activity::Off,
+            home: Home::new(),
+            mmio: MmioCache::new(),
+            configuration,
+            exit: 0,
+            counter_offset,
+            system: SystemRegisters::reset(),
+            float: Box::default(),
+            interface: vgic::Interface::reset(),
+            place: (index, count),
+        }
+    }
+
+    /// Everything as after power-on. What was posted before is void.
+    pub(crate) fn reset(&mut self, inbox: &Inbox) {
+        let _void = self.gic.look(&inbox.interrupts);
+        inbox.power.reset();
+        let (index, count) = self.place;
+        let home = self.home;
+        *self = Self { home, ..Self::new(index, count, self.counter_offset, self.configuration) };
+    }
+
+    /// It was told to start.
+    pub(crate) fn start(&mut self, start: Start) {
+        self.registers = Registers::default();
+        self.registers.x[0] = start.context;
+        self.registers.pc = start.entry;
+        self.registers.pstate = PSTATE_START;
+        self.activity = Activity::Running;
+    }
+
+    /// The address space that it is in: unknown. Nobody asks, for nothing is flushed by request.
+    #[inline(always)]
+    pub(crate) fn space(&self) -> Space {
+        Space::UNKNOWN
+    }
+
+    /// Loads what [`run_guest`](super::entry::run_guest) does not exchange.
+    pub(crate) fn load(&mut self) {
+        // SAFETY: the guest's own registers, and the controls that differ between vCPUs. EL2 uses none of them.
+        unsafe {
+            write!("vmpidr_el2", gic::mpidr(self.place.0 as u8));
+            write!("cntvoff_el2", self.counter_offset);
+            write!("hcr_el2", self.configuration);
+        }
+        self.interface.load();
+        self.float.load();
+        self.system.load();
+        isb();
+    }
+
+    /// Saves what [`load`](Self::load) loaded. The timer is off from here on, and what it had asserted is quiet.
+    pub(crate) fn save(&mut self) {
+        self.system.save();
+        self.float.save();
+        self.interface.save();
+        let gic::Deactivate(linked) = self.gic.leave();
+        vgic::deactivate(linked);
+    }
+
+    /// What the guest's CPU interface lets through. It is loaded.
+    #[inline]
+    pub(crate) fn view(&self) -> View {
+        vgic::view()
+    }
+
+    /// Looks whether an interrupt ends its WFI.
+    pub(crate) fn update_activity(&mut self) {
+        if self.activity == Activity::Halted && self.gic.can_wake(&self.view()) {
+            self.activity = Activity::Running;
+        }
+    }
+
+    /// Whether there is an interrupt for it already.
+    pub(crate) fn wakes_from_halt(&self) -> bool {
+        self.gic.can_wake(&self.view())
+    }
+
+    /// Has the processor exit on WFE, or not.
+    pub(crate) fn intercept_pause(&mut self, wanted: bool) {
+        let new = if wanted { self.configuration | hcr::TWE } else { self.configuration & !hcr::TWE };
+        if new != self.configuration {
+            self.configuration = new;
+            // SAFETY: says whether WFE is trapped, and nothing else has changed. The next entry synchronizes.
+            unsafe { write!("hcr_el2", new) };
+        }
+    }
+
+    /// When this vCPU wants to be looked at for its timer, as a count of the machine's; `u64::MAX` for never. While it runs,
+    /// its timer interrupts by itself.
+    #[inline]
+    pub(crate) fn next_deadline(&self, _now: u64) -> u64 {
+        const ENABLED: u64 = 1;
+        const MASKED: u64 = 2;
+        if self.activity != Activity::Halted || self.gic.is_linked(VIRTUAL_TIMER_INTID) {
+            return u64::MAX;
+        }
+        if read!("cntv_ctl_el0") & (ENABLED | MASKED) != ENABLED {
+            return u64::MAX;
+        }
+        read!("cntv_cval_el0").saturating_add(self.counter_offset)
+    }
+
+    /// Registers for the log when the guest cannot go on.
+    pub(crate) fn dump(&self, vcpu: u32) {
+        let r = &self.registers;
+        log::error!("vCPU {vcpu} cannot go on: at {:#018x}, PSTATE {:#x}", r.pc, r.pstate);
+        for (index, four) in r.x.chunks(4).enumerate() {
+            log::error!("  x{:<2} {:#018x?}", index * 4, four);
+        }
+        log::error!("  ESR_EL2 {:#x}, FAR_EL2 {:#x}", read!("esr_el2"), read!("far_el2"));
+        log::error!(
+            "  VBAR_EL1 {:#x}, ELR_EL1 {:#x}, ESR_EL1 {:#x}, FAR_EL1 {:#x}",
+            read!("vbar_el1"),
+            read!("elr_el1"),
+            read!("esr_el1"),
+            read!("far_el1")
+        );
+    }
+}
+
+/// HCR_EL2 for a guest whose local maintenance instructions reach all CPUs, or not.
+pub(crate) fn configuration(broadcasts: bool) -> u64 {
+    let base = features::hypervisor_configuration();
+    if broadcasts { base | hcr::FB | hcr::BSU_INNER } else { base }
+}

@@ -1,0 +1,37 @@
+//! System registers by their architectural names.
+
+/// Reads a system register.
+macro_rules! read {
+    ($($name:literal)+) => {{
+        let value: u64;
+        // SAFETY: reading the registers that are named here changes nothing that the compiler knows of. Not `pure`: some
+        // change by themselves, and an interrupt's acknowledgement is a read.
+        #[allow(unused_unsafe, reason = "it may be used among unsafe operations")]
+        unsafe {
+            core::arch::asm!(concat!("mrs {}, ", $($name),+), out(reg) value, options(nostack, preserves_flags));
+        }
+        value
+    }};
+}
+
+/// Writes a system register. What follows from it is for the caller to argue, where it is more than the register's value.
+macro_rules! write {
+    ($name:literal, $value:expr) => {{
+        let value: u64 = $value;
+        core::arch::asm!(concat!("msr ", $name, ", {}"), in(reg) value, options(nostack, preserves_flags));
+    }};
+}
+
+pub(crate) use {read, write};
+
+/// Makes what was written to system registers take effect before what follows.
+#[inline(always)]
+pub(crate) fn isb() {
+    // SAFETY: a barrier.
+    unsafe { core::arch::asm!("isb", options(nostack, preserves_flags)) };
+}
+
+/// A field of an ID register: four bits from `shift`.
+pub(crate) const fn field(register: u64, shift: u32) -> u64 {
+    register >> shift & 0xf
+}

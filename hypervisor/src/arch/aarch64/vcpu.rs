@@ -1,0 +1,208 @@
+//! What a CPU needs to run a vCPU, what comes to a vCPU from outside, and one stay in the guest.
+
+use coherence::vmid::{Arrival, Resident};
+use coherence::{CpuId, tlbi};
+use hostlink::counters::Counter;
+
+use super::entry::{run_guest, vector};
+use super::flush::Tlb;
+use super::{interrupts, vgic};
+use crate::devices::gic::{self, Deactivate, Effect, Maintenance, View};
+use crate::devices::psci::Power;
+use crate::devices::virt_map::VIRTUAL_TIMER_INTID;
+use crate::sched::Turn;
+use crate::vm::{Context, Machine, PerCpu};
+
+pub(crate) use super::state::{Activity, VcpuState};
+
+/// What others post to a vCPU.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    pub(crate) interrupts: gic::Inbox,
+    pub(crate) power: Power,
+}
+
+impl Inbox {
+    /// Of a vCPU that is off.
+    pub(crate) const fn new() -> Self {
+        Self { interrupts: gic::Inbox::new(), power: Power::off() }
+    }
+}
+
+/// What a CPU needs besides its vCPU; allocated once.
+pub(crate) struct Workspace {
+    /// Who ran here last.
+    pub(crate) resident: Resident,
+    /// What has to be dropped before the vCPU on this CPU enters the guest.
+    pub(crate) arrival: Option<Arrival>,
+    /// What the interface was told last.
+    maintenance: Maintenance,
+}
+
+impl Workspace {
+    /// For the calling CPU.
+    pub(crate) fn new(_: &PerCpu) -> Self {
+        vgic::init_cpu();
+        Self { resident: Resident::new(), arrival: None, maintenance: Maintenance::empty() }
+    }
+}
+
+impl Context<'_> {
+    /// Loads the state of the vCPU whose turn it is.
+    #[inline(always)]
+    pub(crate) fn load_state(&mut self, _: &Turn) {
+        let reach = self.vm.guest.local_maintenance();
+        let arrival = self.workspace.resident.arrive(
+            self.vcpu.index,
+            &mut self.state.home,
+            CpuId(self.cpu.index),
+            reach,
+        );
+        if arrival.stage1 {
+            self.count(Counter::FlushArrival);
+        }
+        self.workspace.arrival = Some(arrival);
+        self.enter_address_space();
+        self.state.load();
+    }
+
+    /// Loads the state again that has just been saved on this CPU.
+    #[inline(always)]
+    pub(crate) fn reload_state(&mut self) {
+        self.state.load();
+    }
+
+    /// Takes the vCPU's state out of the processor.
+    #[inline(always)]
+    pub(crate) fn save_state(&mut self) {
+        self.state.save();
+    }
+
+    /// VTTBR_EL2, and what has to go with it.
+    #[inline]
+    fn enter_address_space(&mut self) {
+        let guest = &self.vm.guest;
+        let assignment = guest.vmids.assign(CpuId(self.cpu.index), &guest.vmid);
+        let is_known = self.cpu.arch.vmid.get() == assignment.vmid();
+        if !is_known || assignment.must_flush() || self.workspace.arrival.is_some() {
+            let arrival = self.workspace.arrival.take().unwrap_or_default();
+            let arrival = arrival.with_all_vms(assignment.must_flush());
+            if assignment.must_flush() {
+                self.count(Counter::VmidFlushes);
+            }
+            tlbi::enter_vm(&Tlb, guest.setup(), guest.vttbr(assignment.vmid()), arrival);
+            self.cpu.arch.vmid.set(assignment.vmid());
+        }
+        assignment.executed();
+    }
+
+    /// Enters the guest and comes back with an exit; or does not enter, because something has to be looked at first, and
+    /// returns false.
+    pub(crate) fn enter(&mut self) -> bool {
+        self.enter_address_space();
+        // To fill the list registers what runs does not matter, only what the interface is set up for.
+        let view = View::new(vgic::interface_setup(), 0xff);
+        let maintenance = self.state.gic.fill(&mut vgic::Lists, &view);
+        if maintenance != self.workspace.maintenance {
+            vgic::set_maintenance(maintenance);
+            self.workspace.maintenance = maintenance;
+        }
+        // Interrupts are masked: a kick that comes from here on ends guest mode at once.
+        let Ok(in_guest) = self.owner.try_enter(CpuId(self.cpu.index)) else {
+            self.take_lists_back();
+            self.take_flush();
+            return false;
+        };
+        // SAFETY: the registers are this vCPU's, EL1's are loaded, stage 2 maps its memory only.
+        let exit = unsafe { run_guest(&raw mut self.state.registers) };
+        in_guest.leave();
+        self.state.exit = exit;
+        self.cpu.last_exit.store(exit, core::sync::atomic::Ordering::Relaxed);
+        self.take_lists_back();
+        if exit == vector::IRQ {
+            interrupts::take_all();
+            self.take_virtual_timer();
+        }
+        true
+    }
+
+    /// The list registers are empty after this, and the interface asks for nothing.
+    #[inline]
+    fn take_lists_back(&mut self) {
+        let mut eoi_count = 0;
+        if !self.workspace.maintenance.is_empty() {
+            eoi_count = Maintenance::eoi_count(vgic::control());
+            vgic::set_maintenance(Maintenance::empty());
+            self.workspace.maintenance = Maintenance::empty();
+        }
+        let Deactivate(intids) = self.state.gic.sync(&mut vgic::Lists, eoi_count);
+        if intids != 0 {
+            vgic::deactivate(intids);
+        }
+    }
+
+    /// If the virtual timer has interrupted, it is the vCPU's on this CPU.
+    #[inline]
+    fn take_virtual_timer(&mut self) {
+        if self.cpu.arch.virtual_timer_fired.replace(false) {
+            self.state.gic.forward(VIRTUAL_TIMER_INTID);
+            self.count(Counter::IrqTimer);
+        }
+    }
+
+    /// Takes a flush that was asked for by request. None is: flushes are broadcast.
+    #[cold]
+    pub(crate) fn take_flush(&mut self) {
+        if let Some(work) = self.owner.take_flush() {
+            super::flush::drop_local(self.vm.guest.setup());
+            work.complete();
+        }
+    }
+
+    /// Takes what was posted: interrupts, and to be turned on.
+    #[inline(always)]
+    pub(crate) fn take_signals(&mut self) {
+        if self.state.activity == Activity::Off
+            && let Some(start) = self.vcpu.inbox.power.take_start()
+        {
+            self.state.start(start);
+        }
+        if self.state.gic.look(&self.vcpu.inbox.interrupts) {
+            self.settle_interrupts();
+        }
+    }
+
+    /// SPIs that were posted are claimed, and given back.
+    #[inline(never)]
+    fn settle_interrupts(&mut self) {
+        let mut distributor = self.vm.guest.distributor.lock();
+        let effect = self.state.gic.settle(&mut distributor);
+        self.vm.perform(effect, &distributor);
+    }
+
+    /// The vCPU waits for its timer, whose time has come: it asserts its interrupt.
+    pub(crate) fn expire_timers(&mut self, _now: u64) {
+        interrupts::take_all();
+        self.take_virtual_timer();
+    }
+}
+
+impl Machine {
+    /// Carries out what an access to the distributor asks for, under its lock.
+    pub(crate) fn perform(&self, effect: Effect, distributor: &gic::Distributor) {
+        if effect.is_empty() {
+            return;
+        }
+        if let Some(groups) = effect.groups {
+            for vcpu in &self.vcpus {
+                vcpu.inbox.interrupts.post_groups(groups);
+                self.notify(vcpu);
+            }
+        }
+        for post in effect.posts(distributor) {
+            let Some(vcpu) = self.vcpus.get(usize::from(post.vcpu)) else { continue };
+            vcpu.inbox.interrupts.post_spi(post.intid);
+            self.notify(vcpu);
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The distributor: SPIs, which all vCPUs share.
+//!
+//! An SPI that a vCPU holds has its state there. Lines, edges and writes that concern it are noted here, the holder
+//! is posted, and at its next look it gives the SPI back: then what was noted is applied. Until then the pending and
+//! the active bit read as they were when it last looked; reading them posts the holder too, so that somebody who
+//! polls for the end of an interrupt sees it.
+
+mod own_registers;
+
+use super::registers::Setup;
+use super::{Bits, Groups, INTIDS_MAX, PRIVATE_COUNT, vcpu_of};
+
+/// GICD_IROUTER.Interrupt_Routing_Mode: any one vCPU.
+const ANY_VCPU: u64 = 1 << 31;
+/// What GICD_IROUTER holds: Aff3, the mode, Aff2 to Aff0.
+const ROUTER_MASK: u64 = 0xff_80ff_ffff;
+
+/// What has to happen outside, once the access is done; nothing if it is empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Effect {
+    posts: Bits,
+    /// Post these to the inbox of every vCPU and notify it, under the lock still.
+    pub groups: Option<Groups>,
+}
+
+/// An SPI that a vCPU has to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Post {
+    /// Whose inbox it goes to; then that vCPU is notified, also if it is the one that made the access.
+    pub vcpu: u8,
+    /// The SPI.
+    pub intid: u8,
+}
+
+impl Effect {
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.posts.is_empty() && self.groups.is_none()
+    }
+
+    /// What to post to whom. To be asked under the lock, while it holds still.
+    pub fn posts(self, distributor: &Distributor) -> impl Iterator<Item = Post> + '_ {
+        self.posts.iter().filter_map(|intid| Some(Post { vcpu: distributor.addressee(intid)?, intid }))
+    }
+}
+
+/// An SPI as its new holder gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Claimed {
+    pub(super) latch: bool,
+    pub(super) line: bool,
+    pub(super) active: bool,
+    pub(super) enabled: bool,
+    pub(super) group1: bool,
+    pub(super) edge: bool,
+    pub(super) priority: u8,
+}
+
+/// A write to one bit of an SPI that a vCPU holds, to be applied when it is given back: the last one counts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Noted {
+    set: Bits,
+    clear: Bits,
+}
+
+impl Noted {
+    fn note(&mut self, named: Bits, value: bool) {
+        let (to, from) =
+            if value { (&mut self.set, &mut self.clear) } else { (&mut self.clear, &mut self.set) };
+        *to = to.or(named);
+        *from = from.without(named);
+    }
+
+    /// The value of the bit, and the end of the note.
+    fn apply(&mut self, intid: u8, value: bool) -> bool {
+        let value = value && !self.clear.has(intid) || self.set.has(intid);
+        self.set.remove(intid);
+        self.clear.remove(intid);
+        value
+    }
+
+    const fn read(&self, value: Bits) -> Bits {
+        value.without(self.clear).or(self.set)
+    }
+}
+
+/// The distributor of a VM.
+#[derive(Clone, Debug)]
+pub struct Distributor {
+    vcpu_count: u8,
+    intid_count: u16,
+    /// INTIDs that exist and are not private.
+    spis: Bits,
+    groups: Groups,
+    setup: Setup,
+    line: Bits,
+    /// Pending by an edge or a write. Of a held one: as the holder had it when it last looked.
+    latch: Bits,
+    /// Likewise.
+    active: Bits,
+    latch_noted: Noted,
+    active_noted: Noted,
+    router: [u64; 256],
+    held: Bits,
+    /// Who holds it, or held it last.
+    holder: [u8; 256],
+    /// Those that were given back while active.
+    in_service: Bits,
+    /// The vCPU that an SPI for any vCPU was last offered to.
+    chosen: [u8; 256],
+    next_choice: u8,
+    awake: [u64; 4],
+}
+
+impl Distributor {
+    /// For `vcpu_count` vCPUs, 1 to 255, with INTIDs up to `intid_count`, which is brought to a multiple of 32
+    /// from 64 to 256.
+    #[must_use]
+    pub fn new(vcpu_count: u8, intid_count: u16) -> Self {
+        let intid_count = intid_count.clamp(64, INTIDS_MAX).next_multiple_of(32);
+        let spis = (PRIVATE_COUNT / 32..(intid_count / 32) as u8)
+            .fold(Bits::EMPTY, |spis, word| spis.or(Bits::from_word(word, u32::MAX)));
+        Self {
+            vcpu_count,
+            intid_count,
+            spis,
+            groups: Groups::NONE,
+            setup: Setup::new(),
+            line: Bits::EMPTY,
+            latch: Bits::EMPTY,
+            active: Bits::EMPTY,
+            latch_noted: Noted::default(),
+            active_noted: Noted::default(),
+            router: [0; 256],
+            held: Bits::EMPTY,
+            holder: [0; 256],
+            in_service: Bits::EMPTY,
+            chosen: [0; 256],
+            next_choice: 0,
+            awake: [0; 4],
+        }
+    }
+
+    /// How many INTIDs there are.
+    #[must_use]
+    pub const fn intid_count(&self) -> u16 {
+        self.intid_count
+    }
+
+    /// A device's line became high or low. Nothing happens if it was so already, or if there is no such SPI.
+    pub fn set_line(&mut self, spi: u8, level: bool) -> Effect {
+        if !self.spis.has(spi) || self.line.has(spi) == level {
+            return Effect::default();
+        }
+        self.line.set(spi, level);
+        if self.setup.edge.has(spi) {
+            if !level {
+                return Effect::default();
+            }
+            self.set_pending(Bits::one(spi));
+        }
+        self.offer(Bits::one(spi))
+    }
+
+    /// A vCPU said that it takes part in interrupts for any vCPU, or not: GICR_WAKER, or it was turned off.
+    pub fn set_awake(&mut self, vcpu: u8, is_awake: bool) -> Effect {
+        let bit = 1 << (vcpu % 64);
+        let word = &mut self.awake[usize::from(vcpu / 64)];
+        *word = if is_awake { *word | bit } else { *word & !bit };
+        let mut orphans = Bits::EMPTY;
+        if !is_awake {
+            let any = self.offerable().iter().filter(|&spi| self.is_for_any(spi));
+            any.for_each(|spi| orphans.insert(spi));
+        }
+        self.offer(orphans)
+    }
+
+    /// Whether it said so.
+    #[must_use]
+    pub const fn is_awake(&self, vcpu: u8) -> bool {
+        self.awake[vcpu as usize / 64] >> (vcpu % 64) & 1 != 0
+    }
+
+    fn set_pending(&mut self, named: Bits) {
+        self.latch = self.latch.or(named.without(self.held));
+        self.latch_noted.note(named.and(self.held), true);
+    }
+
+    fn clear_pending(&mut self, named: Bits) {
+        self.latch = self.latch.without(named.without(self.held));
+        self.latch_noted.note(named.and(self.held), false);
+    }
+
+    fn set_active(&mut self, named: Bits, value: bool) {
+        let own = named.without(self.held);
+        self.active = if value { self.active.or(own) } else { self.active.without(own) };
+        self.active_noted.note(named.and(self.held), value);
+    }
+
+    const fn pending(&self) -> Bits {
+        self.latch_noted.read(self.latch).or(self.line.without(self.setup.edge))
+    }
+
+    /// What no vCPU holds, and one should.
+    const fn offerable(&self) -> Bits {
+        let forwarded = self.setup.enabled.and(self.groups.members(self.setup.group1));
+        self.pending().and(forwarded).or(self.active).and(self.spis).without(self.held)
+    }
+
+    const fn is_for_any(&self, spi: u8) -> bool {
+        self.router[spi as usize] & ANY_VCPU != 0
+    }
+
+    /// The effect of a change of these SPIs: their holders look at them; those that nobody holds are offered to the
+    /// vCPUs that they are for.
+    pub(super) fn offer(&mut self, changed: Bits) -> Effect {
+        let offered = self.offerable().and(changed);
+        for intid in offered.iter() {
+            if self.is_for_any(intid) {
+                self.chosen[usize::from(intid)] = self.choose();
+            }
+        }
+        Effect { posts: offered.or(changed.and(self.held)), groups: None }
+    }
+
+    /// The next vCPU, in turn, that is awake; if none is, the first.
+    fn choose(&mut self) -> u8 {
+        let count = self.vcpu_count.max(1);
+        for step in 0..count {
+            let vcpu = (u16::from(self.next_choice) + u16::from(step)) % u16::from(count);
+            if self.is_awake(vcpu as u8) {
+                self.next_choice = (vcpu as u8).wrapping_add(1);
+                return vcpu as u8;
+            }
+        }
+        0
+    }
+
+    /// The vCPU that has to look at an SPI. `None` if it is routed to an affinity that nobody has.
+    fn addressee(&self, spi: u8) -> Option<u8> {
+        let index = usize::from(spi);
+        if self.held.has(spi) || self.must_return(spi) {
+            return Some(self.holder[index]);
+        }
+        if self.is_for_any(spi) {
+            return Some(self.chosen[index]);
+        }
+        let router = self.router[index];
+        vcpu_of((router >> 32 << 24 | router & 0xff_ffff) as u32, self.vcpu_count)
+    }
+
+    /// Whether it is active in the vCPU that gave it back last: that is where the guest will deactivate it, wherever
+    /// it is routed by now.
+    const fn must_return(&self, spi: u8) -> bool {
+        self.in_service.has(spi) && self.active.has(spi)
+    }
+
+    /// `vcpu` takes the SPI, if it should and may. One for any vCPU goes to the first that comes.
+    pub(super) fn claim(&mut self, spi: u8, vcpu: u8) -> Option<Claimed> {
+        let may = self.is_for_any(spi) && !self.must_return(spi) || self.addressee(spi) == Some(vcpu);
+        if !may || !self.offerable().has(spi) {
+            return None;
+        }
+        self.held.insert(spi);
+        self.holder[usize::from(spi)] = vcpu;
+        Some(Claimed {
+            latch: self.latch.has(spi),
+            line: self.line.has(spi),
+            active: self.active.has(spi),
+            enabled: self.setup.enabled.has(spi),
+            group1: self.setup.group1.has(spi),
+            edge: self.setup.edge.has(spi),
+            priority: self.setup.priority[usize::from(spi)],
+        })
+    }
+
+    /// The holder gives the SPI back, with its state.
+    pub(super) fn give_back(&mut self, spi: u8, latch: bool, active: bool) {
+        self.held.remove(spi);
+        let latch = self.latch_noted.apply(spi, latch);
+        let active = self.active_noted.apply(spi, active);
+        self.latch.set(spi, latch);
+        self.active.set(spi, active);
+        self.in_service.set(spi, active);
+    }
+}

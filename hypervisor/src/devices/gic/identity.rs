@@ -1,0 +1,72 @@
+//! Which vCPU has which affinity, and what the frames say of themselves.
+
+/// Affinity of vCPU `index`, Aff3.Aff2.Aff1.Aff0 from the highest byte: as in GICR_TYPER bits 63:32.
+///
+/// Sixteen to a cluster, because one SGI names up to sixteen values of Aff0 (ICC_SGI1R_EL1 without range selector).
+#[must_use]
+pub const fn affinity(index: u8) -> u32 {
+    ((index as u32 / 16) << 8) | (index as u32 % 16)
+}
+
+/// Which of `vcpu_count` vCPUs has this affinity.
+#[must_use]
+pub const fn vcpu_of(affinity: u32, vcpu_count: u8) -> Option<u8> {
+    let (cluster, member) = (affinity >> 8, affinity & 0xff);
+    if cluster > 15 || member > 15 {
+        return None;
+    }
+    let index = (cluster * 16 + member) as u8;
+    if index < vcpu_count { Some(index) } else { None }
+}
+
+/// MPIDR_EL1 of vCPU `index`: its affinity and bit 31, which is RES1.
+#[must_use]
+pub const fn mpidr(index: u8) -> u64 {
+    1 << 31 | affinity(index) as u64
+}
+
+/// GICD_IIDR and GICR_IIDR: implementer Arm (JEP106 0x43b), whose register layout this is, and a product of our own.
+pub(super) const IIDR: u32 = 0x51 << 24 | 0x43b;
+
+/// The frame whose identification registers are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    Distributor,
+    Redistributor,
+}
+
+/// The identification registers at 0xffd0 to 0xfffc of a frame (IHI 0069H sections 12.8 and 12.10, values of Arm's own): PIDR4 to
+/// PIDR7, PIDR0 to PIDR3, CIDR0 to CIDR3. PIDR2 says that this is a GICv3.
+pub(super) const fn identification(frame: Frame, offset: u32) -> u32 {
+    match offset {
+        0xffd0 => 0x44,
+        0xffe0 => match frame {
+            Frame::Distributor => 0x92,
+            Frame::Redistributor => 0x93,
+        },
+        0xffe4 => 0xb4,
+        0xffe8 => 0x3b,
+        0xfff0 => 0x0d,
+        0xfff4 => 0xf0,
+        0xfff8 => 0x05,
+        0xfffc => 0xb1,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn affinities_lead_back() {
+        for index in 0..=254 {
+            assert_eq!(vcpu_of(affinity(index), 255), Some(index));
+            assert_eq!(vcpu_of(affinity(index), index), None, "one more than there are");
+            assert_eq!(mpidr(index) & 0xff_00ff_ffff, u64::from(affinity(index)));
+        }
+        for strange in [16, 0xff, 0x1000, 0x1_0000, 0x100_0000, u32::MAX, 0x0f0f] {
+            assert_eq!(vcpu_of(strange, 255), None, "{strange:#x}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What other CPUs post to a vCPU's interrupt controller, which they do not own.
+//!
+//! ```text
+//!    any CPU: post                              the owner, before an entry: Private::look
+//!    A  the word here: SPIs, groups (RMW)       C  takes the notify word  (RMW, Acquire)
+//!    B  the signals word    (RMW, Release)      D  the signals word       (load, then RMW, Acquire)
+//!    P  the notify word     (RMW, Release)      E  the words here         (RMW)
+//! ```
+//!
+//! A before B before P, C before D before E. The notify word is the one by which a vCPU is kicked and made to look
+//! again. If C sees P, D sees B and E sees A: nothing that was announced is missed. If C comes before P in that word's
+//! order, P finds the vCPU entered (and kicks it) or not entered (and its next entry takes the word again). Something
+//! that D and E take before its P costs one look that finds nothing.
+
+use super::{Bits, Groups, Sgi, SgiGroup};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Bits 31:0: private interrupts, whatever their group.
+const ANY_SHIFT: u32 = 0;
+/// Bits 47:32: SGIs that count only if they are in group 0.
+const GROUP0_SHIFT: u32 = 32;
+/// There are SPIs.
+const SPIS: u64 = 1 << 62;
+/// The distributor's groups were changed.
+const GROUPS: u64 = 1 << 63;
+
+/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as pending does.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    signals: AtomicU64,
+    spis: [AtomicU64; 4],
+    groups: AtomicU8,
+}
+
+/// What [`Inbox::take`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Posted {
+    /// SGIs and PPIs that became pending.
+    pub(super) private: u32,
+    /// SGIs that become pending if they are in group 0.
+    pub(super) group0: u32,
+    /// SPIs to look at.
+    pub(super) spis: Bits,
+    /// The distributor's groups, if they were posted.
+    pub(super) groups: Option<Groups>,
+}
+
+impl Inbox {
+    /// An empty inbox.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { signals: AtomicU64::new(0), spis: [const { AtomicU64::new(0) }; 4], groups: AtomicU8::new(0) }
+    }
+
+    /// Posts an SGI; for each of [`Sgi::targets`]. The caller then changes the notify word.
+    pub fn post_sgi(&self, sgi: Sgi, group: SgiGroup) {
+        let shift = if group == SgiGroup::Group0 { GROUP0_SHIFT } else { ANY_SHIFT };
+        self.signals.fetch_or(1 << (shift + u32::from(sgi.intid())), Ordering::Release);
+    }
+
+    /// Makes private interrupts pending, one bit for each.
+    pub fn post_private(&self, intids: u32) {
+        self.signals.fetch_or(u64::from(intids) << ANY_SHIFT, Ordering::Release);
+    }
+
+    /// Has the vCPU look at an SPI; for each of [`Effect::posts`](super::Effect::posts).
+    pub fn post_spi(&self, intid: u8) {
+        // Ordered before the signal by its Release; the taker's Acquire is its partner.
+        self.spis[usize::from(intid / 64)].fetch_or(1 << (intid % 64), Ordering::Relaxed);
+        self.signals.fetch_or(SPIS, Ordering::Release);
+    }
+
+    /// Tells the vCPU which groups the distributor forwards. Called under the distributor's lock, so that the last
+    /// that is stored is the last that was written.
+    pub fn post_groups(&self, groups: Groups) {
+        self.groups.store(groups.bits(), Ordering::Relaxed);
+        self.signals.fetch_or(GROUPS, Ordering::Release);
+    }
+
+    /// Whether there is nothing to take. The notify word, taken before, has made the load see what was announced.
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.signals.load(Ordering::Relaxed) == 0
+    }
+
+    /// Takes everything.
+    pub(super) fn take(&self) -> Posted {
+        let signals = self.signals.swap(0, Ordering::Acquire);
+        let spis = if signals & SPIS == 0 {
+            Bits::EMPTY
+        } else {
+            Bits::from_words(core::array::from_fn(|word| self.spis[word].swap(0, Ordering::Relaxed)))
+        };
+        // A later store than the one announced may be seen: it is newer, and announced as well.
+        let groups = (signals & GROUPS != 0).then(|| Groups::from_bits(self.groups.load(Ordering::Relaxed)));
+        Posted {
+            private: (signals >> ANY_SHIFT) as u32,
+            group0: (signals >> GROUP0_SHIFT) as u32 & 0xffff,
+            spis,
+            groups,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn an_empty_inbox_has_nothing() {
+        let inbox = Inbox::new();
+        assert!(inbox.is_empty());
+        assert_eq!(inbox.take(), Posted::default());
+    }
+
+    #[test]
+    fn each_thing_arrives_once_and_apart_from_the_others() {
+        let inbox = Inbox::new();
+        for intid in 0..16_u64 {
+            inbox.post_sgi(Sgi::new(intid << 24), SgiGroup::Group1);
+            let private = 1 << intid;
+            assert_eq!(inbox.take(), Posted { private, ..Posted::default() });
+            inbox.post_sgi(Sgi::new(intid << 24), SgiGroup::Group0);
+            assert_eq!(inbox.take(), Posted { group0: private, ..Posted::default() });
+        }
+        for intid in 32..=255 {
+            inbox.post_spi(intid);
+            inbox.post_spi(intid);
+            assert_eq!(inbox.take(), Posted { spis: Bits::one(intid), ..Posted::default() });
+        }
+        inbox.post_private(u32::MAX);
+        assert_eq!(inbox.take(), Posted { private: u32::MAX, ..Posted::default() });
+        for groups in [Groups::BOTH, Groups::NONE, Groups::from_bits(2)] {
+            inbox.post_groups(groups);
+            assert_eq!(inbox.take(), Posted { groups: Some(groups), ..Posted::default() });
+        }
+        assert!(inbox.is_empty());
+    }
+
+    /// Posters on other threads, each waiting for its SPI to be taken before it posts again: a lost post would leave
+    /// one waiting until the bound.
+    #[test]
+    fn g6_no_spi_is_lost_between_threads() {
+        const ROUNDS: u64 = 2000;
+        let inbox = Inbox::new();
+        let taken: Vec<AtomicU64> = (0..3).map(|_| AtomicU64::new(0)).collect();
+        let stuck = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for (poster, done) in taken.iter().enumerate() {
+                let (inbox, stuck) = (&inbox, &stuck);
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        inbox.post_spi(40 + 70 * poster as u8);
+                        let mut spins = 0_u32;
+                        while done.load(Ordering::Acquire) <= round {
+                            spins += 1;
+                            if spins > 1_000_000 {
+                                return stuck.store(true, Ordering::Relaxed);
+                            }
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let total = || taken.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
+            while total() < 3 * ROUNDS && !stuck.load(Ordering::Relaxed) {
+                if !inbox.is_empty() {
+                    for intid in inbox.take().spis.iter() {
+                        taken[usize::from((intid - 40) / 70)].fetch_add(1, Ordering::Release);
+                    }
+                }
+                std::thread::yield_now();
+            }
+        });
+        assert!(!stuck.load(Ordering::Relaxed), "a post was never taken");
+        assert!(inbox.is_empty());
+    }
+}

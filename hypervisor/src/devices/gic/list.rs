@@ -1,0 +1,108 @@
+//! List registers: ICH_LR&lt;n&gt;_EL2 (IHI 0069H section 12.4), and which maintenance interrupts they need.
+
+use bitfield_struct::bitfield;
+
+/// Most list registers that hardware has.
+pub const LIST_MAX: usize = 16;
+
+/// One list register.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct ListRegister {
+    /// Virtual INTID.
+    #[bits(32)]
+    pub intid: u32,
+    /// Physical INTID if `hardware`; else bit 9 of it is the request for a maintenance interrupt at EOI.
+    #[bits(13)]
+    pub physical: u16,
+    #[bits(3)]
+    __: u8,
+    /// Priority.
+    #[bits(8)]
+    pub priority: u8,
+    #[bits(4)]
+    __: u8,
+    /// Group 1.
+    pub group1: bool,
+    /// Deactivation by the guest deactivates the physical interrupt too.
+    pub hardware: bool,
+    /// Pending.
+    pub pending: bool,
+    /// Active.
+    pub active: bool,
+}
+
+/// Bit 41 of the register: interrupt the hypervisor when the guest deactivates this one.
+const EOI: u16 = 1 << 9;
+
+impl ListRegister {
+    /// Asks for a maintenance interrupt when the guest deactivates it. Not for a `hardware` one.
+    #[must_use]
+    pub const fn with_eoi(self) -> Self {
+        self.with_physical(EOI)
+    }
+
+    /// Whether [`Self::with_eoi`] was asked for.
+    #[must_use]
+    pub const fn eoi(self) -> bool {
+        !self.hardware() && self.physical() & EOI != 0
+    }
+}
+
+/// The list registers of the CPU that runs the vCPU. Outside the guest all of them are 0.
+pub trait ListRegisters {
+    /// How many there are, 1 to 16 (ICH_VTR_EL2.ListRegs + 1).
+    fn count(&self) -> usize;
+    /// Reads register `index`, which is below the count.
+    fn read(&self, index: usize) -> u64;
+    /// Writes register `index`.
+    fn write(&mut self, index: usize, value: u64);
+}
+
+bitflags::bitflags! {
+    /// Bits for ICH_HCR_EL2 (IHI 0069H section 12.4), beside those that are always set. Its EOIcount is to be
+    /// written as 0.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[must_use]
+    pub struct Maintenance: u32 {
+        /// LRENPIE: the guest deactivated an interrupt that was in no list register.
+        const NOT_PRESENT = 1 << 2;
+        /// NPIE: no list register is pending any more.
+        const NO_PENDING = 1 << 3;
+        /// VGrp0EIE: the guest enabled group 0.
+        const GROUP0_ENABLED = 1 << 4;
+        /// VGrp1EIE: the guest enabled group 1.
+        const GROUP1_ENABLED = 1 << 6;
+        /// TDIR: writes of ICC_DIR_EL1 trap; perform them with [`deactivate`](super::Private::deactivate).
+        const TRAP_DEACTIVATION = 1 << 14;
+    }
+}
+
+impl Maintenance {
+    /// ICH_HCR_EL2.EOIcount, for [`sync`](super::Private::sync).
+    #[must_use]
+    pub const fn eoi_count(hcr: u64) -> u32 {
+        (hcr >> 27) as u32 & 0x1f
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_lie_where_the_architecture_has_them() {
+        let zero = ListRegister::new();
+        assert_eq!(zero.into_bits(), 0);
+        assert_eq!(zero.with_intid(u32::MAX).into_bits(), 0xffff_ffff);
+        assert_eq!(zero.with_physical(0x1fff).into_bits(), 0x1fff << 32);
+        assert_eq!(zero.with_eoi().into_bits(), 1 << 41);
+        assert!(zero.with_eoi().eoi() && !zero.with_eoi().with_hardware(true).eoi());
+        assert_eq!(zero.with_priority(0xff).into_bits(), 0xff << 48);
+        assert_eq!(zero.with_group1(true).into_bits(), 1 << 60);
+        assert_eq!(zero.with_hardware(true).into_bits(), 1 << 61);
+        assert_eq!(zero.with_pending(true).into_bits(), 1 << 62);
+        assert_eq!(zero.with_active(true).into_bits(), 1 << 63);
+        assert_eq!(Maintenance::eoi_count(0xffff_ffff_17ff_ffff), 2);
+    }
+}

@@ -1,0 +1,261 @@
+//! What one vCPU's part of the interrupt controller knows: its private interrupts and the SPIs that it holds.
+
+mod lists;
+mod own_registers;
+
+use super::distributor::Claimed;
+use super::registers::Setup;
+use super::{Bits, Distributor, Effect, Groups, Inbox, LIST_MAX, ListRegister, PRIVATE_COUNT, View};
+
+/// Physical PPIs that the caller has to deactivate on this CPU (ICC_DIR_EL1), one bit for each INTID.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Deactivate(pub u32);
+
+/// What a write of one's own redistributor asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct RegisterEffect {
+    /// Physical interrupts to be deactivated.
+    pub deactivate: Deactivate,
+    /// The vCPU said that it is awake or not: for [`Distributor::set_awake`].
+    pub awake: Option<bool>,
+}
+
+/// One vCPU's interrupts, to be used by the CPU that has the vCPU. It says nothing of the CPU interface's other
+/// registers: ICH_VMCR_EL2 and the active priorities are the caller's to save and restore.
+///
+/// # Hardware-linked interrupts
+///
+/// The virtual timer's PPI is *forwarded*: EL2 runs with ICC_CTLR_EL1.EOImode = 1; on its physical interrupt it
+/// acknowledges and drops the priority (ICC_IAR1_EL1, ICC_EOIR1_EL1), which leaves it active, so that it does not
+/// come again, and calls [`forward`](Self::forward). The guest's deactivation deactivates the physical interrupt.
+///
+/// The link is of this CPU, so it ends when the vCPU leaves: save and mask the timer (CNTV_CTL_EL0), then deactivate
+/// what [`leave`](Self::leave) returns. A pending one is forgotten, because the timer's condition says it again: when
+/// the vCPU comes back, maybe elsewhere, CNTV_CTL_EL0 is restored and the interrupt, if still due, is taken and
+/// forwarded anew. One that the guest has acknowledged stays active for the guest; if it is forwarded again
+/// meanwhile, it is linked anew. While away, whoever waits for the timer compares CNTV_CVAL_EL0 with the clock.
+#[derive(Clone, Debug)]
+pub struct Private {
+    pub(super) vcpu: u8,
+    /// There is no redistributor after this one.
+    pub(super) is_last: bool,
+    /// GICR_WAKER.ProcessorSleep is 0. It holds nothing back.
+    awake: bool,
+    groups: Groups,
+    setup: Setup,
+    /// Lines that are high.
+    line: Bits,
+    /// Pending by an edge, or by a write, whatever the line.
+    latch: Bits,
+    active: Bits,
+    /// PPIs whose physical interrupt is active on this CPU for us.
+    linked: Bits,
+    /// SPIs whose state is here.
+    held: Bits,
+    /// SPIs that the distributor and we have to talk about.
+    unsettled: Bits,
+    /// What is in the list registers while the guest runs.
+    loaded: [ListRegister; LIST_MAX],
+    loaded_count: usize,
+}
+
+const PRIVATE: Bits = Bits::from_word(0, u32::MAX);
+
+impl Private {
+    /// That of vCPU `vcpu` of `vcpu_count`, after reset.
+    #[must_use]
+    pub const fn new(vcpu: u8, vcpu_count: u8) -> Self {
+        Self {
+            vcpu,
+            is_last: vcpu as u32 + 1 >= vcpu_count as u32,
+            awake: false,
+            groups: Groups::NONE,
+            setup: Setup::new(),
+            line: Bits::EMPTY,
+            latch: Bits::EMPTY,
+            active: Bits::EMPTY,
+            linked: Bits::EMPTY,
+            held: Bits::EMPTY,
+            unsettled: Bits::EMPTY,
+            loaded: [ListRegister::new(); LIST_MAX],
+            loaded_count: 0,
+        }
+    }
+
+    /// Takes what was posted. The owner calls it after it has taken the notify word. `true`: call
+    /// [`settle`](Self::settle) next, under the distributor's lock.
+    #[must_use]
+    #[inline]
+    pub fn look(&mut self, inbox: &Inbox) -> bool {
+        if !inbox.is_empty() {
+            self.accept(inbox);
+        }
+        self.is_unsettled()
+    }
+
+    fn accept(&mut self, inbox: &Inbox) {
+        let posted = inbox.take();
+        let group0 = posted.group0 & !self.setup.group1.word(0);
+        self.latch = self.latch.or(Bits::from_word(0, posted.private | group0));
+        self.unsettled = self.unsettled.or(posted.spis.without(PRIVATE));
+        self.groups = posted.groups.unwrap_or(self.groups);
+    }
+
+    /// Whether [`settle`](Self::settle) has to be called. To be asked before the vCPU gives its CPU up as well.
+    #[must_use]
+    pub const fn is_unsettled(&self) -> bool {
+        !self.unsettled.is_empty()
+    }
+
+    /// Gives back SPIs that others have to see, and claims those that were posted. The effect is to be performed
+    /// like that of any access to the distributor.
+    pub fn settle(&mut self, distributor: &mut Distributor) -> Effect {
+        let unsettled = core::mem::take(&mut self.unsettled);
+        let mut unclaimed = Bits::EMPTY;
+        for intid in unsettled.iter() {
+            self.give_back(intid, distributor);
+            match distributor.claim(intid, self.vcpu) {
+                Some(claimed) => self.hold(intid, claimed),
+                None => unclaimed.insert(intid),
+            }
+        }
+        distributor.offer(unclaimed)
+    }
+
+    /// Gives back every SPI: the vCPU is turned off. What is still due for it is posted to it, for when it is
+    /// turned on again.
+    pub fn release(&mut self, distributor: &mut Distributor) -> Effect {
+        let held = self.held.or(core::mem::take(&mut self.unsettled));
+        held.iter().for_each(|intid| self.give_back(intid, distributor));
+        distributor.offer(held)
+    }
+
+    fn give_back(&mut self, intid: u8, distributor: &mut Distributor) {
+        if self.held.has(intid) {
+            distributor.give_back(intid, self.latch.has(intid), self.active.has(intid));
+            for set in [&mut self.held, &mut self.latch, &mut self.line, &mut self.active] {
+                set.remove(intid);
+            }
+        }
+    }
+
+    fn hold(&mut self, intid: u8, claimed: Claimed) {
+        self.held.insert(intid);
+        self.latch.set(intid, claimed.latch);
+        self.line.set(intid, claimed.line);
+        self.active.set(intid, claimed.active);
+        self.setup.enabled.set(intid, claimed.enabled);
+        self.setup.group1.set(intid, claimed.group1);
+        self.setup.edge.set(intid, claimed.edge);
+        self.setup.priority[usize::from(intid)] = claimed.priority;
+    }
+
+    /// A PPI's line became high or low; for one that is made in software. Others are ignored.
+    pub fn set_line(&mut self, ppi: u8, level: bool) {
+        if (super::SGI_COUNT..PRIVATE_COUNT).contains(&ppi) && !self.linked.has(ppi) {
+            if level && !self.line.has(ppi) && self.setup.edge.has(ppi) {
+                self.latch.insert(ppi);
+            }
+            self.line.set(ppi, level);
+        }
+    }
+
+    /// The physical interrupt of this PPI was acknowledged on this CPU and is active now: it is the guest's.
+    pub fn forward(&mut self, ppi: u8) {
+        if (super::SGI_COUNT..PRIVATE_COUNT).contains(&ppi) {
+            self.linked.insert(ppi);
+            self.line.insert(ppi);
+        }
+    }
+
+    /// The vCPU leaves this CPU: ends all links.
+    pub fn leave(&mut self) -> Deactivate {
+        let linked = self.linked;
+        self.unlink(linked)
+    }
+
+    /// The physical interrupt's condition has gone before the guest acknowledged it, for instance because it
+    /// reprogrammed its timer: takes it back. Nothing to deactivate if the guest has it already.
+    pub fn withdraw(&mut self, ppi: u8) -> Deactivate {
+        let gone = self.linked.and(Bits::one(ppi)).without(self.active);
+        self.unlink(gone)
+    }
+
+    fn unlink(&mut self, gone: Bits) -> Deactivate {
+        self.linked = self.linked.without(gone);
+        self.line = self.line.without(gone);
+        Deactivate(gone.word(0))
+    }
+
+    /// Whether this PPI's physical interrupt is active on this CPU on the guest's behalf.
+    #[must_use]
+    pub const fn is_linked(&self, ppi: u8) -> bool {
+        self.linked.has(ppi)
+    }
+
+    /// The guest wrote `intid` to ICC_DIR_EL1, and that trapped ([`Maintenance::TRAP_DEACTIVATION`]). Ignored if it
+    /// is not active, or if an end of interrupt deactivates.
+    ///
+    /// [`Maintenance::TRAP_DEACTIVATION`]: super::Maintenance::TRAP_DEACTIVATION
+    pub fn deactivate(&mut self, intid: u64, view: &View) -> Deactivate {
+        match u8::try_from(intid & 0xff_ffff) {
+            Ok(intid) if view.splits_eoi() => self.deactivate_one(intid),
+            _ => Deactivate::default(),
+        }
+    }
+
+    fn deactivate_one(&mut self, intid: u8) -> Deactivate {
+        if !self.active.has(intid) {
+            return Deactivate::default();
+        }
+        self.active.remove(intid);
+        if self.held.has(intid) {
+            self.unsettled.insert(intid);
+        }
+        self.unlink(self.linked.and(Bits::one(intid)))
+    }
+
+    /// Whether there is anything that ends a WFI: pending, enabled, not active, of higher priority than the mask and
+    /// what runs. To be asked after [`look`](Self::look) and [`settle`](Self::settle).
+    #[must_use]
+    pub fn can_wake(&self, view: &View) -> bool {
+        self.signalled(view).is_some()
+    }
+
+    /// The interrupt that is signalled to the vCPU, if any.
+    #[must_use]
+    pub fn signalled(&self, view: &View) -> Option<u8> {
+        let waiting = self.waiting();
+        let waiting = waiting.and(view.groups().members(self.setup.group1));
+        let highest = self.highest(waiting)?;
+        let priority = self.setup.priority[usize::from(highest)];
+        view.admits(priority, self.setup.group1.has(highest)).then_some(highest)
+    }
+
+    const fn pending(&self) -> Bits {
+        // A linked one is pending as long as it is linked, however it is configured.
+        self.latch.or(self.line.and(self.setup.edge.not().or(self.linked)))
+    }
+
+    /// What is to be signalled as far as the distributor and the redistributor are concerned.
+    const fn waiting(&self) -> Bits {
+        let pending = self.pending();
+        if pending.is_empty() {
+            return pending;
+        }
+        pending.and(self.setup.enabled).and(self.groups.members(self.setup.group1)).without(self.active)
+    }
+
+    /// The one of highest priority; of several the lowest INTID.
+    fn highest(&self, among: Bits) -> Option<u8> {
+        among.iter().min_by_key(|&intid| self.setup.priority[usize::from(intid)])
+    }
+
+    /// SPIs whose state is here, for a register dump.
+    #[must_use]
+    pub const fn held(&self) -> Bits {
+        self.held
+    }
+}

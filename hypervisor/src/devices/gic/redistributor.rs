@@ -1,0 +1,83 @@
+//! The redistributors' region: whose register an address is, and what one vCPU may do to another's.
+//!
+//! A vCPU's private interrupts are its owner's alone. Of another's redistributor a vCPU sees what is constant
+//! (identification, GICR_TYPER by which drivers find their own) and GICR_WAKER; of the writes it makes, those of
+//! GICR_ISPENDR0 are posted, and the others ignored. No driver needs more: each CPU sets up its own.
+
+use super::identity::{Frame, IIDR, affinity, identification};
+
+/// Bytes of one redistributor: two frames of 64 KiB.
+const SIZE: u64 = 0x2_0000;
+/// Where the SGI frame begins.
+pub(super) const SGI_FRAME: u32 = 0x1_0000;
+const GICR_IIDR: u32 = 0x04;
+const TYPER: u32 = 0x08;
+pub(super) const WAKER: u32 = 0x14;
+const ISPENDR0: u32 = SGI_FRAME + 0x200;
+
+/// A place in the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Whose redistributor.
+    pub vcpu: u8,
+    /// Offset from that one's start.
+    pub offset: u32,
+}
+
+/// Whose register is at `offset` from the region's start. `None` beyond the last: an external abort.
+#[must_use]
+pub const fn locate(offset: u64, vcpu_count: u8) -> Option<Place> {
+    let index = offset / SIZE;
+    if index >= vcpu_count as u64 {
+        return None;
+    }
+    Some(Place { vcpu: index as u8, offset: (offset % SIZE) as u32 })
+}
+
+/// Reads from the redistributor of a vCPU that is not the one that reads; `is_awake` as the distributor knows it.
+#[must_use]
+pub const fn read_foreign(place: Place, size: u8, vcpu_count: u8, is_awake: bool) -> u64 {
+    if place.offset == WAKER && size == 4 {
+        return waker(is_awake);
+    }
+    constant(place.vcpu, place.vcpu as u32 + 1 == vcpu_count as u32, place.offset, size)
+}
+
+/// Writes to the redistributor of a vCPU that is not the one that writes. The result, if any, is for that one's
+/// [`Inbox::post_private`](super::Inbox::post_private).
+#[must_use]
+pub const fn write_foreign(place: Place, size: u8, value: u64) -> Option<u32> {
+    let intids = value as u32;
+    if place.offset == ISPENDR0 && size == 4 && intids != 0 { Some(intids) } else { None }
+}
+
+/// GICR_WAKER: ChildrenAsleep follows ProcessorSleep at once.
+pub(super) const fn waker(is_awake: bool) -> u64 {
+    if is_awake { 0 } else { 1 << 2 | 1 << 1 }
+}
+
+/// The registers that never change, of both frames. The rest is 0: no LPIs, no power management.
+pub(super) const fn constant(vcpu: u8, is_last: bool, offset: u32, size: u8) -> u64 {
+    // Bits 63:32 affinity, 23:8 number, 4 last in this region.
+    let typer = (affinity(vcpu) as u64) << 32 | (vcpu as u64) << 8 | (is_last as u64) << 4;
+    match (offset, size) {
+        (TYPER, 8) => typer,
+        (TYPER, 4) => half(typer, 0, 4),
+        (0x0c, 4) => half(typer, 4, 4),
+        (GICR_IIDR, 4) => IIDR as u64,
+        (0xffd0..0x1_0000 | 0x1_ffd0..0x2_0000, 4) => {
+            identification(Frame::Redistributor, offset % SGI_FRAME) as u64
+        }
+        _ => 0,
+    }
+}
+
+/// `size` bytes, 4 or 8, of a 64-bit register from byte `offset % 8` on.
+pub(super) const fn half(register: u64, offset: u32, size: u8) -> u64 {
+    match (size, offset % 8) {
+        (8, 0) => register,
+        (4, 0) => register & 0xffff_ffff,
+        (4, 4) => register >> 32,
+        _ => 0,
+    }
+}

@@ -1,0 +1,6 @@
+mod cpu;
+mod lists;
+mod property;
+mod reference;
+mod scenarios;
+mod system;

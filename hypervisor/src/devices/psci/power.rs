@@ -1,0 +1,132 @@
+//! Whether a vCPU is on: what PSCI's CPU_ON and CPU_OFF race for.
+//!
+//! ```text
+//!    any vCPU: turn_on                                 the owner of the target: take_start
+//!    A  the state: off to claimed (RMW, Acquire)       D  takes the notify word         (RMW, Acquire)
+//!    B  entry, context (relaxed stores)                E  the state: pending to on      (RMW, Acquire)
+//!    C  the state: pending (store, Release)            F  entry, context (relaxed loads)
+//!       then the notify word (RMW, Release)
+//! ```
+//!
+//! B before C, E before F. A lets one caller in; the others find the vCPU on or pending. If E finds pending, F sees B
+//! of the caller that wrote it. Only the owner leaves `on`, by `turn_off` (Release), whose partner is A: the next
+//! start is written after the vCPU has read its last.
+
+use super::Status;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+const OFF: u32 = 0;
+/// A caller writes entry and context.
+const CLAIMED: u32 = 1;
+const PENDING: u32 = 2;
+const ON: u32 = 3;
+
+/// How a vCPU starts: at EL1 with MMU and caches off, interrupts masked, PC and X0 as here, other registers unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// Guest physical address of the first instruction.
+    pub entry: u64,
+    /// X0.
+    pub context: u64,
+}
+
+/// What AFFINITY_INFO returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum AffinityState {
+    /// It runs, or waits in WFI.
+    On = 0,
+    /// It is off.
+    Off = 1,
+    /// It was told to start and has not yet.
+    OnPending = 2,
+}
+
+/// Why a vCPU cannot be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpuOnError {
+    /// It runs.
+    AlreadyOn,
+    /// Somebody starts it already.
+    OnPending,
+}
+
+impl From<CpuOnError> for Status {
+    fn from(error: CpuOnError) -> Self {
+        match error {
+            CpuOnError::AlreadyOn => Self::AlreadyOn,
+            CpuOnError::OnPending => Self::OnPending,
+        }
+    }
+}
+
+/// The power state of one vCPU.
+#[derive(Debug, Default)]
+pub struct Power {
+    state: AtomicU32,
+    entry: AtomicU64,
+    context: AtomicU64,
+}
+
+impl Power {
+    /// A vCPU that is off.
+    #[must_use]
+    pub const fn off() -> Self {
+        Self { state: AtomicU32::new(OFF), entry: AtomicU64::new(0), context: AtomicU64::new(0) }
+    }
+
+    /// Tells the vCPU to start. Then the caller changes its notify word and wakes it.
+    ///
+    /// # Errors
+    /// It is on, or told so already. Nothing has changed then.
+    pub fn turn_on(&self, start: Start) -> Result<(), CpuOnError> {
+        match self.state.compare_exchange(OFF, CLAIMED, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => {
+                self.entry.store(start.entry, Ordering::Relaxed);
+                self.context.store(start.context, Ordering::Relaxed);
+                self.state.store(PENDING, Ordering::Release);
+                Ok(())
+            }
+            Err(ON) => Err(CpuOnError::AlreadyOn),
+            Err(_) => Err(CpuOnError::OnPending),
+        }
+    }
+
+    /// If the vCPU was told to start: it is on from now on, and begins so. For its owner, after it has taken the
+    /// notify word, while the vCPU is off.
+    #[must_use]
+    pub fn take_start(&self) -> Option<Start> {
+        self.state.compare_exchange(PENDING, ON, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(Start {
+            entry: self.entry.load(Ordering::Relaxed),
+            context: self.context.load(Ordering::Relaxed),
+        })
+    }
+
+    /// The vCPU is off from now on. For its owner, while it is on: the last thing it does with it.
+    pub fn turn_off(&self) {
+        self.state.store(OFF, Ordering::Release);
+    }
+
+    /// The VM is reset or stopped: the vCPU is off whatever was posted. No vCPU of the VM may be running.
+    pub fn reset(&self) {
+        self.turn_off();
+    }
+
+    /// Whether it is on.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.state.load(Ordering::Acquire) == ON
+    }
+
+    /// For AFFINITY_INFO.
+    #[must_use]
+    pub fn affinity(&self) -> AffinityState {
+        // Acquire: who sees a vCPU off sees what it wrote before.
+        match self.state.load(Ordering::Acquire) {
+            ON => AffinityState::On,
+            OFF => AffinityState::Off,
+            _ => AffinityState::OnPending,
+        }
+    }
+}
