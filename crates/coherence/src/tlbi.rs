@@ -1,6 +1,6 @@
 //! Invalidating stage 2 on Arm64: operands, what to choose, and the sequences.
 //!
-//! A change of stage-2 tables leaves a list of [`Stale`] ranges. [`plan`] chooses between range instructions, one
+//! A change of stage-2 tables leaves a list of [`Stale`] ranges. [`plan()`] chooses between range instructions, one
 //! instruction per page and the whole VMID; [`invalidate`] emits the instructions with their barriers, through the trait
 //! [`Stage2Tlb`], and returns [`Invalidated`], the proof that every processor has done them. Nothing else in a hypervisor
 //! writes a TLBI for a guest.

@@ -30,8 +30,9 @@ pub struct Beacon {
     pub counter_count: AtomicU32,
     /// Physical CPUs in use.
     pub cpu_count: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// How the run ends, where the machine has no device for that (Arm): [`ExitCode::qemu_status`](crate::exit::ExitCode::qemu_status),
+    /// stored with release ordering before the machine is switched off. 0 until then. It counts even while `magic` is not there.
+    pub exit: AtomicU32,
 }
 
 impl Beacon {
@@ -44,7 +45,7 @@ impl Beacon {
             vcpu_count: AtomicU32::new(0),
             counter_count: AtomicU32::new(0),
             cpu_count: AtomicU32::new(0),
-            reserved: AtomicU32::new(0),
+            exit: AtomicU32::new(0),
         }
     }
 }

@@ -3,9 +3,10 @@
 //! The device turns a value `v` into QEMU's exit status `2 v + 1`. Our values start at 0x20 so that
 //! none of them is mistaken for a failure of QEMU itself, which ends with status 1.
 //!
-//! Arm machines have no such device. There the hypervisor ends QEMU by the semihosting call SYS_EXIT_EXTENDED with reason
-//! [`APPLICATION_EXIT`] and [`ExitCode::qemu_status`] as subcode (Arm, "Semihosting for AArch32 and AArch64", 6.9), so the
-//! status means the same.
+//! Arm machines have no such device. There the hypervisor either stores [`ExitCode::qemu_status`] in the
+//! [beacon](crate::counters::Beacon::exit) and switches the machine off by PSCI, or ends QEMU by the semihosting call SYS_EXIT_EXTENDED
+//! with reason [`APPLICATION_EXIT`] and that value as subcode (Arm, "Semihosting for AArch32 and AArch64", SYS_EXIT_EXTENDED),
+//! which QEMU makes its own status.
 
 /// I/O port of the `isa-debug-exit` device (`iobase=0xf4,iosize=0x04`).
 pub const PORT: u16 = 0xf4;

@@ -35,4 +35,18 @@ pub enum Bug {
     ProtectWithoutFlush,
     /// A nested fault is handled outside of a translation section.
     NoSection,
+    /// On Arm64, another vCPU of the machine is entered without a local flush (A3).
+    VcpuMet,
+    /// On Arm64, a vCPU comes back to a CPU without a local flush, though its local invalidations went elsewhere (A21).
+    MigrationForgotten,
+    /// On Arm64, all CPUs report to the allocator of VMIDs as one: what the others run is not known to it (A4).
+    VmidStolen,
+    /// On Arm64, a CPU does not drop what it holds when a generation of VMIDs has begun (A4).
+    GenerationKept,
+    /// On Arm64, it drops it before the new VMID is loaded instead of after (A4).
+    GenerationFlushedEarly,
+    /// On Arm64, a machine's VMID is taken down once, and invalidated for ever after (A4).
+    VmidRemembered,
+    /// On Arm64, invalidations are completed for the own processor alone (O11).
+    CompletedLocally,
 }

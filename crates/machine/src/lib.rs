@@ -42,8 +42,7 @@
 //! Memory is sequentially consistent: orders of atomics are `loom`'s affair (`docs/coherence.md`). No global pages, PCIDs, or
 //! protection keys in guests; no instruction fetches; no data or instruction caches; no DMA. Processors hold no absent
 //! entries, and re-walk before they report a fault. Accessed bits of entries that were loaded speculatively count only if
-//! they were set at that time. A processor looks back some hundred changes, not for ever. vCPUs are not removed. On Arm64 the
-//! guest's own invalidations are broadcast, and tags are not given out anew.
+//! they were set at that time. A processor looks back some hundred changes, not for ever. vCPUs are not removed.
 #![cfg(not(loom))]
 
 pub mod bug;
@@ -59,3 +58,4 @@ pub mod rng;
 pub mod run;
 pub mod sched;
 mod shrink;
+mod stage2;

@@ -4,19 +4,19 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use paging::{Entries, FlushRange, Level, PhysAddr, TableMemory};
+use paging::{Entries, FlushRange, PhysAddr, TableMemory};
 
 use crate::bug::Bug;
 use crate::hw::bytes::Bytes;
 use crate::hw::cpu::Hw;
 use crate::hw::format::Arch;
-use crate::hw::instruction::Tlbi;
 use crate::hw::lives::Presence;
 use crate::hw::memory::Memory;
 use crate::oracle::Oracle;
 use crate::program::Config;
 use crate::rng::Rng;
 use crate::sched::Scheduler;
+use crate::stage2::Stage2;
 
 /// Frames for page tables.
 const TABLES: usize = 96;
@@ -41,6 +41,8 @@ pub(crate) struct Machine {
     pub(crate) sched: Scheduler,
     pub(crate) config: Config,
     pub(crate) bug: Option<Bug>,
+    /// Of Arm64.
+    pub(crate) stage2: Stage2,
     bytes: Rc<Bytes>,
     failure: RefCell<Option<String>>,
     trace: Option<RefCell<VecDeque<String>>>,
@@ -63,6 +65,7 @@ impl Machine {
             sched: Scheduler::new(Rng::new(seed ^ 0x22), points_max),
             config,
             bug,
+            stage2: Stage2::new(&config),
             failure: RefCell::new(None),
             trace: traced.then(RefCell::default),
             handed: RefCell::new(vec![VecDeque::new(); config.cpus + config.vms]),
@@ -91,7 +94,7 @@ impl Machine {
     }
 
     /// Another actor may go on here, in the middle of what a crate does.
-    fn hook(&self) {
+    pub(crate) fn hook(&self) {
         self.sync();
         self.sched.point_inside();
     }
@@ -286,39 +289,8 @@ unsafe impl TableMemory for TablePool<'_> {
     fn break_before_make(&self, range: FlushRange) {
         self.machine.sync();
         if self.machine.config.arch == Arch::Arm64 && !self.machine.has(Bug::NoBreak) {
-            invalidate_stage2(self.machine, self.vm, range);
+            let _done = self.machine.invalidate_stage2(self.vm, Some(&[range]));
         }
         self.machine.hook();
     }
-}
-
-/// What Arm64 does for a range of stage 2: by address if the range has few pages, and by level where only leaves have
-/// changed. Combined translations are not found by IPA, so they all go (P19).
-pub(crate) fn invalidate_stage2(machine: &Machine, vm: usize, range: FlushRange) {
-    let cpu = machine.sched.current().filter(|&actor| actor < machine.config.cpus).unwrap_or(0);
-    let vmid = vmid(vm);
-    let FlushRange { start: ipa, len, level, tables } = range;
-    let mut hw = machine.hw.borrow_mut();
-    let what = match (tables, machine.bug) {
-        (true, Some(Bug::WrongLevelHint)) => Tlbi::Stage2 { ipa, len, level: Some(Level::Page2M) },
-        (false, Some(Bug::WrongLevelHint)) => Tlbi::Stage2Leaf {
-            ipa,
-            len,
-            level: Some(if level == Level::Page4K { Level::Page2M } else { level }),
-        },
-        (true, Some(Bug::WalkCacheKept)) => Tlbi::Stage2Leaf { ipa, len, level: None },
-        (true, _) => Tlbi::Stage2 { ipa, len, level: None },
-        (false, _) => Tlbi::Stage2Leaf { ipa, len, level: Some(level) },
-    };
-    hw.tlbi(cpu, vmid, what);
-    hw.dsb(cpu);
-    if machine.bug != Some(Bug::CombinedKept) {
-        hw.tlbi(cpu, vmid, Tlbi::Vmall);
-        hw.dsb(cpu);
-    }
-}
-
-/// The VMID of a virtual machine.
-pub(crate) const fn vmid(vm: usize) -> u32 {
-    vm as u32 + 1
 }

@@ -187,6 +187,25 @@ pub struct Config {
     pub step: u32,
     /// Nested pages are all large.
     pub large_only: bool,
+    /// What an Arm64 machine has beyond that.
+    pub arm: Arm,
+}
+
+/// Processors and settings of Arm64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arm {
+    /// FEAT_TLBIRANGE.
+    pub range: bool,
+    /// FEAT_TTL.
+    pub ttl: bool,
+    /// HCR_EL2.FB: what a guest invalidates for its own processor goes to all.
+    pub forces_broadcast: bool,
+    /// Single pages up to which they are invalidated one by one.
+    pub pages_max: u32,
+    /// Range instructions up to which they are used.
+    pub ranges_max: u32,
+    /// Once in so many stays another virtual machine comes and goes, and takes a VMID.
+    pub visitor_one_in: usize,
 }
 
 /// Everything that is done in a run. Each list is done in order; how the lists interleave the seed decides.

@@ -39,7 +39,7 @@ found! {
     p2_flush_before_unmap: Amd64, FlushBeforeUnmap, [STALE, FREE];
     p2_flush_before_unmap_arm64: Arm64, FlushBeforeUnmap, [STALE, FREE];
     p1_table_freed_early: Amd64, TableFreedEarly, [FREE, "after it was freed"];
-    p1_table_freed_early_arm64: Arm64, TableFreedEarly, [FREE, "after it was freed"];
+    p1_table_freed_early_arm64: Arm64, TableFreedEarly, [FREE, "after it was freed", "break-before-make"];
     p2_memory_freed_early: Amd64, MemoryFreedEarly, [STALE, FREE];
     p2_memory_freed_early_arm64: Arm64, MemoryFreedEarly, [STALE, FREE];
     p10_mmio_cached_during_an_update: Amd64, MmioDuringUpdate, ["G8"];
@@ -54,4 +54,13 @@ found! {
     p14_fetch_without_a_flush: Amd64, FetchWithoutFlush, ["lacks it", "leaves no trace"];
     p14_protection_without_a_flush: Amd64, ProtectWithoutFlush, [STALE];
     h30_fault_outside_of_a_section: Amd64, NoSection, [FREE, "after it was freed", "lacks it"];
+    h30_fault_outside_of_a_section_arm64: Arm64, NoSection, [FREE, "after it was freed", "lacks it"];
+    a3_another_vcpu_is_met_arm64: Arm64, VcpuMet, [STALE];
+    a21_migration_is_forgotten_arm64: Arm64, MigrationForgotten, [STALE];
+    a4_vmid_is_stolen_arm64: Arm64, VmidStolen, ["a translation of another", FREE];
+    a4_former_generation_is_kept_arm64: Arm64, GenerationKept, [STALE, FREE, "a translation of another"];
+    a4_generation_is_flushed_before_the_vmid_is_loaded_arm64:
+        Arm64, GenerationFlushedEarly, [STALE, FREE, "a translation of another"];
+    a4_former_vmid_is_invalidated_arm64: Arm64, VmidRemembered, [STALE, FREE, "break-before-make"];
+    o11_completed_on_the_own_processor_alone_arm64: Arm64, CompletedLocally, [STALE, FREE, "break-before-make"];
 }

@@ -65,13 +65,15 @@
 //! assert_eq!((range.start, range.len, range.tables), (0x20_0000, 2 << 20, false));
 //! gather.release(&receipt).unwrap();
 //!
-//! // The RAM goes away, in steps between which the caller may do something else: unmap, flush, free.
+//! // The RAM goes away, in steps between which the caller may do something else: detach, flush, reclaim.
 //! let mut change = nested.edit().expect("nobody else edits").zap(0..1 << 30, Tables::Free);
 //! while change.step(100) == Progress::Yielded {}
-//! let gather = change.finish();
+//! let gather = change.into_gather();
 //! let Invalidation::Ranges([range]) = gather.invalidation() else { panic!() };
-//! assert_eq!((range.start, range.len, range.tables, gather.table_count()), (0, 1 << 30, true, 3));
-//! assert_eq!(gather.release(&receipt).unwrap().table_count, 3);
+//! assert_eq!((range.start, range.len, range.tables, gather.detached_count()), (0, 1 << 30, true, 1));
+//! let mut freeing = gather.release_in_steps(&receipt).unwrap();
+//! while freeing.step(512) {}
+//! assert_eq!(freeing.table_count(), 3);
 //! # Ok::<(), paging::MapError>(())
 //! ```
 //!
@@ -86,9 +88,25 @@
 //!    else is the change's alone. So a change stores plainly over what only it may write, an entry that
 //!    points to a table, or where what it overwrites is not wanted any more; it exchanges where a fault's
 //!    table or leaf, or a dirty bit, would get lost.
-//! 2. **A table that was cut off is frozen.** Its entries get a value that is absent to the processor and
-//!    that faults do not replace: they are told [`MapError::Raced`], and find the new state next time.
-//!    The gather covers all that the table covered, for a fault may have filled any entry before it froze.
+//!    There is one exception, for changes that go over many leaves. A leaf of the last level that allows stores
+//!    and is dirty is *settled*: no processor changes it, and a fault can only add the right to execute. Such a leaf is
+//!    read and then stored to plainly. If a fault has added a right in between, that is lost again, which costs
+//!    one more fault; and as all that such a change has stored to is flushed, nobody keeps the right either.
+//! 2. **A tree that was cut off is left as it is until its flush.** One store detaches it, however large it is. Nobody
+//!    finds it any more but those who are in it already: processors by their walk caches, until the flush has
+//!    completed, and faults in sections that began before, which may still fill its entries or find what is there. The
+//!    gather covers all the addresses of the tree, so what they put there is flushed with the rest; and the
+//!    receipt says that both are out of it. From then on whoever holds the receipt has the tree alone: it is walked
+//!    with plain accesses, with all that was put into it until then, and its tables are freed. Before that, only the
+//!    first entry of the tables that are linked is exchanged, for a frozen one: absent to the processor, and not
+//!    replaced by faults, which are told [`MapError::Raced`], and find the new state next time.
+//!
+//!    Only where the frames of the leaves are to be known before the flush
+//!    ([`with_frames`](Change::with_frames)) the tree is walked at once, and frozen, entry by entry.
+//!
+//!    Where the format does not allow one table to follow another without an invalidation in between, the entry that was
+//!    cut is frozen, too, until that has happened: with a [break](TableMemory::break_before_make), or until the
+//!    flush ([`Tables::Detach`], [`Editor::thaw`]).
 //! 3. **A walk by software is a walk cache.** A table is freed for a receipt, and a receipt says that the
 //!    walks which began before its flush have ended, too.
 //!
@@ -96,13 +114,17 @@
 //!
 //! | fault or processor | change | what must hold |
 //! |---|---|---|
-//! | a: read an entry of the table; b: exchange absent for a leaf | c: cut the table off; d: freeze the entry; e: flush | b before d: the leaf goes with d, and e covers it. d before b: b fails |
-//! | a: read; b: exchange absent for a table (Release) | c: cut off; d: exchange the entry for frozen (Acquire) | d reads b's table and goes on in it, or b fails |
+//! | a: read an entry of the table; b: exchange absent for a leaf; c: end the section | d: detach the table; e: flush; f: receipt; g: reclaim | e covers what b adds. c before f, so b before g: what b wrote is cleared, and b never writes into a table that is free |
+//! | a: read; b: exchange absent for a table (Release); c: end the section | d: detach; f: receipt; g: read the entry | c before f, so g reads b's table and frees it, too |
+//! | a: read the first entry; b: exchange absent for a table (Release) | d: detach, by exchange of that entry for the link (Acquire) | d gets b's table and links it as well, or b fails |
+//! | a: read an entry of the table; b: exchange absent for a leaf | c: cut the table off, with frames; d: freeze the entry; e: flush | b before d: the leaf goes with d, and e covers it. d before b: b fails |
+//! | a: read; b: exchange absent for a table (Release) | c: cut off, with frames; d: exchange the entry for frozen (Acquire) | d reads b's table and goes on in it, or b fails |
 //! | a: read a leaf; b: exchange it for one with more rights | c: write-protect by exchange | the later finds the earlier, or fails and looks again |
+//! | a: read a settled leaf; b: exchange it for one with more rights | c: read it; d: store it protected or clean; e: flush | b before d: the right goes again, and e covers who has used it. d before b: b fails |
 //! | a: exchange a mark for a leaf | b: swap the mark for absent | b gets the leaf and flushes it, or a fails |
 //! | a: set the dirty bit by exchange | b: exchange the leaf for a clean one, a read-only one, or a table of pieces | b carries over what a has set, or tells it; or a fails, and walks again |
 //! | a: store by a leaf held as dirty | b: clean, telling the page; c: flush; d: read the page | a before c, hence before d. Later stores set the bit anew |
-//! | a: read an entry of the table; b: exchange | c: replace the table by a leaf; d: freeze; e: flush | as in the first row |
+//! | a: read an entry of the table; b: exchange | c: replace the table by a dirty leaf; e: flush; g: reclaim | as in the first two rows; what a store has left in the table is in the leaf |
 //! | a: zero a table; b: exchange an entry for it (Release) | c: load the entry (Acquire); d: read the table | if c reads from b, then a is before d |
 //! | a: sample the stamp (Acquire); b: flush; c: walk | d: remove; e: store the new stamp (Release) | if a reads from e, then d is before c |
 //!

@@ -4,7 +4,6 @@ use core::mem::ManuallyDrop;
 
 use coherence::Owner;
 use hostlink::counters::Counter;
-use memslots::GuestMemory;
 
 use super::machine::{CounterRow, Machine, Vcpu, increase};
 use super::percpu::PerCpu;
@@ -22,12 +21,14 @@ pub(crate) enum Next {
     /// It spins: let another vCPU run if there is one.
     Yield,
     /// The instruction could not be carried out yet: once more, after others have had their turn.
+    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "no device there changes memory"))]
     Again,
     /// The virtual machine starts again.
     Reset,
     /// The virtual machine ends.
     PowerOff,
-    /// The guest cannot go on: a triple fault, or what is like it elsewhere.
+    /// The guest cannot go on: a triple fault.
+    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "there is nothing like it"))]
     Dead,
 }
 
@@ -52,14 +53,6 @@ impl Context<'_> {
 
     /// Runs `look` in a section in which the guest's translations are used by software: a flush that is asked for
     /// meanwhile waits for its end, and one that was asked for before is taken first.
-    pub(crate) fn with_translation<R>(
-        &mut self,
-        look: impl FnOnce(&mut VcpuState, &GuestMemory<'_>) -> R,
-    ) -> R {
-        self.with_section(|state, vm| look(state, &vm.space.slots().memory()))
-    }
-
-    /// The same for what looks up guest memory itself.
     pub(crate) fn with_section<R>(&mut self, look: impl FnOnce(&mut VcpuState, &Machine) -> R) -> R {
         let section = loop {
             // The borrow of the owner ends with the section; `look` gets everything but the owner.

@@ -33,7 +33,11 @@ pub(crate) enum CreateError {
     /// The boot CPU is to run no vCPUs, and it is the only one.
     NoCpu,
     /// A processor too slow for a reference clock.
+    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "there is no reference clock"))]
     Clock,
+    /// There are more CPUs than VMIDs.
+    #[cfg_attr(target_arch = "x86_64", expect(dead_code, reason = "ASIDs are each CPU's own"))]
+    Vmids,
     /// Defects are not built in.
     NoDefects,
 }
@@ -52,6 +56,7 @@ impl fmt::Display for CreateError {
                 size >> 20
             ),
             Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),
+            Self::Vmids => f.write_str("vmid_bits: each CPU may hold a VMID, and there must be one more"),
             Self::Clock => f.write_str("the TSC is too slow for the guest's reference clock"),
             Self::NoDefects => f.write_str("this image has no defects: it was built without that feature"),
         }

@@ -10,6 +10,7 @@ use hostlink::config::{self, BootCpu, NestedPage, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 #[cfg(feature = "defects")]
 use hostlink::defect::Defect;
+use memslots::space::ZapWay;
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
 use paging::Level;
 use spin::{Mutex, Once};
@@ -118,7 +119,11 @@ pub(crate) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         NestedPage::Huge => guest::largest_page(),
     };
     let space = Space::new(memslots, guest::Tables, largest).expect("the heap has room for a table");
-    let space = space.zapping_everything(config.switches.zap == config::Zap::Everything);
+    let space = space.zapping(match (config.switches.zap, config.switches.stage2_unmap) {
+        (config::Zap::Everything, _) => ZapWay::Everything,
+        (_, config::Stage2Unmap::Page) => ZapWay::PageByPage,
+        _ => ZapWay::Detach,
+    });
     let first_cpu = match config.boot_cpu {
         BootCpu::Run => 0,
         BootCpu::Serve => 1,
@@ -183,11 +188,6 @@ impl Machine {
     /// Number of vCPUs.
     pub(crate) fn vcpu_count(&self) -> u32 {
         self.vcpus.len() as u32
-    }
-
-    /// Whether flushes end their targets' stay in guest mode; they do, but in tests that have to notice.
-    pub(crate) fn has_kicks(&self) -> bool {
-        self.files.config.switches.kick
     }
 
     /// What is wrong on purpose.

@@ -131,15 +131,6 @@ pub(crate) fn init_heap(free: &mut FreeMemory) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Zeroed, page-aligned memory from the heap that stays for ever; its address is also its physical address.
-pub(crate) fn allocate_pages(pages: usize) -> u64 {
-    let layout = Layout::from_size_align(pages * PAGE as usize, PAGE as usize).expect("a small layout");
-    // SAFETY: the size is not zero.
-    let start = unsafe { alloc_zeroed(layout) };
-    assert!(!start.is_null(), "the heap is exhausted");
-    start.addr() as u64
-}
-
 const TABLE_LAYOUT: Layout = match Layout::from_size_align(PAGE as usize, PAGE as usize) {
     Ok(layout) => layout,
     Err(_) => panic!("a page is a valid layout"),

@@ -30,5 +30,5 @@ pub(crate) mod space;
 
 pub(crate) use context::{Context, Next};
 pub(crate) use files::{CreateError, Files};
-pub(crate) use machine::{CounterRow, Machine, Vcpu, increase, kick, machine, try_machine};
+pub(crate) use machine::{Machine, increase};
 pub(crate) use percpu::PerCpu;

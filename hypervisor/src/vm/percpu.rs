@@ -6,9 +6,9 @@
 //!
 //! ```text
 //! 0x00000  guard page
-//! 0x01000  stack for double faults and machine checks
+//! 0x01000  stack for faults of the hypervisor itself: double faults, machine checks
 //! 0x03000  guard page
-//! 0x04000  stack for NMIs
+//! 0x04000  stack for NMIs, where there are any
 //! 0x06000  guard page
 //! 0x07000  main stack
 //! 0x1f000  PerCpu
@@ -21,8 +21,8 @@ use crate::arch::cpu::{self, CpuData};
 
 /// Size and alignment of a block.
 pub(crate) const BLOCK_SIZE: u64 = 128 << 10;
+/// Offset in a block of the top of the stack on which faults of the hypervisor itself are reported.
 pub(crate) const FAULT_STACK_TOP: u64 = 0x3000;
-const NMI_STACK_TOP: u64 = 0x6000;
 const DATA_OFFSET: u64 = 0x1f000;
 /// Offsets of the pages that are left unmapped.
 pub(crate) const GUARD_PAGES: [u64; 3] = [0, 0x3000, 0x6000];
@@ -96,23 +96,14 @@ impl PerCpu {
         (0..COUNT.load(Ordering::Acquire)).filter_map(Self::get)
     }
 
-    fn block(&self) -> u64 {
+    /// Where its block begins.
+    pub(crate) fn block(&self) -> u64 {
         core::ptr::from_ref(self).addr() as u64 - DATA_OFFSET
     }
 
     /// Top of the stack that normal code runs on.
     pub(crate) fn main_stack_top(&self) -> u64 {
         self.block() + DATA_OFFSET
-    }
-
-    /// Top of the stack for double faults and machine checks.
-    pub(crate) fn fault_stack_top(&self) -> u64 {
-        self.block() + FAULT_STACK_TOP
-    }
-
-    /// Top of the stack for NMIs.
-    pub(crate) fn nmi_stack_top(&self) -> u64 {
-        self.block() + NMI_STACK_TOP
     }
 }
 

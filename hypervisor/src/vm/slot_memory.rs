@@ -10,9 +10,10 @@ use core::sync::atomic::AtomicU64;
 use memslots::{DirtyLog, Gpa, PhysAddr, Slot, SlotFlags, SlotId};
 
 use super::memory::FreeMemory;
+use crate::arch::cpu;
 
 const PAGE: u64 = 4096;
-/// Memory that is zeroed in a step.
+/// Memory that is zeroed, or cleaned, in a step.
 const CLEAR_BYTES: u64 = 256 << 10;
 
 /// A slot that is to be added. Nobody else uses its memory, which is being zeroed.
@@ -33,8 +34,11 @@ impl NewSlot {
         let start = self.slot.host.0 + self.cleared;
         // SAFETY: the memory was free, is mapped one to one, and is nobody's before the slot is added, which takes the
         // whole of it to be zeroed.
-        unsafe { core::slice::from_raw_parts_mut(start as *mut [u64; 8], (bytes / 64) as usize) }
-            .fill([0; 8]);
+        unsafe { cpu::zero(start, bytes) };
+        if cpu::must_clean() {
+            // A guest that reads around the caches finds zeros, too.
+            cpu::clean(start..start + bytes);
+        }
         self.cleared += bytes;
     }
 }
@@ -58,12 +62,14 @@ pub(crate) struct SlotMemory {
     /// The slots that were added, whose memory goes back when they do.
     added: Vec<SlotId>,
     logs: Vec<Log>,
+    /// What was a guest's, and has to be cleaned out of the caches before it is free.
+    unclean: Vec<Range<u64>>,
 }
 
 impl SlotMemory {
     /// With the memory that nobody uses.
     pub(crate) const fn new(free: FreeMemory) -> Self {
-        Self { free, added: Vec::new(), logs: Vec::new() }
+        Self { free, added: Vec::new(), logs: Vec::new(), unclean: Vec::new() }
     }
 
     /// Largest piece of free memory.
@@ -84,8 +90,26 @@ impl SlotMemory {
     pub(crate) fn retire_memory(&mut self, slot: &Slot) {
         let Some(index) = self.added.iter().position(|&id| id == slot.id) else { return };
         self.added.swap_remove(index);
-        let Range { start, end } = slot.host.0..slot.host.0 + slot.size;
-        self.free.add(start..end);
+        let memory = slot.host.0..slot.host.0 + slot.size;
+        if cpu::must_clean() {
+            self.unclean.push(memory);
+        } else {
+            self.free.add(memory);
+        }
+    }
+
+    /// Cleans some of the memory that was taken back, and whose translations are gone everywhere (P20); whether there is
+    /// more.
+    pub(crate) fn clean_some(&mut self) -> bool {
+        let Some(memory) = self.unclean.last_mut() else { return false };
+        let end = memory.end.min(memory.start + CLEAR_BYTES);
+        cpu::clean(memory.start..end);
+        self.free.add(memory.start..end);
+        memory.start = end;
+        if memory.is_empty() {
+            self.unclean.pop();
+        }
+        !self.unclean.is_empty()
     }
 
     /// Whether the slot was added at run time.

@@ -2,12 +2,11 @@
 
 use core::ops::ControlFlow;
 
-use hostlink::counters::Counter;
 use memslots::Retired;
-use memslots::space::{FetchJob, GuestSpace, Job, Progress, Report};
+use memslots::space::{FetchJob, GuestSpace, Job, Progress};
 use paging::Invalidation;
 
-use super::machine::{CounterRow, Machine, increase};
+use super::machine::Machine;
 use crate::arch::flush::{FlushScratch, Flushed};
 use crate::arch::guest::{Nested, Tables};
 
@@ -76,15 +75,6 @@ impl Machine {
         ControlFlow::Continue(())
     }
 
-    /// Carries a short job through.
-    pub(crate) fn finish_job(&self, mut job: SpaceJob<'_>, scratch: &mut FlushScratch) -> Report {
-        while self.step_job(&mut job, scratch).is_continue() {}
-        let report = job.report();
-        drop(job);
-        self.audit_if_paranoid();
-        report
-    }
-
     /// With `paranoid`: no translation may be there that a fault would not install now.
     pub(crate) fn audit_if_paranoid(&self) {
         if !self.is_paranoid() {
@@ -103,17 +93,5 @@ impl Machine {
             Retired::Memory { slot, .. } => self.memory_of_slots.lock().retire_memory(slot),
             Retired::Log { slot, .. } => self.memory_of_slots.lock().retire_log(slot.id),
         }
-    }
-}
-
-/// Counts a job that a vCPU's access has caused.
-pub(crate) fn count_job(counters: &CounterRow, report: &Report) {
-    for (counter, amount) in [
-        (Counter::SlotChanges, 1),
-        (Counter::ZapVisited, report.visited),
-        (Counter::ZapTables, report.tables),
-        (Counter::ZapFlushes, report.flushes),
-    ] {
-        increase(&counters[counter as usize], amount);
     }
 }

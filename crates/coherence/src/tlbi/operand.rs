@@ -114,11 +114,9 @@ pub(super) const fn unit(scale: u32) -> u64 {
 pub const fn range(granule: Granule, base: u64, scale: u32, units: u64, leaf: Option<LeafLevel>) -> u64 {
     let address = base >> granule.shift() & ((1 << BASE_BITS) - 1);
     let num = units.wrapping_sub(1) & (UNITS_MAX - 1);
-    granule.field() << TG_SHIFT
-        | (scale & SCALE_MAX) as u64 * (1 << SCALE_SHIFT)
-        | num << NUM_SHIFT
-        | hinted(granule, leaf) << RANGE_TTL_SHIFT
-        | address
+    let scale = (scale & SCALE_MAX) as u64;
+    let (tg, ttl) = (granule.field(), hinted(granule, leaf));
+    tg << TG_SHIFT | scale << SCALE_SHIFT | num << NUM_SHIFT | ttl << RANGE_TTL_SHIFT | address
 }
 
 const _: () = {

@@ -196,7 +196,7 @@ fn staying(steps: Option<&'static Steps>) {
         // Machine 3 is renewed by a CPU that then leaves it, and others take what is left until generations end.
         assert_eq!(cpus[1].enter(&world, 3), vmid, "two VMIDs for one machine");
         cpus[1].run(&world, 2);
-        for machine in [0, 1, 2, 4, 0, 1] {
+        for machine in [0, 1, 4] {
             cpus[0].enter(&world, machine);
         }
     }

@@ -1,6 +1,7 @@
 //! One physical CPU: takes a vCPU, enters it, handles its exits, takes the next.
 
-use coherence::asid::{AsidAllocator, TlbControl};
+use coherence::asid::{AsidAllocator, Assignment, TlbControl};
+use coherence::vmid::Resident;
 use coherence::{CpuId, Ledger, Owner, Scope};
 use paging::Format;
 
@@ -8,8 +9,8 @@ use super::guest::Exit;
 use super::vm::{Activity, Vcpu, Vm};
 use crate::bug::Bug;
 use crate::hw::format::Arch;
-use crate::hw::instruction::Tlbi;
-use crate::machine::{Machine, vmid};
+use crate::machine::Machine;
+use crate::stage2::Residents;
 
 /// Stays of one vCPU before the next gets its turn.
 const STAYS_MAX: usize = 12;
@@ -22,8 +23,8 @@ pub(crate) struct Cpu<'m> {
     pub(crate) number: usize,
     pub(crate) asids: AsidAllocator,
     pub(crate) ledger: Ledger<2>,
-    /// Of each virtual machine, the vCPU that ran here last.
-    last_vcpu: Vec<Option<usize>>,
+    /// Of Arm64.
+    residents: Residents,
 }
 
 /// What to do with the vCPU after an exit.
@@ -42,7 +43,7 @@ pub(crate) fn run_cpu<F: Format>(machine: &Machine, vms: &[Vm<'_, F>], number: u
         number,
         asids: AsidAllocator::new(CpuId(number as u32), tags, machine.config.flush_by_asid),
         ledger: Ledger::new(),
-        last_vcpu: vec![None; vms.len()],
+        residents: vec![Resident::new(); vms.len()],
     };
     loop {
         let everything = vms.iter().flat_map(|vm| (0..vm.vcpus.len()).map(move |vcpu| (vm, vcpu)));
@@ -108,9 +109,11 @@ impl Cpu<'_> {
         };
         vm.activity[number].set(Activity::Ready);
         self.machine.point();
-        let (tag, control) = (self.tag(vm, assignment.asid), assignment.control);
-        self.enter(vm, number, tag, control, vcpu.space);
-        self.machine.note(|| format!("enters vCPU {}.{number} with tag {tag} ({control:?})", vm.index));
+        let tag = self.enter(vm, number, vcpu, &assignment);
+        self.machine.note(|| {
+            let control = assignment.control;
+            format!("enters vCPU {}.{number} with tag {tag} ({control:?})", vm.index)
+        });
         let exit = self.run_guest(vm, number, vcpu);
         self.machine.hw.borrow_mut().leave(self.number);
         in_guest.leave();
@@ -121,42 +124,34 @@ impl Cpu<'_> {
         Some(exit)
     }
 
-    fn tag<F: Format>(&self, vm: &Vm<'_, F>, asid: u32) -> u32 {
-        match self.machine.config.arch {
-            Arch::Amd64 => asid,
-            Arch::Arm64 => vmid(vm.index),
-        }
-    }
-
-    /// VMRUN, or ERET after what must come before it.
+    /// VMRUN, or ERET after what must come before it. Returns the tag.
     fn enter<F: Format>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
-        tag: u32,
-        control: TlbControl,
-        space: usize,
-    ) {
-        let mut hw = self.machine.hw.borrow_mut();
-        match self.machine.config.arch {
+        vcpu: &mut Vcpu,
+        assignment: &Assignment,
+    ) -> u32 {
+        let (machine, roots) = (self.machine, vm.roots(vcpu.space));
+        let tag = match machine.config.arch {
             Arch::Amd64 => {
-                let control = match control {
-                    TlbControl::FlushAll if self.machine.has(Bug::TagReused) => TlbControl::DoNothing,
+                let control = match assignment.control {
+                    TlbControl::FlushAll if machine.has(Bug::TagReused) => TlbControl::DoNothing,
                     control => control,
                 };
-                hw.tlb_control(self.number, tag, control);
+                machine.hw.borrow_mut().tlb_control(self.number, assignment.asid, control);
+                assignment.asid
             }
             Arch::Arm64 => {
-                // Two vCPUs share the VMID, and each may rely on its local invalidations (A3).
-                if self.last_vcpu[vm.index].replace(number) != Some(number)
-                    && !self.machine.has(Bug::TagReused)
-                {
-                    hw.tlbi(self.number, tag, Tlbi::VmallLocal);
-                    hw.dsb(self.number);
+                if machine.below(machine.config.arm.visitor_one_in) == 0 {
+                    machine.be_visited(self.number);
                 }
+                let resident = &mut self.residents[vm.index];
+                machine.arrive(self.number, vm.index, roots, resident, (number, &mut vcpu.home))
             }
-        }
-        hw.enter(self.number, tag, vm.roots(space));
+        };
+        machine.hw.borrow_mut().enter(self.number, tag, roots);
+        tag
     }
 
     /// Takes a flush that pends: carries it out, or has the next VMRUN do so.

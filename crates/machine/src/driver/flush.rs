@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use coherence::{CpuId, GvaRange, Hardware, Ledger, Members, Outcome, Owner, Scope};
+use coherence::{CpuId, GvaRange, Hardware, Ledger, Members, Outcome, Owner, Scope, Stalled};
 use memslots::Gpa;
 use paging::{FlushRange, FlushReceipt, Format as TableFormat, Stamp};
 use tlfs::encode::{EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
@@ -16,10 +16,9 @@ use super::guest::ALL_PAGES;
 use super::vm::{Activity, Vcpu, Vm};
 use crate::bug::Bug;
 use crate::hw::format::Arch;
-use crate::hw::instruction::Tlbi;
 use crate::hw::memory::POISON;
 use crate::layout::{AREA_SIZE, PAGE_SIZE, PAGES, VA_PAGES, table, va, window};
-use crate::machine::{Machine, invalidate_stage2, vmid};
+use crate::machine::Machine;
 use crate::program::FlushOp;
 
 /// List elements that are done at once; the rest by going on (TLFS, "Hypercall Continuation").
@@ -304,28 +303,14 @@ impl<F: TableFormat> Vm<'_, F> {
         let machine = self.machine;
         machine.point();
         let (stamp, time) = (self.space.stamp(), machine.now());
-        if machine.config.arch == Arch::Arm64 {
-            match ranges {
-                Some(ranges) => {
-                    ranges.iter().for_each(|&range| invalidate_stage2(machine, self.index, range))
-                }
-                None => {
-                    let mut hw = machine.hw.borrow_mut();
-                    hw.tlbi(0, vmid(self.index), Tlbi::VmallS12);
-                    hw.dsb(0);
-                }
-            }
-        }
-        // On Arm64 the translations are gone; it is the sections that are waited for.
-        let mut ledger = Ledger::<2>::new();
         let hardware = Kicks(machine);
-        let issued = coherence::issue(self, &Named(&Targets::All), Scope::All, &mut ledger);
-        machine.point();
-        if !machine.has(Bug::NoKick) {
-            match issued.dispatch(&hardware).wait(&hardware) {
-                Ok(receipt) => machine.note(|| format!("flushed: {:?}", Brief(receipt.outcome()))),
-                Err(stalled) => machine.fail(|| format!("G5: {stalled}")),
-            }
+        let outcome = match machine.config.arch {
+            Arch::Amd64 => self.request_all(&hardware),
+            Arch::Arm64 => self.broadcast(ranges, &hardware),
+        };
+        match outcome {
+            Ok(outcome) => machine.note(|| format!("flushed: {:?}", Brief(outcome))),
+            Err(stalled) => machine.fail(|| format!("G5: {stalled}")),
         }
         let mut oracle = machine.oracle.borrow_mut();
         match ranges {
@@ -337,6 +322,26 @@ impl<F: TableFormat> Vm<'_, F> {
             None => oracle.promise_nested_all(self.index, time),
         }
         Receipt::Flushed(stamp)
+    }
+
+    /// Has every vCPU drop everything.
+    fn request_all(&self, hardware: &Kicks<'_>) -> Result<Outcome, Stalled> {
+        let mut ledger = Ledger::<2>::new();
+        let issued = coherence::issue(self, &Named(&Targets::All), Scope::All, &mut ledger);
+        self.machine.point();
+        if self.machine.has(Bug::NoKick) {
+            return Ok(Outcome::default());
+        }
+        issued.dispatch(hardware).wait(hardware).map(|receipt| receipt.outcome())
+    }
+
+    /// Has the hardware drop what is named, and waits for sections.
+    fn broadcast(&self, ranges: Option<&[FlushRange]>, hardware: &Kicks<'_>) -> Result<Outcome, Stalled> {
+        let mut ledger = Ledger::<2>::new();
+        let everybody = Named(&Targets::All);
+        let sequence = || self.machine.invalidate_stage2(self.index, ranges);
+        coherence::broadcast(self, &everybody, (), &mut ledger, hardware, sequence)
+            .map(|receipt| receipt.outcome())
     }
 
     /// Tells a vCPU to look, and does what that takes.

@@ -10,7 +10,6 @@ use super::vm::{Vcpu, Vm};
 use crate::hw::format::Arch;
 use crate::hw::instruction::Tlbi;
 use crate::layout::{VA_PAGES, input_page, table, va};
-use crate::machine::vmid;
 use crate::program::FlushOp;
 
 impl Cpu<'_> {
@@ -26,13 +25,16 @@ impl Cpu<'_> {
         match (self.machine.config.arch, page) {
             (Arch::Amd64, Some(page)) => hw.invalidate_own(self.number, va(page)),
             (Arch::Amd64, None) => hw.load_guest_root(self.number, table::root(vcpu.space)),
-            // HCR_EL2.FB makes them broadcasts, since the vCPU moves (A21).
-            (Arch::Arm64, Some(page)) => {
-                hw.tlbi(self.number, vmid(vm.index), Tlbi::Va { va: va(page), level: None });
-                hw.dsb(self.number);
-            }
-            (Arch::Arm64, None) => {
-                hw.tlbi(self.number, vmid(vm.index), Tlbi::Vmall);
+            (Arch::Arm64, page) => {
+                // Whether they are broadcasts is up to HCR_EL2.FB (A21).
+                let (va, level) = (va(page.unwrap_or(0)), None);
+                let what = match (page.is_some(), self.machine.config.arm.forces_broadcast) {
+                    (true, true) => Tlbi::Va { va, level },
+                    (true, false) => Tlbi::VaLocal { va, level },
+                    (false, true) => Tlbi::Vmall,
+                    (false, false) => Tlbi::VmallLocal,
+                };
+                hw.tlbi(self.number, self.machine.stage2.loaded(self.number), what);
                 hw.dsb(self.number);
             }
         }
@@ -111,13 +113,14 @@ impl Cpu<'_> {
 
     /// TLBI by the guest, for all of its vCPUs.
     pub(super) fn broadcast<F: TableFormat>(&mut self, vm: &Vm<'_, F>, op: FlushOp) {
+        let vmid = self.machine.stage2.loaded(self.number);
         let mut hw = self.machine.hw.borrow_mut();
         let begin = hw.memory.now();
         match op.pages {
-            None => hw.tlbi(self.number, vmid(vm.index), Tlbi::Vmall),
+            None => hw.tlbi(self.number, vmid, Tlbi::Vmall),
             Some(pages) => {
                 for page in (0..VA_PAGES).filter(|page| pages >> page & 1 != 0) {
-                    hw.tlbi(self.number, vmid(vm.index), Tlbi::Va { va: va(page), level: None });
+                    hw.tlbi(self.number, vmid, Tlbi::Va { va: va(page), level: None });
                 }
             }
         }

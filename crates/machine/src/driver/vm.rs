@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU64;
 
 use coherence::asid::AsidSlot;
+use coherence::vmid::Home;
 use coherence::{Space, Target, Targets};
 use memslots::space::GuestSpace;
 use memslots::{Gpa, Memslots, MmioCache, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
@@ -61,6 +62,7 @@ pub(crate) struct Vcpu {
     pub(crate) call: Option<PendingCall>,
     pub(crate) space: usize,
     pub(crate) asid: AsidSlot,
+    pub(crate) home: Home,
     pub(crate) mmio: MmioCache<4>,
 }
 
@@ -119,6 +121,7 @@ impl<'m, F: TableFormat> Vm<'m, F> {
             call: None,
             space: 0,
             asid: AsidSlot::new(),
+            home: Home::new(),
             mmio: MmioCache::new(),
         };
         let vm = Self {

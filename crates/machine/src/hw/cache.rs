@@ -192,6 +192,11 @@ impl Context {
         Some((stay.nested_root, *guest_root))
     }
 
+    /// Whether the tag is in use at `time`, with these nested tables.
+    pub fn is_at(&self, time: u64, nested_root: u64) -> bool {
+        self.roots_at(time).is_some_and(|(root, _)| root == nested_root)
+    }
+
     /// Whether what was loaded at `loaded` may be held still at `time`.
     pub fn survives(&self, item: Item, loaded: u64, time: u64) -> bool {
         loaded > self.flushed

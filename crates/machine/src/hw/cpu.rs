@@ -2,6 +2,7 @@
 
 use super::cache::{Context, Invalidation};
 use super::format::{Arch, Entry, Format, Stage};
+use super::instruction::Pending;
 use super::lives::Presence;
 use super::memory::Memory;
 use super::walk::{Fault, Nested, Place, Step, Translation, Walker};
@@ -31,7 +32,7 @@ struct Cpu {
     in_guest: bool,
     interrupt: bool,
     /// Invalidations that have been asked for and not completed by a barrier.
-    pub(super) pending: Vec<(Tag, Option<usize>, Invalidation)>,
+    pending: Vec<Pending>,
 }
 
 /// A guest's access that has been done.
@@ -104,16 +105,27 @@ impl Hw {
         }
     }
 
-    pub(super) fn pending_mut(&mut self, cpu: usize) -> &mut Vec<(Tag, Option<usize>, Invalidation)> {
+    pub(super) fn pending_mut(&mut self, cpu: usize) -> &mut Vec<Pending> {
         &mut self.cpus[cpu].pending
     }
 
-    /// The guest begins to run on `cpu`. VMRUN or ERET.
-    pub fn enter(&mut self, cpu: usize, tag: Tag, roots: Roots) {
+    /// The tag comes into use, and no other: a write to VTTBR_EL2. From now on the processor may walk for it.
+    pub fn load(&mut self, cpu: usize, tag: Tag, roots: Roots) {
         self.put_away_tag(cpu);
         let time = self.memory.tick();
         self.context_mut(cpu, tag).enter(time, roots.nested, roots.guest);
         self.cpus[cpu].tag = Some(tag);
+    }
+
+    /// The guest begins to run on `cpu`. VMRUN, or ERET with the tag that is loaded.
+    pub fn enter(&mut self, cpu: usize, tag: Tag, roots: Roots) {
+        let is_loaded = self.arch == Arch::Arm64 && self.cpus[cpu].tag == Some(tag);
+        let time = self.memory.tick();
+        if is_loaded && self.context_mut(cpu, tag).is_at(time, roots.nested) {
+            self.context_mut(cpu, tag).set_root(time, roots.guest);
+        } else {
+            self.load(cpu, tag, roots);
+        }
         self.cpus[cpu].in_guest = true;
     }
 

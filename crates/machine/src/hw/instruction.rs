@@ -19,6 +19,8 @@ pub enum Tlbi {
     Vmall,
     /// VMALLE1: the same on the own CPU alone.
     VmallLocal,
+    /// ALLE1: everything of every VMID, on the own CPU alone.
+    AllLocal,
     /// IPAS2E1IS, RIPAS2E1IS: stage 2 alone, of a range.
     Stage2 {
         /// First address.
@@ -44,6 +46,66 @@ pub enum Tlbi {
         /// TTL.
         level: Option<Level>,
     },
+    /// VAE1: the same on the own CPU alone.
+    VaLocal {
+        /// The address.
+        va: u64,
+        /// TTL.
+        level: Option<Level>,
+    },
+}
+
+impl Tlbi {
+    /// IPAS2E1IS with this operand, where the granule is 4 KiB; `None` if the architecture reserves it.
+    pub fn page(operand: u64) -> Option<Self> {
+        let level = match (operand >> 46 & 3, operand >> 44 & 3) {
+            (0, _) => None,
+            (1, level @ 1..) => Some(level_of(level)),
+            _ => return None,
+        };
+        let ipa = (operand & ((1 << 40) - 1)) << Level::Page4K.shift();
+        Some(Self::Stage2 { ipa, len: Level::Page4K.size(), level })
+    }
+
+    /// RIPAS2E1IS with this operand; `None` if the architecture reserves it, or if it is for another granule than 4 KiB.
+    pub fn range(operand: u64) -> Option<Self> {
+        let (tg, scale, num) = (operand >> 46 & 3, operand >> 44 & 3, operand >> 39 & 31);
+        let level = match operand >> 37 & 3 {
+            0 => None,
+            level => Some(level_of(level)),
+        };
+        let ipa = (operand & ((1 << 37) - 1)) << Level::Page4K.shift();
+        let len = (num + 1) << (5 * scale + 1) << Level::Page4K.shift();
+        (tg == 1).then_some(Self::Stage2 { ipa, len, level })
+    }
+
+    /// The same without walk caches: IPAS2LE1IS, RIPAS2LE1IS.
+    #[must_use]
+    pub const fn of_leaves(self) -> Self {
+        match self {
+            Self::Stage2 { ipa, len, level } => Self::Stage2Leaf { ipa, len, level },
+            other => other,
+        }
+    }
+}
+
+/// The level that Arm numbers so, from 1 on.
+const fn level_of(number: u64) -> Level {
+    match number {
+        1 => Level::Page1G,
+        2 => Level::Page2M,
+        _ => Level::Page4K,
+    }
+}
+
+/// An invalidation that has been asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    /// Under which tag; `None` for all.
+    tag: Option<Tag>,
+    /// On which CPU; `None` for all.
+    cpu: Option<usize>,
+    what: Invalidation,
 }
 
 impl Hw {
@@ -64,29 +126,47 @@ impl Hw {
 
     /// TLBI: asked for, and complete with the next [`dsb`](Self::dsb).
     pub fn tlbi(&mut self, cpu: usize, vmid: Tag, what: Tlbi) {
-        let (target, invalidation) = match what {
-            Tlbi::VmallS12 => (None, Invalidation::All),
-            Tlbi::Vmall => (None, Invalidation::Guest),
-            Tlbi::VmallLocal => (Some(cpu), Invalidation::Guest),
+        let (own, tag) = (Some(cpu), Some(vmid));
+        let page = |va, level| Invalidation::GuestPage { va, level, pieces: true, walk: true };
+        let (tag, target, what) = match what {
+            Tlbi::VmallS12 => (tag, None, Invalidation::All),
+            Tlbi::Vmall => (tag, None, Invalidation::Guest),
+            Tlbi::VmallLocal => (tag, own, Invalidation::Guest),
+            Tlbi::AllLocal => (None, own, Invalidation::All),
             Tlbi::Stage2 { ipa, len, level } => {
-                (None, Invalidation::Nested { start: ipa, len, level, walk: true })
+                (tag, None, Invalidation::Nested { start: ipa, len, level, walk: true })
             }
             Tlbi::Stage2Leaf { ipa, len, level } => {
-                (None, Invalidation::Nested { start: ipa, len, level, walk: false })
+                (tag, None, Invalidation::Nested { start: ipa, len, level, walk: false })
             }
-            Tlbi::Va { va, level } => (None, Invalidation::GuestPage { va, level, pieces: true, walk: true }),
+            Tlbi::Va { va, level } => (tag, None, page(va, level)),
+            Tlbi::VaLocal { va, level } => (tag, own, page(va, level)),
         };
-        self.pending_mut(cpu).push((vmid, target, invalidation));
+        self.pending_mut(cpu).push(Pending { tag, cpu: target, what });
     }
 
     /// DSB ISH: the invalidations that this CPU has asked for are done everywhere.
     pub fn dsb(&mut self, cpu: usize) {
-        for (vmid, target, invalidation) in core::mem::take(self.pending_mut(cpu)) {
-            let cpus = match target {
+        for pending in core::mem::take(self.pending_mut(cpu)) {
+            let cpus = match pending.cpu {
                 Some(cpu) => cpu..cpu + 1,
                 None => 0..self.cpu_count(),
             };
-            cpus.for_each(|cpu| self.invalidate(cpu, vmid, invalidation));
+            cpus.for_each(|cpu| self.carry_out(cpu, pending));
+        }
+    }
+
+    /// DSB NSH: they are done on this CPU. Those that are for others too are still under way.
+    pub fn dsb_local(&mut self, cpu: usize) {
+        let asked = core::mem::take(self.pending_mut(cpu));
+        asked.iter().for_each(|&pending| self.carry_out(cpu, pending));
+        *self.pending_mut(cpu) = asked.into_iter().filter(|pending| pending.cpu.is_none()).collect();
+    }
+
+    fn carry_out(&mut self, cpu: usize, pending: Pending) {
+        match pending.tag {
+            Some(tag) => self.invalidate(cpu, tag, pending.what),
+            None => self.invalidate_all(cpu),
         }
     }
 }

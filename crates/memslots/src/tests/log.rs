@@ -136,7 +136,7 @@ fn runs_of_dirty_pages_are_found_one_by_one() {
     start(&memslots, &[(1, log(4))]);
     let mut words = [0; 4];
     let mut fetch = memslots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap();
-    assert_eq!(fetch.next_run(Gpa(0)), None);
+    assert_eq!((fetch.next_run(Gpa(0)), fetch.hull()), (None, None));
     let pages = |first: u64, end: u64| (8 + first) * PAGE..(8 + end) * PAGE;
     let runs = [pages(2, 3), pages(5, 64), pages(70, 72), pages(130, 140), pages(199, 200)];
     for run in &runs {
@@ -150,6 +150,7 @@ fn runs_of_dirty_pages_are_found_one_by_one() {
     }
     assert_eq!(fetch.next_run(from), None);
     assert_eq!(fetch.next_run(Gpa(pages(10, 11).start)), Some(pages(10, 64)), "from the middle of one");
+    assert_eq!(fetch.hull(), Some(pages(2, 200)));
     assert_eq!(fetch.next_run(Gpa(u64::MAX)), None);
 }
 

@@ -9,6 +9,7 @@ mod model;
 mod slots;
 mod space;
 mod spaces;
+mod stage2;
 mod treatment;
 mod update;
 mod updates;

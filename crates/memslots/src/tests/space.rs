@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::vec;
 use std::vec::Vec;
 
-use paging::{Amd64Nested, ENTRY_COUNT, Entries, FlushReceipt, Gpa, Level, PhysAddr, Stamp, TableMemory};
+use paging::{
+    Amd64Nested, ENTRY_COUNT, Entries, FlushReceipt, Format, Gpa, Level, PhysAddr, Stamp, TableMemory,
+};
 
 use crate::space::{Fault, Found, GuestSpace, Job, LogWay, Progress};
 use crate::{DirtyLog, Memslots, Retired, Slot, SlotError, SlotFlags, SlotId};
@@ -21,7 +23,7 @@ const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// Tables from the heap, by a made-up address. A freed one may not be touched again.
-struct Arena {
+pub(super) struct Arena {
     tables: Mutex<BTreeMap<u64, &'static Entries>>,
     next: AtomicU64,
     limit: AtomicU64,
@@ -34,7 +36,7 @@ impl Arena {
         Box::leak(Box::new(arena))
     }
 
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.tables.lock().unwrap().len()
     }
 }
@@ -58,10 +60,10 @@ unsafe impl TableMemory for &Arena {
     }
 }
 
-type Space = GuestSpace<Amd64Nested, &'static Arena>;
+pub(super) type Space = GuestSpace<Amd64Nested, &'static Arena>;
 
 /// A flush that was issued at that stamp and is over.
-struct Flushed(Stamp);
+pub(super) struct Flushed(pub(super) Stamp);
 
 // SAFETY: no processor and no other thread has the tables of these tests.
 unsafe impl FlushReceipt for Flushed {
@@ -70,7 +72,7 @@ unsafe impl FlushReceipt for Flushed {
     }
 }
 
-fn slot(id: u16, gpa: u64, size: u64) -> Slot {
+pub(super) fn slot(id: u16, gpa: u64, size: u64) -> Slot {
     // 2 MiB pages fit: both addresses are aligned alike.
     Slot {
         id: SlotId(id),
@@ -82,6 +84,14 @@ fn slot(id: u16, gpa: u64, size: u64) -> Slot {
 }
 
 fn space(slots: &[Slot], largest: Level) -> (Space, &'static Arena) {
+    space_of(slots, largest)
+}
+
+/// A space with tables of any format.
+pub(super) fn space_of<F: Format>(
+    slots: &[Slot],
+    largest: Level,
+) -> (GuestSpace<F, &'static Arena>, &'static Arena) {
     let mut memslots = Memslots::new(46);
     for &slot in slots {
         // SAFETY: nothing in these tests accesses the memory.
@@ -92,7 +102,10 @@ fn space(slots: &[Slot], largest: Level) -> (Space, &'static Arena) {
 }
 
 /// Steps the job to its end; returns what it retired.
-fn run(space: &Space, mut job: Job<'_, Amd64Nested, &'static Arena>) -> Vec<Retired> {
+pub(super) fn run<F: Format>(
+    space: &GuestSpace<F, &'static Arena>,
+    mut job: Job<'_, F, &'static Arena>,
+) -> Vec<Retired> {
     let mut retired = Vec::new();
     loop {
         match job.step(3, |what| retired.push(what)) {
@@ -104,7 +117,7 @@ fn run(space: &Space, mut job: Job<'_, Amd64Nested, &'static Arena>) -> Vec<Reti
     }
 }
 
-fn fetch(space: &Space, id: u16, words: usize) -> Vec<u64> {
+pub(super) fn fetch<F: Format>(space: &GuestSpace<F, &'static Arena>, id: u16, words: usize) -> Vec<u64> {
     let mut bits = vec![0; words];
     let mut job = space.fetch_log(SlotId(id), &mut bits).unwrap();
     loop {
@@ -119,20 +132,23 @@ fn fetch(space: &Space, id: u16, words: usize) -> Vec<u64> {
     bits
 }
 
-fn touch(space: &Space, range: core::ops::Range<u64>) {
+pub(super) fn touch<F: Format>(space: &GuestSpace<F, &'static Arena>, range: core::ops::Range<u64>) {
     for gpa in range.step_by(PAGE as usize) {
         assert!(matches!(space.fault(Gpa(gpa), true), Fault::Installed(_) | Fault::Upgraded | Fault::Retry));
     }
 }
 
-fn leaf_count(space: &Space, range: core::ops::Range<u64>) -> usize {
+pub(super) fn leaf_count<F: Format>(
+    space: &GuestSpace<F, &'static Arena>,
+    range: core::ops::Range<u64>,
+) -> usize {
     let mut count = 0;
     space.tables().for_each(range, |_, _| count += 1);
     count
 }
 
 /// The processor stores to `gpa`: its walk sets the dirty bit. Faults as often as it has to.
-fn store(space: &Space, arena: &'static Arena, gpa: u64) {
+pub(super) fn store(space: &Space, arena: &'static Arena, gpa: u64) {
     loop {
         let mut table = space.root().0;
         let mut level = Level::Page512G;

@@ -71,32 +71,51 @@ const CAPACITY: usize = 5;
 
 /// Tables that are never reused, so that the allocator orders nothing.
 #[derive(Clone)]
-pub(super) struct Memory(Arc<(Vec<Entries>, AtomicUsize)>);
+pub(super) struct Memory(Arc<Tables>);
+
+struct Tables {
+    all: Vec<Entries>,
+    taken: AtomicUsize,
+    used: AtomicUsize,
+    /// Those that were freed, unless nobody ever had them.
+    freed: AtomicUsize,
+}
 
 impl Memory {
     pub(super) fn new() -> Self {
-        let tables = (0..CAPACITY).map(|_| core::array::from_fn(|_| AtomicU64::new(0))).collect();
-        Self(Arc::new((tables, AtomicUsize::new(0))))
+        let all = (0..CAPACITY).map(|_| core::array::from_fn(|_| AtomicU64::new(0))).collect();
+        let [taken, used, freed] = [const { AtomicUsize::new(0) }; 3];
+        Self(Arc::new(Tables { all, taken, used, freed }))
     }
 
     /// Number of tables that were taken and not given back unused.
     pub(super) fn used_count(&self) -> usize {
-        self.0.1.load(Relaxed)
+        self.0.used.load(Relaxed)
     }
 }
 
-// SAFETY: a counter that only grows while a table may be in use. One is given back by `free` only in
-// two cases: it was the last that was taken, or the model is over.
+// SAFETY: each table is handed out once.
 unsafe impl TableMemory for Memory {
     fn allocate(&self) -> Option<PhysAddr> {
-        let index = self.0.1.fetch_add(1, Relaxed);
+        self.0.used.fetch_add(1, Relaxed);
+        let index = self.0.taken.fetch_add(1, Relaxed);
         Some(PhysAddr((index as u64 + 1) << 12))
     }
-    unsafe fn free(&self, _: PhysAddr) {
-        self.0.1.fetch_sub(1, Relaxed);
+    unsafe fn free(&self, table: PhysAddr) {
+        self.0.used.fetch_sub(1, Relaxed);
+        let bit = 1 << (table.0 >> 12);
+        assert!(self.0.freed.fetch_or(bit, Relaxed) & bit == 0, "a table is freed twice");
+    }
+    unsafe fn clear(&self, table: PhysAddr) {
+        // SAFETY: as the caller promises. Loom does not order a store after an exchange that it overwrites.
+        unsafe { self.entries(table) }.iter().for_each(|entry| {
+            entry.swap(0, Relaxed);
+        });
     }
     unsafe fn entries(&self, table: PhysAddr) -> &Entries {
-        &self.0.0[(table.0 >> 12) as usize - 1]
+        let is_free = self.0.freed.load(Relaxed) >> (table.0 >> 12) & 1 != 0;
+        assert!(!is_free, "a walk is in a table that is free");
+        &self.0.all[(table.0 >> 12) as usize - 1]
     }
 }
 
@@ -184,11 +203,14 @@ pub(super) fn check_frozen<const N: u32>(table: &Table<N>, cut: PhysAddr) {
     assert!(is_frozen, "a table that was cut off is filled");
 }
 
-/// Takes the tree down; every table must be in it or in the gather.
+/// Takes the tree down; every table must be in it or in the gather. The threads have ended.
 pub(super) fn check_tables<const N: u32>(table: Table<N>, memory: &Memory, gather: Gather<Memory>) {
-    let held_count = gather.table_count();
-    let rest = table.dismantle();
-    assert_eq!(held_count + rest.table_count(), memory.used_count(), "a table was lost");
+    let used_count = memory.used_count();
+    let receipt = IssuedAt(table.stamp());
+    let held_count = gather.release(&receipt).expect("nobody walks").table_count;
+    let receipt = IssuedAt(Stamp { root: table.root(), sequence: u64::MAX });
+    let rest_count = table.dismantle().release(&receipt).expect("nobody walks").table_count;
+    assert_eq!(held_count + rest_count, used_count, "a table was lost");
 }
 
 /// A receipt for a flush that was issued at a stamp.

@@ -10,7 +10,7 @@ mod scenarios;
 
 use machine::{Memory, Table, Tiny};
 
-use crate::{Gather, Installed, Level, MapError, PageTable, Permissions, PhysAddr, Tables};
+use crate::{Gather, Installed, Level, MapError, PageTable, Permissions, PhysAddr, Progress, Tables};
 
 /// Pages of the smallest size; two make one of the next level, which is all that a root entry covers
 /// in two levels.
@@ -32,10 +32,22 @@ trait Protocol: 'static {
         table.install(address, target(address), Level::Page4K, permissions)
     }
 
+    /// The frames' owner wants to know them before the flush: the tables are gone through, and frozen.
     fn zap<const N: u32>(table: &Table<N>, tables: Tables) -> Gather<Memory> {
         let len = Tiny::<N>::entry_len();
-        table.edit().unwrap().zap(0..len, tables).finish()
+        let mut change = table.edit().unwrap().zap(0..len, tables).with_frames();
+        assert_eq!(change.step(u32::MAX), Progress::Done);
+        change.take_gather().framed()
     }
+
+    /// The tables are gone through after the flush.
+    fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
+        let len = Tiny::<N>::entry_len();
+        table.edit().unwrap().zap(0..len, Tables::Free).finish()
+    }
+
+    /// Whether a receipt waits for the sections that began before.
+    const WAITS: bool = true;
 
     fn write_protect(table: &Table<2>) -> Gather<Memory> {
         table.edit().unwrap().write_protect(0..LARGE).finish()

@@ -7,17 +7,20 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::machine::{Memory, Table, Tiny, walk};
 use super::scenarios::{
-    check, install_and_collapse, install_and_cut, install_below_a_cut, install_over_mark, store_and_clean,
-    store_and_protect, store_and_split, upgrade_and_cut, upgrade_and_protect, zap_and_flush,
+    check, install_and_collapse, install_and_cut, install_and_detach, install_and_reclaim,
+    install_below_a_cut, install_below_a_detached, install_over_mark, store_and_clean, store_and_protect,
+    store_and_split, upgrade_and_cut, upgrade_and_protect, zap_and_flush,
 };
 use super::{LARGE, Protocol, Real, target};
 use crate::format::{ABSENT, Entry, FROZEN, piece, repermitted};
 use crate::sync::{AtomicU64, overwrite};
-use crate::{Amd64Nested, Editor, Format, Gather, Installed, Level, MapError, Permissions, Stamp, Tables};
+use crate::{
+    Amd64Nested, Editor, Format, Gather, Installed, Level, MapError, Permissions, PhysAddr, Stamp, Tables,
+};
 
 /// A gather for what a mutant has done.
 fn gather<const N: u32>(editor: &Editor<'_, Tiny<N>, Memory>) -> Gather<Memory> {
-    Gather::new(editor.table.memory.clone(), editor.table.stamp())
+    Gather::new(editor.table.memory.clone(), Entry::decode::<Tiny<N>>, editor.table.stamp())
 }
 
 /// The real cutting off of the first table of the root, with another way of emptying it.
@@ -246,16 +249,96 @@ mutant! {
     }
 }
 
+/// The real cutting off of the first table of the root, with other ways to link what goes and to tell what is to be flushed.
+fn detach_by<const N: u32>(
+    table: &Table<N>,
+    hold: impl FnOnce(&mut Gather<Memory>, PhysAddr, Level),
+    tell: impl FnOnce(&mut Gather<Memory>),
+) -> Gather<Memory> {
+    let editor = table.edit().unwrap();
+    let mut gather = gather(&editor);
+    let level = Tiny::<N>::ROOT;
+    let cell = table.cell(table.root(), level, 0);
+    let Entry::Table(next) = Entry::decode::<Tiny<N>>(cell.load(Acquire), level) else { panic!() };
+    cell.store(ABSENT, Release);
+    hold(&mut gather, next, level.below().unwrap());
+    tell(&mut gather);
+    gather.set_stamp(crate::change::stamp(&editor));
+    gather
+}
+
+fn tell_all(gather: &mut Gather<Memory>) {
+    gather.cut(0, Level::Page1G.size(), Level::Page4K);
+}
+
 mutant! {
-    /// The table that a collapse replaces is left as it is: a fault fills it afterwards.
-    CollapseUnfrozen fails p1_collapsed_table_not_frozen: install_and_collapse, "is filled", {
-        fn collapse(table: &Table<2>) -> Gather<Memory> {
-            let gather = cut_by(table, |_| ());
-            let cell = table.cell(table.root(), Level::Page2M, 0);
-            overwrite(cell, Amd64Nested::leaf(target(0), Level::Page2M, Permissions::RWX));
+    /// The first entry of a detached table is linked by load and store: a table that a fault has just put there is lost.
+    LinkByStore fails p1_link_by_load_and_store: install_at_link, "a table was lost", {
+        fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
+            detach_by(table, |gather, next, level| {
+                let first = &table.entries(next)[0];
+                let seen = first.load(Acquire);
+                assert!(!Amd64Nested::is_present(seen), "not what the mutant is about");
+                overwrite(first, ABSENT);
+                gather.detach(next, level);
+            }, tell_all)
+        }
+    }
+}
+
+mutant! {
+    /// Tables below are looked for when the tree is detached, and not again: one that a fault puts there is lost.
+    ReclaimEarly fails p1_tables_below_counted_before_the_flush: install_below, "a table was lost", {
+        fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
+            detach_by(table, |gather, next, level| {
+                for entry in table.entries(next) {
+                    if let Entry::Table(below) = Entry::decode::<Tiny<N>>(entry.load(Acquire), level) {
+                        gather.hold(below);
+                    }
+                }
+                gather.hold(next);
+            }, tell_all)
+        }
+    }
+}
+
+mutant! {
+    /// What faults find in a detached table before the flush is not covered by it.
+    DetachTellsLeaves fails p1_only_leaves_of_a_detached_table_are_flushed: install_and_detach, "not flushed", {
+        fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
+            detach_by(table, |gather, next, level| gather.detach(next, level), |gather| {
+                gather.leaves(0, Level::Page4K.size(), Level::Page4K);
+            })
+        }
+    }
+}
+
+mutant! {
+    /// A receipt says that processors were flushed, and nothing of faults that were on their way.
+    ReceiptForProcessors fails p1_reclaiming_under_a_fault: install_and_reclaim, "a table that is free", {
+        const WAITS: bool = false;
+    }
+}
+
+mutant! {
+    /// A settled leaf that was write-protected is not flushed, because it was not exchanged.
+    ProtectUnflushed fails p14_protection_of_a_settled_leaf_without_a_flush: upgrade_and_protect, "not flushed", {
+        fn write_protect(table: &Table<2>) -> Gather<Memory> {
+            let gather = { let editor = table.edit().unwrap(); gather(&editor) };
+            let _ = Real::write_protect(table);
             gather
         }
     }
+}
+
+/// The scenario with the fault at the entry that becomes the link.
+fn install_at_link<P: Protocol>() {
+    install_below_a_detached::<P, true>();
+}
+
+/// The scenario with the fault at another entry.
+fn install_below<P: Protocol>() {
+    install_below_a_detached::<P, false>();
 }
 
 mutant! {

@@ -77,6 +77,66 @@ pub(super) fn install_below_a_cut<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
+/// A fault in a table that is detached, which may fill it until the flush; what it has put there goes with it.
+pub(super) fn install_and_detach<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.install(0, target(0), Level::Page4K, RWX).unwrap();
+    let faulter = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            let result = P::install(&shared, PAGE, RWX);
+            assert!(matches!(result, Ok(_) | Err(MapError::Raced)), "{result:?}");
+            cached(&shared, PAGE)
+        })
+    };
+    let gather = P::detach(&shared);
+    let held = faulter.join().unwrap();
+    check_cached(&shared, &gather, PAGE, held);
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A fault that makes a table below one that is detached: in its first entry, or in another.
+pub(super) fn install_below_a_detached<P: Protocol, const FIRST: bool>() {
+    let (shared, memory) = table::<3>();
+    let (there, faulted) = if FIRST { (LARGE, 0) } else { (0, LARGE) };
+    shared.install(there, target(there), Level::Page2M, RWX).unwrap();
+    let faulter = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            let _ = P::install(&shared, faulted, RWX);
+            cached(&shared, faulted)
+        })
+    };
+    let gather = P::detach(&shared);
+    let held = faulter.join().unwrap();
+    check_cached(&shared, &gather, faulted, held);
+    check_tables(unshared(shared), &memory, gather);
+}
+
+/// A detached table is freed while a fault may be on its way through it: not before its section has ended.
+pub(super) fn install_and_reclaim<P: Protocol>() {
+    let (shared, memory) = table::<2>();
+    shared.install(0, target(0), Level::Page4K, RWX).unwrap();
+    let faulter = {
+        let shared = shared.clone();
+        thread::spawn(move || P::install(&shared, PAGE, RWX).is_ok())
+    };
+    let gather = P::detach(&shared);
+    let receipt = IssuedAt(shared.stamp());
+    if P::WAITS {
+        faulter.join().unwrap();
+        gather.release(&receipt).expect("flushed").table_count
+    } else {
+        let count = gather.release(&receipt).expect("flushed").table_count;
+        faulter.join().unwrap();
+        count
+    };
+    let used_count = memory.used_count();
+    let receipt = IssuedAt(crate::Stamp { root: shared.root(), sequence: u64::MAX });
+    let rest = unshared(shared).dismantle().release(&receipt).expect("nobody walks");
+    assert_eq!(rest.table_count, used_count, "a table was lost");
+}
+
 /// A fault where there is a mark, in a table whose entries are being zapped.
 pub(super) fn install_over_mark<P: Protocol>() {
     let (shared, memory) = table::<2>();
@@ -185,7 +245,6 @@ pub(super) fn store_and_split<P: Protocol>() {
 pub(super) fn install_and_collapse<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, TRACKED).unwrap();
-    let cut = first_table(&shared, shared.root(), Level::Page2M);
     let faulter = {
         let shared = shared.clone();
         thread::spawn(move || {
@@ -197,7 +256,6 @@ pub(super) fn install_and_collapse<P: Protocol>() {
     let gather = P::collapse(&shared);
     let (has_stored, held) = faulter.join().unwrap();
     check_cached(&shared, &gather, PAGE, held);
-    check_frozen(&shared, cut);
     let leaf = last(&shared, 0);
     assert_eq!(Amd64Nested::address(leaf, Level::Page2M), target(0));
     assert!(!has_stored || Amd64Nested::is_dirty(leaf), "a store is not known any more");
@@ -220,8 +278,10 @@ pub(super) fn zap_and_flush<P: Protocol>() {
     let (receipt, held) = flusher.join().unwrap();
     let is_taken = gather.release(&receipt).is_ok();
     assert!(!is_taken || held.is_none(), "a receipt of a flush before the change is taken");
-    let rest = unshared(shared).dismantle();
-    assert_eq!(rest.table_count(), memory.used_count(), "a table was lost");
+    let used_count = memory.used_count();
+    let receipt = IssuedAt(crate::Stamp { root: shared.root(), sequence: u64::MAX });
+    let rest = unshared(shared).dismantle().release(&receipt).expect("nobody walks");
+    assert_eq!(rest.table_count, used_count, "a table was lost");
 }
 
 #[test]
@@ -237,6 +297,26 @@ fn p1_install_of_a_table_in_one_that_is_cut_off() {
 #[test]
 fn p1_upgrade_in_a_table_that_is_cut_off() {
     check(upgrade_and_cut::<Real>);
+}
+
+#[test]
+fn p1_install_in_a_table_that_is_detached() {
+    check(install_and_detach::<Real>);
+}
+
+#[test]
+fn p1_install_of_a_table_below_one_that_is_detached() {
+    check(install_below_a_detached::<Real, false>);
+}
+
+#[test]
+fn p1_install_of_a_table_at_the_link_of_one_that_is_detached() {
+    check(install_below_a_detached::<Real, true>);
+}
+
+#[test]
+fn p1_reclaiming_after_sections_have_ended() {
+    check(install_and_reclaim::<Real>);
 }
 
 #[test]

@@ -27,6 +27,17 @@ fn stage_2_entries_have_the_bits_of_the_manual() {
 }
 
 #[test]
+fn p20_forced_write_back_has_its_own_memory_types() {
+    type Forced = Arm64Stage2<4, true>;
+    assert_eq!(Forced::leaf(PA, Level::Page4K, RWX), 0x4000_07db, "MemAttr 0b0110");
+    let device = RW | Permissions::DEVICE;
+    assert_eq!(Forced::leaf(PA, Level::Page4K, device), Stage2::leaf(PA, Level::Page4K, device), "0b0001");
+    for permissions in [R, RX, RWX, device] {
+        assert_eq!(Forced::permissions(Forced::leaf(PA, Level::Page2M, permissions)), permissions);
+    }
+}
+
+#[test]
 fn stage_1_entries_have_the_bits_of_the_manual() {
     let user = Permissions::USER;
     // Valid, page, AttrIndx 0, AP[2:1] 0b00, inner shareable, AF, nG, PXN, UXN.

@@ -19,6 +19,7 @@ mod policy;
 mod programs;
 mod span;
 mod steps;
+mod sweep;
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -2,12 +2,16 @@
 
 use core::arch::asm;
 use core::cell::Cell;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use coherence::tlbi::Stage2Tlb;
 use hostlink::exit::ExitCode;
+use hostlink::phase::Phase;
 
+use super::features::Features;
 use super::sysreg::isb;
-use super::{gic, interrupts, power};
+use super::{flush, gic, interrupts, power};
 use crate::vm::PerCpu;
 
 /// What belongs to one CPU beside [`PerCpu`]'s own.
@@ -84,6 +88,39 @@ pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
     }
 }
 
+/// Tells an emulator that counts instructions what the hypervisor is doing: a hint, which does nothing.
+#[inline(always)]
+pub(crate) fn mark(phase: Phase) {
+    macro_rules! hint {
+        ($phase:expr) => {
+            // SAFETY: an unallocated hint is a NOP.
+            unsafe { asm!("hint #{}", const $phase.hint(), options(nomem, nostack, preserves_flags)) }
+        };
+    }
+    match phase {
+        Phase::None => hint!(Phase::None),
+        Phase::Blocking => hint!(Phase::Blocking),
+        Phase::Reclaim => hint!(Phase::Reclaim),
+        Phase::DirtyEnable => hint!(Phase::DirtyEnable),
+        Phase::DirtyFetch => hint!(Phase::DirtyFetch),
+        Phase::FaultIn => hint!(Phase::FaultIn),
+        Phase::PerPage => hint!(Phase::PerPage),
+        Phase::After => hint!(Phase::After),
+    }
+}
+
+/// Whether memory that was a guest's has to be cleaned out of the data caches before somebody else has it: without
+/// FEAT_S2FWB a guest may have used it around them.
+pub(crate) fn must_clean() -> bool {
+    !Features::get().contains(Features::FORCED_WRITE_BACK)
+}
+
+/// Writes the data caches' lines of some memory back, and drops them.
+pub(crate) fn clean(memory: Range<u64>) {
+    flush::Tlb.clean(memory);
+    flush::Tlb.complete_caches();
+}
+
 /// Zeroes memory, by the cache line where the processor can.
 ///
 /// # Safety
@@ -99,12 +136,23 @@ pub(crate) unsafe fn zero(start: u64, size: u64) {
         return;
     }
     let mut at = start;
-    while at < end {
-        // SAFETY: the caller vouches for the range, which is made of whole blocks; two of them are at most a page.
+    // Eight blocks at a time are at most four pages, and the range is made of more than that mostly.
+    while at + 8 * block <= end {
+        // SAFETY: the caller vouches for the range.
         unsafe {
-            asm!("dc zva, {0}", "dc zva, {1}", in(reg) at, in(reg) at + block, options(nostack, preserves_flags));
+            asm!(
+                "dc zva, {0}", "add {0}, {0}, {1}", "dc zva, {0}", "add {0}, {0}, {1}",
+                "dc zva, {0}", "add {0}, {0}, {1}", "dc zva, {0}", "add {0}, {0}, {1}",
+                "dc zva, {0}", "add {0}, {0}, {1}", "dc zva, {0}", "add {0}, {0}, {1}",
+                "dc zva, {0}", "add {0}, {0}, {1}", "dc zva, {0}", "add {0}, {0}, {1}",
+                inout(reg) at, in(reg) block, options(nostack, preserves_flags),
+            );
         }
-        at += 2 * block;
+    }
+    while at < end {
+        // SAFETY: as above; a block is at most half a page.
+        unsafe { asm!("dc zva, {}", in(reg) at, options(nostack, preserves_flags)) };
+        at += block;
     }
 }
 

@@ -31,6 +31,16 @@ const LONG: u64 = 1 << 25;
 /// Of a trapped WFI or WFE: which. 0 is WFI, 1 WFE; the forms with a timeout are not shown to guests.
 const WAIT_FOR_EVENT: u64 = 1;
 
+/// SMCCC's "vendor-specific hypervisor service, call UID" (Arm DEN 0028F, section 6.2), and what it returns: the
+/// letters of "quell hypervisor".
+const VENDOR_UID: u32 = 0x8600_ff01;
+const IDENTITY: [u64; 4] = {
+    const fn word(letters: &[u8; 4]) -> u64 {
+        u32::from_le_bytes(*letters) as u64
+    }
+    [word(b"quel"), word(b"l hy"), word(b"perv"), word(b"isor")]
+};
+
 impl Context<'_> {
     /// Handles the exit.
     pub(crate) fn handle_exit(&mut self) -> Next {
@@ -102,7 +112,11 @@ impl Context<'_> {
 
     /// HVC: PSCI, and nothing else. The PC is behind the instruction already.
     fn on_call(&mut self) -> Next {
-        let x = &self.state.registers.x;
+        let x = &mut self.state.registers.x;
+        if x[0] as u32 == VENDOR_UID {
+            x[..4].copy_from_slice(&IDENTITY);
+            return Next::Resume;
+        }
         let call = psci::decode([x[0], x[1], x[2], x[3]], self.vm.vcpu_count() as u8);
         let result = match call {
             Call::Return(value) => value,

@@ -11,7 +11,7 @@ use hostlink::config::MAX_VCPUS;
 use paging::{FlushRange, FlushReceipt, Invalidation, Level, Stamp};
 
 use super::sysreg::{read, write};
-use crate::vm::{self, Machine};
+use crate::vm::{Machine, machine};
 
 /// Banks of 64 that all vCPUs fit into.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
@@ -154,7 +154,7 @@ fn stale(range: &FlushRange) -> Stale {
 
 /// The walker has made an entry invalid, and puts another there next.
 pub(crate) fn break_before_make(range: &FlushRange) {
-    let Some(vm) = vm::try_machine() else { return };
+    let Some(vm) = machine::try_machine() else { return };
     if let Some(vmid) = vm.guest.vmid.current() {
         let setup = vm.guest.setup();
         let context = Context::enter(&Tlb, vm.guest.vttbr(vmid), setup.errata);

@@ -30,7 +30,6 @@ mod gicr {
     pub(super) const IGROUPR0: u64 = SGI + 0x80;
     pub(super) const ISENABLER0: u64 = SGI + 0x100;
     pub(super) const ICENABLER0: u64 = SGI + 0x180;
-    pub(super) const ISACTIVER0: u64 = SGI + 0x300;
     pub(super) const ICACTIVER0: u64 = SGI + 0x380;
     pub(super) const IPRIORITYR: u64 = SGI + 0x400;
     pub(super) const TYPER_LAST: u64 = 1 << 4;
@@ -158,11 +157,6 @@ pub(crate) fn drop_priority(intid: u32) {
 pub(crate) fn deactivate(intid: u32) {
     // SAFETY: the interrupt is the hypervisor's, or one of the guest's that nobody handles any more.
     unsafe { write!("icc_dir_el1", intid.into()) };
-}
-
-/// Sets a private interrupt of the calling CPU active, so that it does not interrupt until it is deactivated.
-pub(crate) fn activate_private(cpu: &PerCpu, intid: u32) {
-    write32(cpu.arch.redistributor.get() + gicr::ISACTIVER0, 1 << intid);
 }
 
 /// Sends a software-generated interrupt to the CPU with affinity `id`.

@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use coherence::tlbi::{self, Errata, Granule, Limits, Setup, Vttbr};
+use coherence::tlbi::{self, Errata, Granule, Limits, Setup, Stage2Tlb, Vttbr};
 use coherence::vmid::{LocalMaintenance, VmidAllocator, VmidSlot};
 use hostlink::config::{Config, LocalTlbi, Stage2Unmap};
 use memslots::{Gpa, GuestMemory};
@@ -18,7 +18,7 @@ use super::flush::Tlb;
 use super::state::{self, VcpuState};
 use super::sysreg::read;
 use super::vcpu::Inbox;
-use super::{clock, stage2};
+use super::{clock, cpu, stage2};
 use crate::devices::gic::{Distributor, INTIDS_DEFAULT};
 use crate::devices::pl011::Pl011;
 use crate::devices::psci::Start;
@@ -122,7 +122,7 @@ impl Shared {
         let shared = Self {
             distributor: Box::new(Mutex::new(Distributor::new(config.vcpus as u8, INTIDS_DEFAULT))),
             uart: Mutex::new(Uart::new()),
-            vmids: Box::new(VmidAllocator::new(bits).ok_or(CreateError::NoCpu)?),
+            vmids: Box::new(VmidAllocator::new(bits).ok_or(CreateError::Vmids)?),
             vmid: VmidSlot::new(),
             setup: setup(config.switches.stage2_unmap),
             root: space.root().0,
@@ -176,6 +176,13 @@ impl Shared {
         for place in &plan.placements {
             guest.write(Gpa(place.gpa), &place.bytes).expect("the plan stays within memory");
         }
+        if cpu::must_clean() {
+            // The guest begins with its caches off.
+            guest.for_each(|slot| cpu::clean(slot.host.0..slot.host.0 + slot.size));
+        }
+        Tlb.instruction_cache();
+        Tlb.complete();
+        Tlb.context_sync();
         let Entry { pc, x0 } = plan.entry;
         inbox.power.reset();
         if inbox.power.turn_on(Start { entry: pc, context: x0 }).is_ok()

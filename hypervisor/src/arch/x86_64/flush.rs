@@ -15,7 +15,8 @@ use super::clock;
 use super::svm::vmcb::CR3_ADDRESS;
 use crate::hyperv::{Platform, Services};
 use crate::tlb::{self, Plan, Why};
-use crate::vm::{self, CounterRow, Machine, PerCpu, Vcpu};
+use crate::vm::machine::{self, CounterRow, Vcpu};
+use crate::vm::{Machine, PerCpu};
 
 /// Banks of 64 that all vCPUs fit into.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
@@ -84,7 +85,7 @@ pub(crate) struct Ipi;
 
 impl Hardware for Ipi {
     fn kick(&self, cpu: CpuId) {
-        vm::kick(cpu.0);
+        machine::kick(cpu.0);
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
@@ -93,7 +94,7 @@ impl Hardware for Ipi {
             // No working machine gets here. One that has lost a kick gets all of them again.
             PerCpu::all()
                 .filter(|cpu| cpu.online.load(Ordering::Relaxed))
-                .for_each(|cpu| vm::kick(cpu.index));
+                .for_each(|cpu| machine::kick(cpu.index));
         }
         if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
@@ -125,7 +126,7 @@ impl Services for CallServices<'_> {
                 sent += 1;
             }
         });
-        vm::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
+        machine::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
     }
 }
 
@@ -171,7 +172,7 @@ impl CallServices<'_> {
         }
         let counters = vm.counters_of(caller);
         let count = |counter: Counter, amount: u32| {
-            vm::increase(&counters[counter as usize], amount.into());
+            machine::increase(&counters[counter as usize], amount.into());
         };
         count(counter, 1);
         if issued.outcome().elsewhere != 0 {
@@ -241,7 +242,7 @@ fn space_of(call: &FlushCall<'_>) -> Option<u64> {
 #[inline(never)]
 fn dispatch_and_wait(issued: Issued<'_, Machine, BANKS>, counters: &CounterRow) {
     #[cfg(feature = "defects")]
-    if vm::machine().defect() == Some(hostlink::defect::Defect::EarlyReturn) {
+    if machine::machine().defect() == Some(hostlink::defect::Defect::EarlyReturn) {
         let _ = issued.dispatch(&Ipi);
         return;
     }
@@ -260,7 +261,7 @@ fn dispatch_and_wait(issued: Issued<'_, Machine, BANKS>, counters: &CounterRow) 
         (Counter::FlushOverflows, outcome.mailbox_overflows),
         (Counter::of_wait(waited), 1),
     ] {
-        vm::increase(&counters[counter as usize], amount.into());
+        machine::increase(&counters[counter as usize], amount.into());
     }
 }
 

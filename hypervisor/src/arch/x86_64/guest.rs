@@ -16,6 +16,7 @@ use super::overlay::Overlays;
 use super::rom::Rom;
 use super::svm::state::{Permissions, VcpuState};
 use super::svm::{cpuid, invalidate, msr};
+use super::translation;
 use super::vcpu::Inbox;
 use crate::arch::clock;
 use crate::devices::acpi;
@@ -29,8 +30,9 @@ use crate::hyperv::{self, CrashReport, Partition};
 use crate::loader::{self, LoadError, MemoryLayout, layout};
 use crate::sched::VcpuIndex;
 use crate::tlb::{self, Measured};
+use crate::vm::machine::Vcpu;
 use crate::vm::space::Space;
-use crate::vm::{CreateError, Files, Machine, PerCpu, Vcpu, control, memory};
+use crate::vm::{CreateError, Files, Machine, PerCpu, control};
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
@@ -161,13 +163,18 @@ fn measure_flushes(limit: Option<u32>) -> tlb::Cost {
 
 /// Allocates a permission map and fills it in; returns its physical address.
 fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
-    let address = memory::allocate_pages(pages);
+    let address = translation::allocate_pages(pages);
     // SAFETY: the pages were just allocated for this.
     fill(unsafe { core::slice::from_raw_parts_mut(address as *mut u8, pages * PAGE as usize) });
     address
 }
 
 impl Machine {
+    /// Whether flushes end their targets' stay in guest mode; they do, but in tests that have to notice.
+    pub(crate) fn has_kicks(&self) -> bool {
+        self.files.config.switches.kick
+    }
+
     /// All devices as after power-on. No vCPU runs.
     pub(crate) fn reset_devices(&self, cpu: &PerCpu) {
         self.guest.partition.reset();

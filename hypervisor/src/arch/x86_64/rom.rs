@@ -2,13 +2,17 @@
 
 use core::slice;
 
+use hostlink::counters::Counter;
 use hostlink::rom;
 use memslots::space::Report;
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
 
 use super::flush::FlushScratch;
+use super::translation;
 use crate::devices::pci::rom_device::RomLen;
-use crate::vm::{Machine, memory};
+use crate::vm::Machine;
+use crate::vm::machine::{CounterRow, increase};
+use crate::vm::space::SpaceJob;
 
 /// Name of the ROM's slot; RAM has the first ones.
 const SLOT: SlotId = SlotId(u16::MAX);
@@ -27,7 +31,7 @@ impl Rom {
     /// A ROM with its contents, which the guest does not see yet.
     pub(crate) fn new(len: RomLen) -> Self {
         let bytes = len.bytes() as usize;
-        let image = memory::allocate_pages(bytes / PAGE);
+        let image = translation::allocate_pages(bytes / PAGE);
         // SAFETY: the pages were just allocated for this, and no slot names them yet.
         let image_bytes = unsafe { slice::from_raw_parts_mut(image as *mut u8, bytes) };
         for (line, index) in image_bytes.chunks_exact_mut(rom::LINE as usize).zip(0..) {
@@ -85,3 +89,26 @@ impl Rom {
 /// Another change of the slots is under way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Busy;
+
+impl Machine {
+    /// Carries a short job through.
+    fn finish_job(&self, mut job: SpaceJob<'_>, scratch: &mut FlushScratch) -> Report {
+        while self.step_job(&mut job, scratch).is_continue() {}
+        let report = job.report();
+        drop(job);
+        self.audit_if_paranoid();
+        report
+    }
+}
+
+/// Counts a job that a vCPU's access has caused.
+pub(crate) fn count_job(counters: &CounterRow, report: &Report) {
+    for (counter, amount) in [
+        (Counter::SlotChanges, 1),
+        (Counter::ZapVisited, report.visited),
+        (Counter::ZapTables, report.tables),
+        (Counter::ZapFlushes, report.flushes),
+    ] {
+        increase(&counters[counter as usize], amount);
+    }
+}

@@ -200,8 +200,8 @@ extern "C" fn bsp_on_block() -> ! {
 
 /// What each CPU does once for itself after its tables are loaded.
 fn enable_cpu(cpu: &'static PerCpu) {
-    cpu.arch.host_save.set(memory::allocate_pages(1));
-    cpu.arch.host_vmcb.set(memory::allocate_pages(1));
+    cpu.arch.host_save.set(translation::allocate_pages(1));
+    cpu.arch.host_vmcb.set(translation::allocate_pages(1));
     // SAFETY: the pages were just allocated.
     unsafe {
         features::enable(cpu.arch.host_save.get());

@@ -13,6 +13,7 @@ use x86_64::structures::tss::TaskStateSegment;
 
 use super::interrupts::stub_address;
 use crate::vm::PerCpu;
+use crate::vm::percpu::FAULT_STACK_TOP;
 
 /// Index in the TSS of the stack for double faults and machine checks.
 const FAULT_IST: u16 = 0;
@@ -31,6 +32,9 @@ impl CpuTables {
         Self { gdt: MaybeUninit::uninit(), tss: TaskStateSegment::new() }
     }
 }
+
+/// Offset in a CPU's block of the top of the stack for NMIs.
+const NMI_STACK_TOP: u64 = 0x6000;
 
 /// A gate of the IDT: AMD64 APM volume 2, section 4.8.4 "Interrupt-gate and trap-gate descriptors".
 #[derive(Clone, Copy)]
@@ -80,8 +84,8 @@ pub(crate) fn load(cpu: &'static PerCpu) {
     assert!(IDT_READY.load(Ordering::Acquire), "the IDT is built first");
     // SAFETY: the tables belong to this CPU, which loads them once; they live as long as it does.
     let tables = unsafe { &mut *cpu.arch.tables.get() };
-    tables.tss.interrupt_stack_table[FAULT_IST as usize] = VirtAddr::new(cpu.fault_stack_top());
-    tables.tss.interrupt_stack_table[NMI_IST as usize] = VirtAddr::new(cpu.nmi_stack_top());
+    tables.tss.interrupt_stack_table[FAULT_IST as usize] = VirtAddr::new(cpu.block() + FAULT_STACK_TOP);
+    tables.tss.interrupt_stack_table[NMI_IST as usize] = VirtAddr::new(cpu.block() + NMI_STACK_TOP);
     let gdt = tables.gdt.write(GlobalDescriptorTable::new());
     let code = gdt.append(Descriptor::kernel_code_segment());
     let data = gdt.append(Descriptor::kernel_data_segment());

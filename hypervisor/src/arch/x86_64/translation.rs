@@ -3,6 +3,8 @@
 //! Everything is mapped one to one. Text may be executed, read-only data read, all other memory written;
 //! nothing can be both written and executed. Page 0 and the guard pages of the stacks are not mapped.
 
+use alloc::alloc::alloc_zeroed;
+use core::alloc::Layout;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,6 +16,15 @@ use crate::vm::memory::{HeapTables, rodata, text};
 use crate::vm::percpu::{BLOCK_SIZE, GUARD_PAGES};
 
 const PAGE: u64 = 4096;
+
+/// Zeroed, page-aligned memory from the heap that stays for ever; its address is also its physical address.
+pub(crate) fn allocate_pages(pages: usize) -> u64 {
+    let layout = Layout::from_size_align(pages * PAGE as usize, PAGE as usize).expect("a small layout");
+    // SAFETY: the size is not zero.
+    let start = unsafe { alloc_zeroed(layout) };
+    assert!(!start.is_null(), "the heap is exhausted");
+    start.addr() as u64
+}
 
 /// Root of the tables that all CPUs use.
 static ROOT: AtomicU64 = AtomicU64::new(0);

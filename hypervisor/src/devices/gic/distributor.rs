@@ -52,6 +52,8 @@ pub(super) struct Claimed {
     pub(super) latch: bool,
     pub(super) line: bool,
     pub(super) active: bool,
+    /// It is routed to another by now: if it becomes pending again, that one gets it when it ends here.
+    pub(super) is_elsewhere: bool,
     pub(super) enabled: bool,
     pub(super) group1: bool,
     pub(super) edge: bool,
@@ -240,10 +242,15 @@ impl Distributor {
 
     /// The vCPU that has to look at an SPI. `None` if it is routed to an affinity that nobody has.
     fn addressee(&self, spi: u8) -> Option<u8> {
-        let index = usize::from(spi);
         if self.held.has(spi) || self.must_return(spi) {
-            return Some(self.holder[index]);
+            return Some(self.holder[usize::from(spi)]);
         }
+        self.route(spi)
+    }
+
+    /// The vCPU that it is routed to.
+    fn route(&self, spi: u8) -> Option<u8> {
+        let index = usize::from(spi);
         if self.is_for_any(spi) {
             return Some(self.chosen[index]);
         }
@@ -269,6 +276,7 @@ impl Distributor {
             latch: self.latch.has(spi),
             line: self.line.has(spi),
             active: self.active.has(spi),
+            is_elsewhere: !self.is_for_any(spi) && self.route(spi) != Some(vcpu),
             enabled: self.setup.enabled.has(spi),
             group1: self.setup.group1.has(spi),
             edge: self.setup.edge.has(spi),

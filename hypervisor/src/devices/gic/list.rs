@@ -71,8 +71,12 @@ bitflags::bitflags! {
         const NO_PENDING = 1 << 3;
         /// VGrp0EIE: the guest enabled group 0.
         const GROUP0_ENABLED = 1 << 4;
+        /// VGrp0DIE: the guest disabled group 0.
+        const GROUP0_DISABLED = 1 << 5;
         /// VGrp1EIE: the guest enabled group 1.
         const GROUP1_ENABLED = 1 << 6;
+        /// VGrp1DIE: the guest disabled group 1.
+        const GROUP1_DISABLED = 1 << 7;
         /// TDIR: writes of ICC_DIR_EL1 trap; perform them with [`deactivate`](super::Private::deactivate).
         const TRAP_DEACTIVATION = 1 << 14;
     }

@@ -54,6 +54,8 @@ pub struct Private {
     linked: Bits,
     /// SPIs whose state is here.
     held: Bits,
+    /// Of those, the ones that are here only until they end.
+    elsewhere: Bits,
     /// SPIs that the distributor and we have to talk about.
     unsettled: Bits,
     /// What is in the list registers while the guest runs.
@@ -78,6 +80,7 @@ impl Private {
             active: Bits::EMPTY,
             linked: Bits::EMPTY,
             held: Bits::EMPTY,
+            elsewhere: Bits::EMPTY,
             unsettled: Bits::EMPTY,
             loaded: [ListRegister::new(); LIST_MAX],
             loaded_count: 0,
@@ -135,7 +138,9 @@ impl Private {
     fn give_back(&mut self, intid: u8, distributor: &mut Distributor) {
         if self.held.has(intid) {
             distributor.give_back(intid, self.latch.has(intid), self.active.has(intid));
-            for set in [&mut self.held, &mut self.latch, &mut self.line, &mut self.active] {
+            for set in
+                [&mut self.held, &mut self.elsewhere, &mut self.latch, &mut self.line, &mut self.active]
+            {
                 set.remove(intid);
             }
         }
@@ -146,6 +151,7 @@ impl Private {
         self.latch.set(intid, claimed.latch);
         self.line.set(intid, claimed.line);
         self.active.set(intid, claimed.active);
+        self.elsewhere.set(intid, claimed.is_elsewhere);
         self.setup.enabled.set(intid, claimed.enabled);
         self.setup.group1.set(intid, claimed.group1);
         self.setup.edge.set(intid, claimed.edge);
@@ -239,13 +245,18 @@ impl Private {
         self.latch.or(self.line.and(self.setup.edge.not().or(self.linked)))
     }
 
-    /// What is to be signalled as far as the distributor and the redistributor are concerned.
-    const fn waiting(&self) -> Bits {
+    /// Pending, and held back neither by the distributor nor by the redistributor.
+    const fn wanted(&self) -> Bits {
         let pending = self.pending();
         if pending.is_empty() {
             return pending;
         }
-        pending.and(self.setup.enabled).and(self.groups.members(self.setup.group1)).without(self.active)
+        pending.and(self.setup.enabled).and(self.groups.members(self.setup.group1))
+    }
+
+    /// What is to be signalled: an active one is not, before it is deactivated.
+    const fn waiting(&self) -> Bits {
+        self.wanted().without(self.active)
     }
 
     /// The one of highest priority; of several the lowest INTID.

@@ -5,14 +5,16 @@ use core::sync::atomic::Ordering;
 
 use alloc::boxed::Box;
 
+use hostlink::config::Stage2Unmap;
 use hostlink::counters::Counter;
 use hostlink::ctl::{LogWay, Request, SlotRecord};
+use hostlink::phase::Phase;
 use memslots::space::LogWay as Way;
 use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 
 use super::{Answer, runs};
-use crate::arch::clock;
 use crate::arch::flush::FlushScratch;
+use crate::arch::{clock, cpu};
 use crate::vm::Machine;
 use crate::vm::slot_memory::NewSlot;
 use crate::vm::space::{SpaceFetch, SpaceJob};
@@ -82,7 +84,9 @@ pub(crate) enum Work {
     /// Records, from this one on.
     List { request: Request, next: usize },
     /// A change of the slots.
-    Change { job: SpaceJob<'static>, scratch: Box<FlushScratch>, after: After, took: Took },
+    Change { job: SpaceJob<'static>, scratch: Box<FlushScratch>, after: After, took: Took, phase: Phase },
+    /// Memory that has come back is being cleaned.
+    Clean,
     /// A fetch of a log.
     Fetch { id: SlotId, job: SpaceFetch<'static>, scratch: Box<FlushScratch> },
     /// Its result goes out, from this page on.
@@ -133,7 +137,8 @@ impl Work {
             Request::LogFetch { slot } => fetch_log(vm, SlotId(slot)),
             Request::LogStop { slot } => {
                 let job = vm.space.stop_log(SlotId(slot));
-                job.map(|job| Self::change(job, After::Nothing)).map_err(|error| refusal(slot, error))
+                job.map(|job| Self::change(job, After::Nothing, Phase::None))
+                    .map_err(|error| refusal(slot, error))
             }
         };
         let work = begun.unwrap_or_else(|why| match why {
@@ -146,8 +151,8 @@ impl Work {
         work
     }
 
-    fn change(job: SpaceJob<'static>, after: After) -> Self {
-        Self::Change { job, scratch: Box::new(FlushScratch::new()), after, took: Took::default() }
+    fn change(job: SpaceJob<'static>, after: After, phase: Phase) -> Self {
+        Self::Change { job, scratch: Box::new(FlushScratch::new()), after, took: Took::default(), phase }
     }
 
     /// Goes on for a short while.
@@ -171,9 +176,14 @@ impl Work {
                 *self = Self::new(vm, *request);
                 Progress::More
             }
-            Self::Change { job, scratch, after, took } => {
+            Self::Change { job, scratch, after, took, phase } => {
                 let start = clock::now();
-                let step = vm.step_job(job, scratch);
+                // When the slots have changed the guest may go on: what follows is giving back.
+                let is_over = job.generation().is_some();
+                let step = marked(
+                    if is_over && *phase == Phase::Blocking { Phase::Reclaim } else { *phase },
+                    || vm.step_job(job, scratch),
+                );
                 took.add(clock::now() - start);
                 if step.is_continue() {
                     return Progress::More;
@@ -195,12 +205,16 @@ impl Work {
                     }
                 }
                 // The job is let go of before others look at what it has left.
-                *self = Self::Over;
+                *self = Self::Clean;
                 vm.audit_if_paranoid();
-                Progress::Done
+                Progress::More
             }
+            Self::Clean => match marked(Phase::Reclaim, || vm.memory_of_slots.lock().clean_some()) {
+                true => Progress::More,
+                false => Progress::Done,
+            },
             Self::Fetch { job, scratch, id } => {
-                if vm.step_job(job, scratch).is_break() {
+                if marked(Phase::DirtyFetch, || vm.step_job(job, scratch)).is_break() {
                     *self = Self::fetched(vm, *id);
                 }
                 Progress::More
@@ -226,7 +240,7 @@ impl Work {
         let is_later = matches!(begun, Err(SlotError::Busy));
         vm.turn_wanted.store(is_later, Ordering::Relaxed);
         match begun {
-            Ok(job) => *self = Self::change(job, After::Slot(slot.id.0)),
+            Ok(job) => *self = Self::change(job, After::Slot(slot.id.0), Phase::None),
             Err(_) if is_later => {}
             Err(error) => {
                 vm.memory_of_slots.lock().retire_memory(&slot);
@@ -244,6 +258,14 @@ impl Work {
             None => Self::Refused(Refusal::NoSlot(id.0)),
         }
     }
+}
+
+/// Does something of a phase whose instructions are counted.
+fn marked<R>(phase: Phase, act: impl FnOnce() -> R) -> R {
+    cpu::mark(phase);
+    let result = act();
+    cpu::mark(Phase::None);
+    result
 }
 
 fn refusal(slot: u16, error: SlotError) -> Refusal {
@@ -288,8 +310,11 @@ fn delete(vm: &'static Machine, slot: u16) -> Result<Work, Refusal> {
     if !vm.memory_of_slots.lock().was_added(SlotId(slot)) {
         return Err(Refusal::NotAdded(slot));
     }
-    let job = vm.space.remove(SlotId(slot)).map_err(|error| refusal(slot, error))?;
-    Ok(Work::change(job, After::Report))
+    let by_page = vm.files.config.switches.stage2_unmap == Stage2Unmap::Page;
+    let phase = if by_page { Phase::PerPage } else { Phase::Blocking };
+    let scratch = Box::new(FlushScratch::new());
+    let job = marked(phase, || vm.space.remove(SlotId(slot))).map_err(|error| refusal(slot, error))?;
+    Ok(Work::Change { job, scratch, after: After::Report, took: Took::default(), phase })
 }
 
 fn start_log(vm: &'static Machine, slot: u16, way: LogWay) -> Result<Work, Refusal> {
@@ -306,8 +331,8 @@ fn start_log(vm: &'static Machine, slot: u16, way: LogWay) -> Result<Work, Refus
     };
     let log = vm.memory_of_slots.lock().make_log(&former);
     // SAFETY: the log lives until the slot hands it back.
-    match unsafe { vm.space.start_log(SlotId(slot), log, way) } {
-        Ok(job) => Ok(Work::change(job, After::Nothing)),
+    match marked(Phase::DirtyEnable, || unsafe { vm.space.start_log(SlotId(slot), log, way) }) {
+        Ok(job) => Ok(Work::change(job, After::Nothing, Phase::DirtyEnable)),
         Err(error) => {
             vm.memory_of_slots.lock().retire_log(SlotId(slot));
             Err(refusal(slot, error))

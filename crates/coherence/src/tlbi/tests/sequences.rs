@@ -254,7 +254,7 @@ fn p20_nothing_is_cleaned_where_stage_2_forces_write_back() {
     let machine = Machine::new(&[]);
     let context = Context::enter(&machine, vttbr(), NONE);
     let done = invalidate(&context, &forced, Plan::<core::iter::Empty<Stale>>::Nothing);
-    clean(&machine, &done, &forced, [0..0x1000], Instructions::Keep);
+    clean(&machine, &done, &forced, core::iter::once(0..0x1000), Instructions::Keep);
     assert_eq!(machine.trace(), [""; 0]);
 }
 
@@ -277,7 +277,7 @@ fn p21_instruction_caches_by_policy() {
     let machine = Machine::new(&[]);
     let context = Context::enter(&machine, vttbr(), NONE);
     let done = invalidate(&context, &SETUP, Plan::<core::iter::Empty<Stale>>::Nothing);
-    clean(&machine, &done, &SETUP, [0..0x1000], Instructions::Invalidate);
+    clean(&machine, &done, &SETUP, core::iter::once(0..0x1000), Instructions::Invalidate);
     let expected = ["clean", "complete_caches", "instruction_cache", "complete", "context_sync"];
     assert_eq!(machine.trace(), expected);
 }

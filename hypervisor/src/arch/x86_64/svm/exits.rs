@@ -4,15 +4,15 @@
 use core::sync::atomic::Ordering;
 
 use hostlink::counters::Counter;
-use memslots::{Gpa, Pattern};
+use memslots::{Gpa, GuestMemory, Pattern};
 
 use super::super::clock;
 use super::super::overlay::Overlays;
-use super::super::rom::Busy;
+use super::super::rom::{Busy, count_job};
 use super::entry::{RAX, RBX, RCX, RDX};
 use super::fpu;
 use super::instruction::{decode_control_write, length};
-use super::state::Activity;
+use super::state::{Activity, VcpuState};
 use super::step::Nmi;
 use super::vmcb::{CR4_PAE, CR4_PCIDE, DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
 use super::{cpuid, msr};
@@ -24,10 +24,17 @@ use crate::emulator::Operand;
 #[cfg(feature = "defects")]
 use crate::hyperv::defects;
 use crate::hyperv::{self, Caller, MsrEffect, MsrRead, Outcome, hypercall};
-use crate::vm::space::count_job;
 use crate::vm::{Context, Next, increase};
 
 impl Context<'_> {
+    /// Runs `look` with guest memory in a [section](Self::with_section).
+    pub(crate) fn with_translation<R>(
+        &mut self,
+        look: impl FnOnce(&mut VcpuState, &GuestMemory<'_>) -> R,
+    ) -> R {
+        self.with_section(|state, vm| look(state, &vm.space.slots().memory()))
+    }
+
     /// Goes on behind an instruction of `length` bytes.
     pub(crate) fn skip(&mut self, length: u64) {
         let vmcb = &mut self.state.vmcb;

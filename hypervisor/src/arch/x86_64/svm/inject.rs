@@ -77,7 +77,7 @@ impl VcpuState {
         }
         if self.nmi.is_deliverable() && self.vmcb.event_injection & event::VALID != 0 {
             // It comes next: the kick is taken once the event is delivered.
-            vm::kick(PerCpu::current().index);
+            vm::machine::kick(PerCpu::current().index);
         }
         if is_arranged || self.nmi.is_deliverable() || self.lapic.highest_irr().is_some() {
             self.request_window();

@@ -26,11 +26,12 @@ impl Private {
     fn fill_from(&mut self, waiting: Bits, registers: &mut impl ListRegisters, view: &View) -> Maintenance {
         let count = registers.count().min(LIST_MAX);
         let reserved = usize::from(!waiting.is_empty());
+        let is_crowded = waiting.count() + self.active.count() > count;
         let mut left_active = self.active;
         while self.loaded_count < count.saturating_sub(reserved) {
             let Some(intid) = self.highest(left_active) else { break };
             left_active.remove(intid);
-            self.load(intid);
+            self.load(intid, is_crowded);
         }
         // Groups that the guest does not let through come last: they must not keep out what it does.
         let open = view.groups().members(self.setup.group1);
@@ -39,7 +40,7 @@ impl Private {
             let next = self.highest(left_waiting.and(open)).or_else(|| self.highest(left_waiting));
             let Some(intid) = next else { break };
             left_waiting.remove(intid);
-            self.load(intid);
+            self.load(intid, is_crowded);
         }
         for (index, register) in self.loaded[..self.loaded_count].iter().enumerate() {
             registers.write(index, register.into_bits());
@@ -47,20 +48,27 @@ impl Private {
         self.maintenance(left_active, left_waiting, view)
     }
 
-    fn load(&mut self, intid: u8) {
+    fn load(&mut self, intid: u8, is_crowded: bool) {
         let active = self.active.has(intid);
         let linked = self.linked.has(intid);
         let is_level = !self.setup.edge.has(intid);
-        let pending = if active { !linked && !is_level && self.latch.has(intid) } else { true };
+        // Active and wanted again: the guest can have both at once only if that hides nothing. If others wait outside
+        // the registers, it could come before one of higher priority; if it is level-sensitive, its line may fall
+        // meanwhile; if routed elsewhere by now, it is another's; if linked, the architecture has no such state. Those
+        // are looked at when they end.
+        let is_again = active && self.wanted().has(intid);
+        let is_elsewhere = self.elsewhere.has(intid);
+        let pending = !active || is_again && !(linked || is_level || is_crowded || is_elsewhere);
+        let is_hardware = linked && !(active && self.latch.has(intid));
         let register = ListRegister::new()
             .with_intid(u32::from(intid))
             .with_priority(self.setup.priority[usize::from(intid)])
             .with_group1(self.setup.group1.has(intid))
             .with_pending(pending)
             .with_active(active);
-        self.loaded[self.loaded_count] = if linked {
+        self.loaded[self.loaded_count] = if is_hardware {
             register.with_hardware(true).with_physical(u16::from(intid))
-        } else if is_level {
+        } else if is_level || linked || is_again && !pending {
             register.with_eoi()
         } else {
             register
@@ -75,14 +83,9 @@ impl Private {
         }
         if !left_waiting.is_empty() {
             maintenance |= Maintenance::NO_PENDING;
-            let closed = Groups::from_bits(!view.groups().bits());
-            let left_closed = left_waiting.and(closed.members(self.setup.group1));
-            if !left_closed.without(self.setup.group1).is_empty() {
-                maintenance |= Maintenance::GROUP0_ENABLED;
-            }
-            if !left_closed.and(self.setup.group1).is_empty() {
-                maintenance |= Maintenance::GROUP1_ENABLED;
-            }
+            let group1 = !left_waiting.and(self.setup.group1).is_empty();
+            let group0 = !left_waiting.without(self.setup.group1).is_empty();
+            maintenance |= group_changes(group0, group1, view.groups());
         }
         maintenance
     }
@@ -100,6 +103,7 @@ impl Private {
 
     fn take_back(&mut self, registers: &mut impl ListRegisters, eoi_count: u32) -> Deactivate {
         let mut outside = self.active;
+        let mut deactivate = 0;
         for index in 0..core::mem::take(&mut self.loaded_count) {
             let before = self.loaded[index];
             let after = ListRegister::from_bits(registers.read(index));
@@ -107,10 +111,9 @@ impl Private {
             let intid = before.intid() as u8;
             outside.remove(intid);
             if (before.pending(), before.active()) != (after.pending(), after.active()) {
-                self.changed(intid, before, after);
+                deactivate |= self.changed(intid, before, after).0;
             }
         }
-        let mut deactivate = 0;
         for _ in 0..eoi_count.min(32) {
             let Some(intid) = self.highest(outside) else { break };
             outside.remove(intid);
@@ -119,18 +122,40 @@ impl Private {
         Deactivate(deactivate)
     }
 
-    fn changed(&mut self, intid: u8, before: ListRegister, after: ListRegister) {
+    fn changed(&mut self, intid: u8, before: ListRegister, after: ListRegister) -> Deactivate {
         if before.pending() && !after.pending() {
             // Acknowledged: the edge, or the write that made it pending, is spent.
             self.latch.remove(intid);
         }
         self.active.set(intid, after.active());
-        if before.hardware() && !after.active() && !after.pending() {
-            // The hardware has deactivated the physical one already.
-            let Deactivate(_) = self.unlink(Bits::one(intid));
-        }
         if self.held.has(intid) {
             self.unsettled.insert(intid);
         }
+        if after.active() || after.pending() {
+            return Deactivate::default();
+        }
+        let ended = self.unlink(self.linked.and(Bits::one(intid)));
+        // Of a linked register the hardware has deactivated the physical interrupt already.
+        if before.hardware() { Deactivate::default() } else { ended }
     }
+}
+
+/// Interrupts of these groups wait outside the registers: they come in when the guest opens their group, or closes the
+/// other one, whose interrupts may be in all registers.
+fn group_changes(group0: bool, group1: bool, open: Groups) -> Maintenance {
+    let is_open = |group: u8| open.bits() >> group & 1 != 0;
+    let mut changes = Maintenance::empty();
+    if group0 && !is_open(0) {
+        changes = changes.union(Maintenance::GROUP0_ENABLED);
+    }
+    if group1 && !is_open(1) {
+        changes = changes.union(Maintenance::GROUP1_ENABLED);
+    }
+    if group1 && is_open(0) {
+        changes = changes.union(Maintenance::GROUP0_DISABLED);
+    }
+    if group0 && is_open(1) {
+        changes = changes.union(Maintenance::GROUP1_DISABLED);
+    }
+    changes
 }

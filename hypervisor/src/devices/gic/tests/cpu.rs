@@ -136,5 +136,7 @@ impl Cpu {
             || has(Maintenance::NO_PENDING) && !lists().any(|list| list.pending() && !list.active())
             || has(Maintenance::GROUP0_ENABLED) && self.groups & 1 != 0
             || has(Maintenance::GROUP1_ENABLED) && self.groups & 2 != 0
+            || has(Maintenance::GROUP0_DISABLED) && self.groups & 1 == 0
+            || has(Maintenance::GROUP1_DISABLED) && self.groups & 2 == 0
     }
 }

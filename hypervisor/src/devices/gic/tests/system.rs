@@ -37,7 +37,8 @@ impl System {
 
     pub(super) fn exit(&mut self, vcpu: u8) {
         let Vcpu { cpu, private, .. } = &mut self.vcpus[usize::from(vcpu)];
-        let Deactivate(ppis) = private.sync(cpu, core::mem::take(&mut cpu.eoi_count));
+        let eoi_count = core::mem::take(&mut cpu.eoi_count);
+        let Deactivate(ppis) = private.sync(cpu, eoi_count);
         assert_eq!(cpu.physical & ppis, ppis);
         cpu.physical &= !ppis;
         assert_eq!(cpu.lists, [0; 16], "all are 0 outside the guest");
