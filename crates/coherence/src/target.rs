@@ -297,7 +297,8 @@ mod tests {
     }
 
     /// The files that hold the protocol.
-    const SOURCES: [(&str, &str); 5] = [
+    const SOURCES: [(&str, &str); 6] = [
+        ("broadcast.rs", include_str!("broadcast.rs")),
         ("flush.rs", include_str!("flush.rs")),
         ("mailbox.rs", include_str!("mailbox.rs")),
         ("owner.rs", include_str!("owner.rs")),

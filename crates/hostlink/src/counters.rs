@@ -30,7 +30,7 @@ pub struct Beacon {
     pub counter_count: AtomicU32,
     /// Physical CPUs in use.
     pub cpu_count: AtomicU32,
-    /// How the run ends, where the machine has no device for that (Arm): [`ExitCode::qemu_status`](crate::exit::ExitCode::qemu_status),
+    /// How the run ends, where the machine has no device for that (Arm): the [code](crate::exit::ExitCode),
     /// stored with release ordering before the machine is switched off. 0 until then. It counts even while `magic` is not there.
     pub exit: AtomicU32,
 }

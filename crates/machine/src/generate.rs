@@ -119,12 +119,13 @@ impl Arm {
 
     fn random(rng: &mut Rng) -> Self {
         Self {
-            range: rng.one_in(2),
+            range: !rng.one_in(4),
             ttl: !rng.one_in(3),
             forces_broadcast: rng.one_in(2),
-            pages_max: rng.pick(&[16, 1024, 4096]),
+            // A processor of this machine remembers 48 invalidations, and forgets what came before them.
+            pages_max: rng.pick(&[4, 16]),
             ranges_max: rng.pick(&[4, 16]),
-            visitor_one_in: rng.pick(&[2, 5, 30]),
+            visitor_one_in: rng.pick(&[3, 12, 200]),
         }
     }
 }
@@ -212,10 +213,19 @@ impl Taste {
                 _ => continue,
             };
             if self.flushes_changes && ops.len() < count && !rng.one_in(3) {
+                if self.flushes_locally() && rng.one_in(2) {
+                    ops.push(GuestOp::FlushOwn(page));
+                    continue;
+                }
                 ops.push(GuestOp::Flush(FlushOp { pages: Some(1 << page), ..self.flush_op(rng) }));
             }
         }
         ops
+    }
+
+    /// What a guest flushes for its own processor goes no further (A3, A21).
+    fn flushes_locally(&self) -> bool {
+        self.config.arch == Arch::Arm64 && !self.config.arm.forces_broadcast
     }
 
     fn guest_op(&self, rng: &mut Rng) -> GuestOp {

@@ -65,7 +65,6 @@ struct Tlb<'m> {
 
 impl Tlb<'_> {
     fn ask(&self, what: Tlbi) {
-        self.machine.hook();
         let what = if self.machine.has(Bug::WalkCacheKept) { what.of_leaves() } else { what };
         self.machine.hw.borrow_mut().tlbi(self.cpu, (self.vttbr.get() >> 48) as Tag, what);
     }

@@ -9,7 +9,7 @@ use crate::format::{Entry, FROZEN};
 use crate::frames::{FrameRuns, Frames, NoFrames};
 use crate::span::{self, Piece, Span};
 use crate::sync::{AtomicU64, overwrite};
-use crate::{Editor, Format, Gather, Level, Permissions, PhysAddr, Stamp, TableMemory, Tables};
+use crate::{ENTRY_COUNT, Editor, Format, Gather, Level, Permissions, PhysAddr, Stamp, TableMemory, Tables};
 
 /// Number of changes so far, of all tables: a table that gets another's former root must not get its
 /// stamps again, or an old receipt would free new tables. Not for the model checker to see: it orders
@@ -85,6 +85,9 @@ pub(crate) enum Visit {
     Passed(usize),
     /// The entry is done but for the table it points to, or pointed to.
     Into(PhysAddr),
+    /// The entry was a leaf and is a table now, which takes as long as to visit the table; the change goes on in it if it
+    /// is told.
+    Split(Option<PhysAddr>),
     /// Nothing was done, because the gather is full.
     Full,
     /// Nothing was done, for want of a table.
@@ -119,8 +122,8 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
 
     /// Visits at most `entries_max` entries, or one if that is 0.
     ///
-    /// The time it takes is bounded by that: for an entry that is split or replaced it is that of
-    /// filling a table.
+    /// The time it takes is bounded by that: an entry that is split counts as many as the table that takes
+    /// its place has.
     pub fn step(&mut self, entries_max: u32) -> Progress {
         let mut left = entries_max.max(1) as usize;
         let progress = loop {
@@ -138,6 +141,16 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
                     left -= 1;
                     self.gather.visited(1);
                     self.cursor.descend(table);
+                }
+                Visit::Split(table) => {
+                    left = left.saturating_sub(ENTRY_COUNT);
+                    match table {
+                        Some(table) => {
+                            self.gather.visited(1);
+                            self.cursor.descend(table);
+                        }
+                        None => self.pass(1),
+                    }
                 }
                 Visit::Full => break Progress::Full,
                 Visit::OutOfTables => break Progress::OutOfTables,

@@ -90,7 +90,7 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
                     // The pieces may be changed next, and then flushed with a hint at their own level.
                     self.gather.leaves(span::address_of::<F>(piece.entry_start), level.size(), level);
                 }
-                if below > to { Visit::Into(table) } else { Visit::Passed(1) }
+                Visit::Split((below > to).then_some(table))
             }
             _ => self.visit_leaf(cell, level, leaf, piece.entry_start),
         }

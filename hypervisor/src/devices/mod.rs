@@ -10,6 +10,10 @@
 //! | [`inbox`] | what others post to a vCPU's local APIC | shared, lock-free |
 //! | [`platform`] | the ports and the I/O APIC of one VM, which it puts together | the VM, under a lock |
 //! | [`ioapic`], [`uart16550`], [`pci`], [`power`] | the parts of [`platform`] | |
+//! | [`gic`] | Arm64's interrupt controller: per vCPU, inbox, distributor | see there |
+//! | [`pl011`] | Arm64's serial port | the VM, under a lock |
+//! | [`psci`] | Arm64's power calls, and whether a vCPU is on | shared, lock-free |
+//! | [`fdt`], [`virt_map`] | Arm64's device tree, and where its devices lie | built once; constant |
 //! | [`acpi`] | the tables that describe all of this to the guest | built once |
 //! | [`apic_ids`] | which vCPU has which APIC id | constant |
 

@@ -3,6 +3,7 @@
 //! The boot CPU serves them between entries into the guest, or while it idles. What takes long is done in steps, each short enough
 //! not to be noticed by the vCPU that runs there; its timer brings the CPU back soon while there is more to do.
 
+mod migrate;
 mod requests;
 mod runs;
 
@@ -16,7 +17,7 @@ use super::percpu::PerCpu;
 use crate::arch::{clock, console};
 use requests::{Progress, Work};
 
-/// While a request is being served its CPU comes back to it after so long.
+/// While a request is being served its CPU comes back to it after so long at least.
 const PERIOD_US: u64 = 100;
 
 static CHANNEL: Mutex<Channel> =
@@ -45,6 +46,7 @@ pub(crate) fn serve(cpu: &PerCpu) -> bool {
         return false;
     }
     let mut channel = CHANNEL.lock();
+    let start = clock::now();
     if !channel.step(vm) {
         // What comes in from here on interrupts again; what came in before is looked for once more.
         vm.set_requests_wait(false);
@@ -53,7 +55,9 @@ pub(crate) fn serve(cpu: &PerCpu) -> bool {
         }
     }
     let goes_on = vm.requests_wait();
-    cpu.tick_max.set(if goes_on { vm.tick_max.min(clock::ticks_of_us(PERIOD_US)) } else { vm.tick_max });
+    // The vCPU here gets as much time as the request has had, lest it stand still while something long is served.
+    let pause = clock::ticks_of_us(PERIOD_US).max(clock::now() - start);
+    cpu.tick_max.set(if goes_on { vm.tick_max.min(pause) } else { vm.tick_max });
     goes_on
 }
 

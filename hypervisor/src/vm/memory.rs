@@ -15,7 +15,7 @@ use talc::source::Manual;
 const HEAP_MIN: u64 = 32 << 20;
 /// For so many bytes of RAM there is one more of heap, so that nested tables can map all of it in pages of 4 KiB, twice over.
 const RAM_PER_HEAP: u64 = 256;
-/// Most heap: it has to lie below 4 GiB.
+/// Most heap: on some machines it has to lie below 4 GiB.
 const HEAP_MAX: u64 = 1 << 30;
 const PAGE: u64 = 4096;
 /// Most regions of RAM that are kept track of.
@@ -122,10 +122,10 @@ pub(crate) fn image() -> Range<u64> {
     section!(__image_start, __image_end)
 }
 
-/// Gives the allocator its heap, below 4 GiB, where the boot page tables reach.
-pub(crate) fn init_heap(free: &mut FreeMemory) -> Result<(), &'static str> {
+/// Gives the allocator its heap, below `reach`, as far as the boot page tables map memory.
+pub(crate) fn init_heap(free: &mut FreeMemory, reach: u64) -> Result<(), &'static str> {
     let size = (HEAP_MIN + free.total() / RAM_PER_HEAP).min(HEAP_MAX) & !(PAGE - 1);
-    let base = free.take(size, PAGE, 1 << 32).ok_or("no room for the heap")?;
+    let base = free.take(size, PAGE, reach).ok_or("no room for the heap")?;
     // SAFETY: the range was taken from free RAM, is mapped, and is given to nobody else.
     unsafe { HEAP.lock().claim(base as *mut u8, size as usize) };
     Ok(())

@@ -283,11 +283,13 @@ impl<'a> Context<'a> {
 
     /// Looks at everything that may have come up: interrupts, timers, a reset, and what [`plan`](Self::plan) sees.
     #[inline(always)] // It has two callers, each of which does little else.
-    fn look(&mut self, now: u64) -> Option<Leave> {
-        if self.vm.attention() != 0
-            && let Some(leave) = self.attend_to_machine()
-        {
-            return Some(leave);
+    fn look(&mut self, mut now: u64) -> Option<Leave> {
+        if self.vm.attention() != 0 {
+            if let Some(leave) = self.attend_to_machine() {
+                return Some(leave);
+            }
+            // That may have taken a while, which is not to be the vCPU's loss.
+            now = clock::now();
         }
         self.take_signals();
         let mut deadline = self.state.next_deadline(now);

@@ -86,6 +86,16 @@ impl SlotMemory {
         Some(NewSlot { slot: Slot { id, gpa, size, host: PhysAddr(host), flags }, cleared: 0 })
     }
 
+    /// Memory for something else than a slot; `None` if there is not so much in one piece.
+    pub(crate) fn take_memory(&mut self, size: u64) -> Option<u64> {
+        self.free.take(size, PAGE, u64::MAX)
+    }
+
+    /// Takes it back.
+    pub(crate) fn put_memory(&mut self, start: u64, size: u64) {
+        self.free.add(start..start + size);
+    }
+
     /// Takes memory back that no slot has: it was refused, or its slot is gone and flushed.
     pub(crate) fn retire_memory(&mut self, slot: &Slot) {
         let Some(index) = self.added.iter().position(|&id| id == slot.id) else { return };

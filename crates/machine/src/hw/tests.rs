@@ -241,3 +241,40 @@ fn what_nested_tables_forbid_faults() {
         Fault::Nested { gpa: 20 * FRAME_SIZE, in_walk: false, store: false }
     );
 }
+
+#[test]
+fn p17_p18_operands_are_read_as_the_encoder_means_them() {
+    use coherence::tlbi::{Granule, LeafLevel, page, range};
+    let granule = Granule::Size4K;
+    let stage2 = |ipa, len, level| Some(Tlbi::Stage2 { ipa, len, level });
+    assert_eq!(Tlbi::page(page(granule, 0x7000, None)), stage2(0x7000, 0x1000, None));
+    let hinted = page(granule, 0x4020_0000, Some(LeafLevel::Two));
+    assert_eq!(Tlbi::page(hinted), stage2(0x4020_0000, 0x1000, Some(Level::Page2M)));
+    let gibibyte = range(granule, 1 << 30, 3, 4, Some(LeafLevel::One));
+    assert_eq!(Tlbi::range(gibibyte), stage2(1 << 30, 1 << 30, Some(Level::Page1G)));
+    assert_eq!(Tlbi::range(range(granule, 0x5000, 0, 1, None)), stage2(0x5000, 0x2000, None));
+    // A granule that is not in use, or none.
+    assert_eq!(Tlbi::range(range(Granule::Size64K, 0, 0, 1, None)), None);
+    assert_eq!((Tlbi::range(0), Tlbi::page(0b1111 << 44), Tlbi::page(0b0100 << 44)), (None, None, None));
+}
+
+#[test]
+fn o11_a_barrier_for_the_own_processor_leaves_the_others_as_they_are() {
+    let mut world = World::new(Arch::Arm64, 9);
+    world.enter(0);
+    world.enter(1);
+    world.map(0x8000);
+    world.hw.tlbi(0, TAG, Tlbi::Vmall);
+    world.hw.dsb_local(0);
+    assert_eq!((world.reachable(0), world.reachable(1)), (vec![0x8000], vec![GPA, 0x8000]));
+    world.hw.dsb(0);
+    assert_eq!(world.reachable(1), [0x8000]);
+    world.map(0x9000);
+    world.hw.tlbi(0, TAG, Tlbi::VaLocal { va: VA, level: None });
+    world.hw.dsb(0);
+    assert_eq!((world.reachable(0), world.reachable(1)), (vec![0x9000], vec![0x8000, 0x9000]));
+    world.map(0xa000);
+    world.hw.tlbi(0, TAG + 1, Tlbi::AllLocal);
+    world.hw.dsb_local(0);
+    assert_eq!((world.reachable(0), world.reachable(1).len()), (vec![0xa000], 3));
+}

@@ -1,9 +1,10 @@
 //! A change of the slots, in steps.
 
 use core::fmt;
+use core::ops::Range;
 
 use arrayvec::ArrayVec;
-use paging::{FlushReceipt, Format, Invalidation, Permissions, TableMemory};
+use paging::{Editor, FlushReceipt, Format, Invalidation, Permissions, TableMemory, Tables};
 
 use super::owed::Owed;
 use super::task::{self, TASKS_MAX, Task};
@@ -111,17 +112,20 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
             if let Stage::Over(_) = self.stage {
                 return if self.owed.free(entries_max) { Progress::More } else { Progress::Done };
             }
-            match self.advance(entries_max, &mut retire) {
+            let at_once = (!has_walked).then_some(entries_max);
+            match self.advance(entries_max, at_once, &mut retire) {
                 Ok(begun) => walk = begun,
                 Err(progress) => return progress,
             }
         }
     }
 
-    /// Takes the next step that is no walk: a walk that begins, or `None` if there is more that can be done at once.
+    /// Takes the next step that is no walk: a walk that begins, or `None` if there is more that can be done now. A walk may
+    /// visit as many entries as `at_once` says already.
     fn advance(
         &mut self,
         entries_max: u32,
+        at_once: Option<u32>,
         retire: &mut impl FnMut(Retired),
     ) -> Result<Option<Walk<'a, F, M>>, Progress> {
         if let Stage::Draining(_) = self.stage {
@@ -144,7 +148,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         match self.tasks.pop() {
             None => Ok(None),
             Some(Task::Flush) => Err(self.owed.await_flush()),
-            Some(task) => self.begin(task, entries_max),
+            Some(task) => self.begin(task, entries_max, at_once),
         }
     }
 
@@ -232,7 +236,12 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         update.change(next.checked_sub(1)?)
     }
 
-    fn begin(&mut self, task: Task, entries_max: u32) -> Result<Option<Walk<'a, F, M>>, Progress> {
+    fn begin(
+        &mut self,
+        task: Task,
+        entries_max: u32,
+        at_once: Option<u32>,
+    ) -> Result<Option<Walk<'a, F, M>>, Progress> {
         let task = match task {
             Task::Zap(_) if self.space.zap == ZapWay::Everything => Task::Zap(0..u64::MAX),
             Task::Collapse(_, _, level) if level > self.space.largest => return Ok(None),
@@ -246,14 +255,38 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
             task => task,
         };
         let rights = self.rights();
-        match self.space.tables.edit() {
-            Some(editor) => Ok(Walk::begin(editor, &self.space.slots, task, rights, &mut self.owed)),
+        match (self.space.tables.edit(), at_once) {
+            (Some(editor), Some(entries_max))
+                if self.owed.is_nothing()
+                    && let Task::Zap(range) = &task =>
+            {
+                self.zap(editor, range.clone(), entries_max)
+            }
+            (Some(editor), _) => Ok(Walk::begin(editor, &self.space.slots, task, rights, &mut self.owed)),
             // Somebody who is no job.
-            None => {
+            (None, _) => {
                 self.tasks.push(task);
                 Err(Progress::Waiting)
             }
         }
+    }
+
+    /// Zaps what most often is done with the first entries. Somebody waits for the flush that follows, and a walk is large
+    /// to be moved about.
+    fn zap(
+        &mut self,
+        editor: Editor<'a, F, M>,
+        range: Range<u64>,
+        entries_max: u32,
+    ) -> Result<Option<Walk<'a, F, M>>, Progress> {
+        self.owed.zaps(&range);
+        let mut change = editor.zap(range, Tables::Detach);
+        if change.step(entries_max) == paging::Progress::Done {
+            self.owed.put(change.into_gather());
+            return Ok(None);
+        }
+        self.walk = Some(Walk::Plain(change));
+        Err(Progress::More)
     }
 
     /// What leaves of the slot that is being dealt with allow.

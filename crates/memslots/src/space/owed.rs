@@ -56,6 +56,11 @@ impl<M: TableMemory> Owed<M> {
         self.gather.take()
     }
 
+    /// Whether no pass has left anything to add to.
+    pub(super) const fn is_nothing(&self) -> bool {
+        self.gather.is_none()
+    }
+
     pub(super) fn put(&mut self, gather: Gather<M>) {
         let (visited, detached) = self.counted;
         self.counted = (gather.visited_count(), gather.detached_count());

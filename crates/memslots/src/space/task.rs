@@ -9,7 +9,7 @@ use super::ZapWay;
 use crate::{Slot, SlotChange, Treatment};
 
 /// Most tasks of one change, and one that a flush adds.
-pub(super) const TASKS_MAX: usize = 6;
+pub(super) const TASKS_MAX: usize = 5;
 
 /// One pass over a range of the nested page table, or a flush between two passes.
 #[derive(Clone, Debug)]

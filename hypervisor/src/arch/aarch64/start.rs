@@ -87,7 +87,7 @@ fn prepare(firmware: &firmware::Machine, ports: Option<(u64, Option<u32>)>) -> R
     for range in firmware.reserved.iter().chain(&firmware.module) {
         free.reserve(range.clone());
     }
-    memory::init_heap(&mut free)?;
+    memory::init_heap(&mut free, BOOT_MAP_END)?;
 
     let ids = boot_cpu_first(firmware);
     let size = ids.len() as u64 * BLOCK_SIZE;

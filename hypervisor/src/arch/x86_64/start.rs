@@ -15,6 +15,8 @@ use crate::vm::memory::{self, FreeMemory};
 use crate::vm::percpu::{self, BLOCK_SIZE};
 use crate::vm::{self, PerCpu, machine, panic, run};
 
+/// The boot tables map so much.
+const BOOT_MAP_END: u64 = 1 << 32;
 /// How long a CPU gets to come up.
 const AP_START_US: u64 = 1_000_000;
 
@@ -125,11 +127,11 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'
     if let Some(module) = &info.module {
         free.reserve(module.clone());
     }
-    memory::init_heap(&mut free)?;
+    memory::init_heap(&mut free, BOOT_MAP_END)?;
 
     let ids = boot_cpu_first(firmware);
     let size = ids.len() as u64 * BLOCK_SIZE;
-    let blocks = free.take(size, BLOCK_SIZE, 1 << 32).ok_or("no room for the CPUs' stacks")?;
+    let blocks = free.take(size, BLOCK_SIZE, BOOT_MAP_END).ok_or("no room for the CPUs' stacks")?;
     // SAFETY: the memory is free RAM, mapped by the boot tables, and ours from here on.
     unsafe {
         core::ptr::write_bytes(blocks as *mut u8, 0, size as usize);

@@ -1,4 +1,5 @@
 mod cpu;
+mod frames;
 mod lists;
 mod property;
 mod reference;

@@ -12,6 +12,7 @@ use hostlink::phase::Phase;
 use memslots::space::LogWay as Way;
 use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 
+use super::migrate::Migration;
 use super::{Answer, runs};
 use crate::arch::flush::FlushScratch;
 use crate::arch::{clock, cpu};
@@ -89,6 +90,8 @@ pub(crate) enum Work {
     Clean,
     /// A fetch of a log.
     Fetch { id: SlotId, job: SpaceFetch<'static>, scratch: Box<FlushScratch> },
+    /// A migration in vain.
+    Migrate(Box<Migration>),
     /// Its result goes out, from this page on.
     Runs { id: SlotId, result: &'static mut [u64], page: u64 },
     /// Another job has its turn.
@@ -102,13 +105,13 @@ pub(crate) enum Work {
 /// How long a change took, in TSC ticks. What lies between its steps is not in it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Took {
-    steps: u32,
-    ticks: u64,
-    longest: u64,
+    pub(super) steps: u32,
+    pub(super) ticks: u64,
+    pub(super) longest: u64,
 }
 
 impl Took {
-    fn add(&mut self, ticks: u64) {
+    pub(super) fn add(&mut self, ticks: u64) {
         self.steps += 1;
         self.ticks += ticks;
         self.longest = self.longest.max(ticks);
@@ -133,8 +136,17 @@ impl Work {
             Request::Vms | Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
             Request::Add { gpa, size, read_only } => add(vm, Gpa(gpa), size, read_only),
             Request::Delete { slot } => delete(vm, slot),
-            Request::LogStart { slot, way } => start_log(vm, slot, way),
-            Request::LogFetch { slot } => fetch_log(vm, SlotId(slot)),
+            Request::LogStart { slot, way } => {
+                begin_log(vm, slot, way).map(|job| Self::change(job, After::Nothing, Phase::DirtyEnable))
+            }
+            Request::LogFetch { slot } => begin_fetch(vm, SlotId(slot)).map(|job| Self::Fetch {
+                id: SlotId(slot),
+                job,
+                scratch: Box::new(FlushScratch::new()),
+            }),
+            Request::Migrate { slot, way, rounds } => {
+                Migration::new(vm, slot, way, rounds).map(|migration| Self::Migrate(Box::new(migration)))
+            }
             Request::LogStop { slot } => {
                 let job = vm.space.stop_log(SlotId(slot));
                 job.map(|job| Self::change(job, After::Nothing, Phase::None))
@@ -209,6 +221,7 @@ impl Work {
                 vm.audit_if_paranoid();
                 Progress::More
             }
+            Self::Migrate(migration) => migration.step(vm, answer),
             Self::Clean => match marked(Phase::Reclaim, || vm.memory_of_slots.lock().clean_some()) {
                 true => Progress::More,
                 false => Progress::Done,
@@ -268,14 +281,14 @@ fn marked<R>(phase: Phase, act: impl FnOnce() -> R) -> R {
     result
 }
 
-fn refusal(slot: u16, error: SlotError) -> Refusal {
+pub(super) fn refusal(slot: u16, error: SlotError) -> Refusal {
     match error {
         SlotError::UnknownId => Refusal::NoSlot(slot),
         error => Refusal::Slot(error),
     }
 }
 
-fn find(vm: &Machine, slot: u16) -> Result<Slot, Refusal> {
+pub(super) fn find(vm: &Machine, slot: u16) -> Result<Slot, Refusal> {
     vm.space.slots().memory().get(SlotId(slot)).ok_or(Refusal::NoSlot(slot))
 }
 
@@ -317,7 +330,8 @@ fn delete(vm: &'static Machine, slot: u16) -> Result<Work, Refusal> {
     Ok(Work::Change { job, scratch, after: After::Report, took: Took::default(), phase })
 }
 
-fn start_log(vm: &'static Machine, slot: u16, way: LogWay) -> Result<Work, Refusal> {
+/// Begins to log stores to a slot.
+pub(super) fn begin_log(vm: &'static Machine, slot: u16, way: LogWay) -> Result<SpaceJob<'static>, Refusal> {
     let former = find(vm, slot)?;
     if former.is_read_only() {
         return Err(Refusal::ReadOnly(slot));
@@ -331,28 +345,23 @@ fn start_log(vm: &'static Machine, slot: u16, way: LogWay) -> Result<Work, Refus
     };
     let log = vm.memory_of_slots.lock().make_log(&former);
     // SAFETY: the log lives until the slot hands it back.
-    match marked(Phase::DirtyEnable, || unsafe { vm.space.start_log(SlotId(slot), log, way) }) {
-        Ok(job) => Ok(Work::change(job, After::Nothing, Phase::DirtyEnable)),
-        Err(error) => {
-            vm.memory_of_slots.lock().retire_log(SlotId(slot));
-            Err(refusal(slot, error))
-        }
-    }
+    marked(Phase::DirtyEnable, || unsafe { vm.space.start_log(SlotId(slot), log, way) }).map_err(|error| {
+        vm.memory_of_slots.lock().retire_log(SlotId(slot));
+        refusal(slot, error)
+    })
 }
 
-fn fetch_log(vm: &'static Machine, id: SlotId) -> Result<Work, Refusal> {
+/// Begins to fetch a slot's log.
+pub(super) fn begin_fetch(vm: &'static Machine, id: SlotId) -> Result<SpaceFetch<'static>, Refusal> {
     if !find(vm, id.0)?.is_logged() {
         return Err(Refusal::Slot(SlotError::NoLog));
     }
     let result = vm.memory_of_slots.lock().take_result(id);
     let result = result.ok_or(Refusal::Slot(SlotError::NoLog))?;
-    match vm.space.fetch_log(id, result) {
-        Ok(job) => Ok(Work::Fetch { id, job, scratch: Box::new(FlushScratch::new()) }),
-        Err(error) => {
-            vm.memory_of_slots.lock().put_result(id);
-            Err(refusal(id.0, error))
-        }
-    }
+    vm.space.fetch_log(id, result).map_err(|error| {
+        vm.memory_of_slots.lock().put_result(id);
+        refusal(id.0, error)
+    })
 }
 
 /// Sends record `index` of a list, or the next that there is; returns which comes then, or `None` at the end.

@@ -29,7 +29,7 @@ pub(crate) fn send_runs(words: &[u64], page: u64, answer: &mut Answer) -> Option
 }
 
 /// The first page from `from` on that is dirty, or is not.
-fn find_page(words: &[u64], from: u64, is_dirty: bool) -> Option<u64> {
+pub(super) fn find_page(words: &[u64], from: u64, is_dirty: bool) -> Option<u64> {
     let mut from = from;
     loop {
         let word = words.get((from / PAGES_PER_WORD) as usize)?;

@@ -58,12 +58,17 @@ impl Reference {
             && (intid < 32 || irq.target == vcpu)
     }
 
-    /// The highest priority that `admits` lets through.
-    pub(super) fn highest(&mut self, vcpu: u8, admits: impl Fn(u8, bool) -> bool) -> Option<u8> {
-        let deliverable = (0..=255).filter(|&intid| self.is_deliverable(vcpu, intid)).collect::<Vec<_>>();
-        let admitted = deliverable.into_iter().filter_map(|intid| {
+    /// The highest priority of those `among` that `admits` lets through.
+    pub(super) fn highest(
+        &mut self,
+        vcpu: u8,
+        among: &[u8],
+        admits: impl Fn(u8, bool) -> bool,
+    ) -> Option<u8> {
+        let admitted = among.iter().filter_map(|&intid| {
             let irq = *self.irq(vcpu, intid);
-            admits(irq.priority, irq.group1).then_some(irq.priority)
+            let is_seen = self.is_deliverable(vcpu, intid) && admits(irq.priority, irq.group1);
+            is_seen.then_some(irq.priority)
         });
         admitted.min()
     }

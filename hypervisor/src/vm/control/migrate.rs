@@ -1,0 +1,193 @@
+//! A migration that does not come off: the slot's stores are logged, its pages are copied to another machine's memory for
+//! some rounds, and then all of it is undone.
+//!
+//! What is asked is how long the guest stands still meanwhile, above all at the end, when small pages become large ones
+//! again. Everything is done in steps, between which vCPUs run.
+
+use alloc::boxed::Box;
+
+use hostlink::ctl::LogWay;
+use memslots::{Gpa, Slot, SlotError};
+
+use super::Answer;
+use super::requests::{Progress, Refusal, Took, begin_fetch, begin_log, find, refusal};
+use super::runs::find_page;
+use crate::arch::clock;
+use crate::arch::flush::FlushScratch;
+use crate::vm::Machine;
+use crate::vm::space::{SpaceFetch, SpaceJob};
+
+const PAGE: u64 = 4096;
+/// Pages that are copied in a step.
+const COPY_PAGES: u64 = 16;
+
+/// How far it has got.
+enum Stage {
+    /// Stores begin to be logged.
+    Log(SpaceJob<'static>),
+    /// Everything is copied, from this page on.
+    Whole(u64),
+    /// The log of a round is to be fetched.
+    NextRound,
+    /// It is being fetched.
+    Fetch(SpaceFetch<'static>),
+    /// What is in it is copied, from this page on.
+    Pages(&'static mut [u64], u64),
+    /// The round is over.
+    RoundEnds,
+    /// The log is to end.
+    Cancel,
+    /// It ends, and pages become large again.
+    Undo(SpaceJob<'static>),
+    /// All is as before.
+    Ends,
+}
+
+/// A migration under way.
+pub(super) struct Migration {
+    slot: Slot,
+    /// The other machine's memory: as large, and nobody else's.
+    to: u64,
+    rounds_max: u16,
+    round: u16,
+    pages: u64,
+    stage: Stage,
+    scratch: Box<FlushScratch>,
+    /// What the present stage, and all before it, took.
+    took: Took,
+    longest: u64,
+}
+
+impl Migration {
+    /// Begins.
+    pub(super) fn new(vm: &'static Machine, slot: u16, way: LogWay, rounds: u16) -> Result<Self, Refusal> {
+        let former = find(vm, slot)?;
+        let (to, largest) = {
+            let mut memory = vm.memory_of_slots.lock();
+            (memory.take_memory(former.size), memory.largest_free())
+        };
+        let to = to.ok_or(Refusal::NoMemory { size: former.size, largest })?;
+        let give_back = |why| {
+            vm.memory_of_slots.lock().put_memory(to, former.size);
+            why
+        };
+        let job = begin_log(vm, slot, way).map_err(give_back)?;
+        Ok(Self {
+            slot: former,
+            to,
+            rounds_max: rounds,
+            round: 0,
+            pages: 0,
+            stage: Stage::Log(job),
+            scratch: Box::new(FlushScratch::new()),
+            took: Took::default(),
+            longest: 0,
+        })
+    }
+
+    /// Goes on for a short while.
+    pub(super) fn step(&mut self, vm: &'static Machine, answer: &mut Answer) -> Progress {
+        let start = clock::now();
+        let next = self.advance(vm);
+        self.took.add(clock::now() - start);
+        match next {
+            Ok(None) => {}
+            Ok(Some(stage)) => self.stage = stage,
+            // A guest's own job has its turn.
+            Err(Refusal::Slot(SlotError::Busy)) => {}
+            Err(why) => return Progress::Refused(why),
+        }
+        self.report(answer);
+        if matches!(self.stage, Stage::Ends) {
+            vm.memory_of_slots.lock().put_memory(self.to, self.slot.size);
+            vm.audit_if_paranoid();
+            return Progress::Done;
+        }
+        Progress::More
+    }
+
+    /// A step of the present stage; the next stage if it is over.
+    fn advance(&mut self, vm: &'static Machine) -> Result<Option<Stage>, Refusal> {
+        Ok(match &mut self.stage {
+            Stage::Log(job) => vm.step_job(job, &mut self.scratch).is_break().then_some(Stage::Whole(0)),
+            Stage::Whole(page) => {
+                let first = *page;
+                let end = (first + COPY_PAGES).min(self.slot.size / PAGE);
+                self.copy(vm, first, end - first);
+                Some(if end == self.slot.size / PAGE { Stage::RoundEnds } else { Stage::Whole(end) })
+            }
+            Stage::RoundEnds if self.round > self.rounds_max => Some(Stage::Cancel),
+            Stage::RoundEnds => Some(Stage::NextRound),
+            Stage::NextRound => Some(Stage::Fetch(begin_fetch(vm, self.slot.id)?)),
+            Stage::Fetch(job) => match vm.step_job(job, &mut self.scratch).is_break() {
+                true => Some(self.fetched(vm)),
+                false => None,
+            },
+            Stage::Pages(result, page) => {
+                let next = find_page(result, *page, true).map(|first| {
+                    let end = find_page(result, first, false).unwrap_or(self.slot.size / PAGE);
+                    (first, end.min(first + COPY_PAGES))
+                });
+                match next {
+                    Some((first, end)) => {
+                        *page = end;
+                        self.copy(vm, first, end - first);
+                        None
+                    }
+                    None => {
+                        vm.memory_of_slots.lock().put_result(self.slot.id);
+                        Some(Stage::RoundEnds)
+                    }
+                }
+            }
+            Stage::Cancel => {
+                let id = self.slot.id;
+                Some(Stage::Undo(vm.space.stop_log(id).map_err(|error| refusal(id.0, error))?))
+            }
+            Stage::Undo(job) => vm.step_job(job, &mut self.scratch).is_break().then_some(Stage::Ends),
+            Stage::Ends => None,
+        })
+    }
+
+    fn fetched(&self, vm: &'static Machine) -> Stage {
+        let mut memory = vm.memory_of_slots.lock();
+        memory.put_result(self.slot.id);
+        match memory.take_result(self.slot.id) {
+            Some(result) => Stage::Pages(result, 0),
+            // Somebody else has it: what is in it is lost to us, and so is nothing, for it all ends in vain.
+            None => Stage::RoundEnds,
+        }
+    }
+
+    fn copy(&mut self, vm: &Machine, first: u64, count: u64) {
+        let bytes = (count * PAGE) as usize;
+        // SAFETY: the memory was free, is mapped one to one, and is nobody else's until it is put back; the pages are
+        // the slot's, which is as large.
+        let to = unsafe { core::slice::from_raw_parts_mut((self.to + first * PAGE) as *mut u8, bytes) };
+        // If the slot has gone meanwhile there is nothing to copy.
+        let _ = vm.space.slots().memory().read(Gpa(self.slot.gpa.0 + first * PAGE), to);
+        self.pages += count;
+    }
+
+    /// Says what a round took, and the end.
+    fn report(&mut self, answer: &mut Answer) {
+        let Took { steps, ticks, longest } = self.took;
+        match self.stage {
+            Stage::NextRound | Stage::Cancel => {
+                let (round, pages) = (self.round, self.pages);
+                answer.record(format_args!(
+                    "round={round} pages={pages} steps={steps} ticks={ticks} longest={longest}"
+                ));
+            }
+            Stage::Ends => answer.record(format_args!(
+                "undone=1 steps={steps} ticks={ticks} longest={longest} longest_before={}",
+                self.longest
+            )),
+            _ => return,
+        }
+        self.longest = self.longest.max(longest);
+        self.took = Took::default();
+        self.pages = 0;
+        self.round += 1;
+    }
+}
