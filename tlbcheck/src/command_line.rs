@@ -12,6 +12,19 @@ pub enum Task {
     List,
 }
 
+/// What the image itself is to leave out, so that rows have something to find: those that a flush is to make pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Omission {
+    /// Every TLBI.
+    Tlbi,
+    /// TLBI VMALLE1 in all its forms.
+    Vmalle1,
+    /// Every DSB behind a TLBI.
+    Dsb,
+    /// That TLBI goes to other processors: it is one for the own TLB alone.
+    Broadcast,
+}
+
 /// What the command line says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options<'a> {
@@ -29,8 +42,10 @@ pub struct Options<'a> {
     pub rounds: Option<u32>,
     /// `targets=halt`: those that are flushed in measurements sleep, rather than spin.
     pub targets_halt: bool,
-    /// `exit=debug`: end by QEMU's debug exit device, not by ACPI.
+    /// `exit=debug`: end by QEMU's debug exit device or by semihosting, not by ACPI or PSCI.
     pub debug_exit: bool,
+    /// `drop=tlbi`, `drop=vmalle1`, `drop=dsb`, `drop=broadcast`: leave these out. Arm64 only.
+    pub omits: Option<Omission>,
 }
 
 impl<'a> Options<'a> {
@@ -61,7 +76,11 @@ impl<'a> Options<'a> {
             ("targets", "halt") => self.targets_halt = true,
             ("targets", "spin") => self.targets_halt = false,
             ("exit", "debug") => self.debug_exit = true,
-            ("exit", "acpi") => self.debug_exit = false,
+            ("exit", "acpi" | "psci") => self.debug_exit = false,
+            ("drop", "tlbi") => self.omits = Some(Omission::Tlbi),
+            ("drop", "vmalle1") => self.omits = Some(Omission::Vmalle1),
+            ("drop", "broadcast") => self.omits = Some(Omission::Broadcast),
+            ("drop", "dsb") => self.omits = Some(Omission::Dsb),
             // What loaders add for kernels of another kind.
             ("console" | "BOOT_IMAGE", _) => {}
             _ => return None,
@@ -85,7 +104,7 @@ mod tests {
 
     #[test]
     fn everything_can_be_said() {
-        let line = "console=ttyS0 bench json  report=com2 only=a,b* cpus=3 rounds=7 targets=halt exit=debug";
+        let line = "console=ttyS0 bench json  report=com2 only=a,b* cpus=3 rounds=7 targets=halt exit=debug drop=vmalle1";
         let expected = Options {
             task: Task::Bench,
             json: true,
@@ -95,6 +114,7 @@ mod tests {
             rounds: Some(7),
             targets_halt: true,
             debug_exit: true,
+            omits: Some(Omission::Vmalle1),
         };
         assert_eq!(Options::parse(line), Ok(expected));
         assert_eq!(Options::parse(""), Ok(Options::default()));
@@ -112,6 +132,8 @@ mod tests {
             "targets=run",
             "check=1",
             "report=com3",
+            "drop=",
+            "drop=isb",
         ] {
             let line = std::format!("check {word} json");
             assert_eq!(Options::parse(&line), Err(word));

@@ -6,6 +6,7 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod arm64;
 pub mod command_line;
 pub mod form;
 pub mod platform;

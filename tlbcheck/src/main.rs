@@ -8,6 +8,9 @@ mod arch;
 /// There is nothing to do on an operating system.
 #[cfg(not(target_os = "none"))]
 fn main() {
-    eprintln!("quell-tlbcheck is a program for bare machines; build it for x86_64-unknown-none");
+    eprintln!(
+        "quell-tlbcheck is a program for bare machines; build it for x86_64-unknown-none \
+               or aarch64-unknown-none-softfloat"
+    );
     std::process::exit(2);
 }

@@ -7,7 +7,6 @@ use core::fmt::{self, Write};
 
 use arrayvec::ArrayString;
 
-use crate::platform::Platform;
 use crate::statistics::Summary;
 
 /// Why a row fails or is skipped.
@@ -93,27 +92,67 @@ impl Totals {
 /// A measurement: of what, and what came of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measurement<'a> {
+    /// Of what.
+    pub bench: &'a str,
+    /// In what it is measured.
+    pub unit: Unit,
     /// The back end.
     pub back_end: &'a str,
     /// Processors that take part, the initiator among them.
     pub processors: usize,
     /// Ranges of one page each; 0 for everything.
     pub ranges: usize,
-    /// What the initiator spends, in TSC cycles.
+    /// What the initiator spends.
     pub initiator: Summary,
-    /// What each target loses, in TSC cycles, if that can be told.
+    /// What each target loses, if that can be told.
     pub target: Option<Summary>,
 }
 
-/// The machine, for the head of a report.
+/// In what measurements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub enum Unit {
+    /// Cycles of the TSC.
+    Cycles,
+    /// Nanoseconds.
+    Nanoseconds,
+}
+
+impl Unit {
+    const fn short(self) -> &'static str {
+        match self {
+            Self::Cycles => "cycles",
+            Self::Nanoseconds => "ns",
+        }
+    }
+
+    const fn long(self) -> &'static str {
+        match self {
+            Self::Cycles => "TSC cycles",
+            Self::Nanoseconds => "nanoseconds",
+        }
+    }
+}
+
+/// What counts the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// The TSC, with so many cycles per second.
+    Tsc(u64),
+    /// The virtual counter, with so many ticks per second.
+    VirtualCounter(u64),
+}
+
+/// The machine, for the head of a report.
+#[derive(Clone, Copy)]
+pub struct Head<'a> {
     /// What it is.
-    pub platform: Platform,
+    pub name: &'static str,
+    /// The same with what it offers.
+    pub platform: &'a dyn fmt::Display,
     /// Processors that are used.
     pub processors: usize,
-    /// TSC cycles per second.
-    pub tsc_hz: u64,
+    /// What counts the time.
+    pub clock: Clock,
     /// How the image was started.
     pub protocol: &'static str,
 }
@@ -139,18 +178,21 @@ impl<W: Write> Report<W> {
     }
 
     /// Begins the report.
-    pub fn head(&mut self, head: &Head) {
-        let Head { platform, processors, tsc_hz, protocol } = head;
-        let name = platform.name();
+    pub fn head(&mut self, head: &Head<'_>) {
+        let Head { name, platform, processors, clock, protocol } = head;
+        let (clock, key, hz) = match *clock {
+            Clock::Tsc(hz) => ("TSC", "tsc_hz", hz),
+            Clock::VirtualCounter(hz) => ("virtual counter", "counter_hz", hz),
+        };
         if !self.is_json {
             self.line(format_args!("TAP version 14"));
             self.line(format_args!("# tlbcheck on {platform}"));
-            let mhz = tsc_hz / 1_000_000;
-            self.line(format_args!("# {processors} processors, TSC {mhz} MHz, started by {protocol}"));
+            let mhz = hz / 1_000_000;
+            self.line(format_args!("# {processors} processors, {clock} {mhz} MHz, started by {protocol}"));
             return;
         }
         self.line(format_args!(
-            r#"{{"event":"start","platform":"{name}","processors":{processors},"tsc_hz":{tsc_hz},"protocol":"{protocol}"}}"#
+            r#"{{"event":"start","platform":"{name}","processors":{processors},"{key}":{hz},"protocol":"{protocol}"}}"#
         ));
     }
 
@@ -195,18 +237,19 @@ impl<W: Write> Report<W> {
 
     /// Reports a measurement; the first has the table's head before it.
     pub fn measurement(&mut self, measured: &Measurement<'_>) {
-        let Measurement { back_end, processors, ranges, initiator, target } = measured;
+        let Measurement { bench, unit, back_end, processors, ranges, initiator, target } = measured;
+        let (short, long) = (unit.short(), unit.long());
         if self.is_json {
             for (side, of) in [("initiator", Some(initiator)), ("target", target.as_ref())] {
                 let Some(Summary { count, min, median, p90, p99, max }) = of else { continue };
                 self.line(format_args!(
-                    r#"{{"bench":"shootdown","back_end":"{back_end}","processors":{processors},"ranges":{ranges},"side":"{side}","unit":"cycles","samples":{count},"min":{min},"median":{median},"p90":{p90},"p99":{p99},"max":{max}}}"#
+                    r#"{{"bench":"{bench}","back_end":"{back_end}","processors":{processors},"ranges":{ranges},"side":"{side}","unit":"{short}","samples":{count},"min":{min},"median":{median},"p90":{p90},"p99":{p99},"max":{max}}}"#
                 ));
             }
             return;
         }
         if self.number == 0 {
-            self.line(format_args!("# medians and percentiles in TSC cycles; 0 ranges: everything"));
+            self.line(format_args!("# medians and percentiles in {long}; 0 ranges: everything"));
             self.line(format_args!(
                 "# {:<12}{:>5}{:>7}{:>12}{:>12}{:>12}{:>12}{:>12}",
                 "back end", "CPUs", "ranges", "initiator", "p90", "p99", "target", "p90"
@@ -269,10 +312,11 @@ mod tests {
     use std::string::String;
     use std::vec::Vec;
 
-    const HEAD: Head = Head {
-        platform: Platform { is_virtual: false, vendor: [0; 12], kvm: false, xen: false, hyperv: None },
+    const HEAD: Head<'_> = Head {
+        name: "bare",
+        platform: &"bare, with nothing",
         processors: 2,
-        tsc_hz: 2_000_000_000,
+        clock: Clock::Tsc(2_000_000_000),
         protocol: "pvh",
     };
 
@@ -293,6 +337,8 @@ mod tests {
         }
         let summary = Summary::of(&mut [1, 2, 3]);
         let measured = Measurement {
+            bench: "shootdown",
+            unit: Unit::Cycles,
             back_end: "ipi",
             processors: 2,
             ranges: 0,
@@ -311,9 +357,15 @@ mod tests {
         let text = everything(false);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "TAP version 14");
-        for line in
-            ["1..3", "ok 1 - one", "not ok 2 - two", "ok 3 - three # SKIP no such thing", "Bail out! why"]
-        {
+        for line in [
+            "# tlbcheck on bare, with nothing",
+            "# 2 processors, TSC 2000 MHz, started by pvh",
+            "1..3",
+            "ok 1 - one",
+            "not ok 2 - two",
+            "ok 3 - three # SKIP no such thing",
+            "Bail out! why",
+        ] {
             assert!(lines.contains(&line), "{line}: {text}");
         }
         let counted = lines.iter().filter(|line| line.starts_with("ok ") || line.starts_with("not ok "));
@@ -325,6 +377,7 @@ mod tests {
     fn every_line_of_json_is_json() {
         let lines: Vec<Value> =
             everything(true).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!((&lines[0]["platform"], &lines[0]["tsc_hz"]), (&"bare".into(), &2_000_000_000u64.into()));
         let failed = lines.iter().find(|line| line["result"] == "fail").expect("one failed");
         assert_eq!((&failed["row"], &failed["why"]), (&"two".into(), &"saw '7' /".into()));
         let sides = lines.iter().filter(|line| line["bench"] == "shootdown" && line["median"] == 2);

@@ -1,16 +1,33 @@
-//! What programs for bare x86-64 machines share.
+//! What programs for bare x86-64 and Arm64 machines share.
 //!
-//! An image names its main function with `entry!`, is linked by `image.ld` of this crate, and is then
-//! started by any loader that knows PVH (QEMU's `-kernel`, Quell, Xen) or Multiboot 2 (GRUB). The host tool makes a
-//! bzImage of it for loaders that know Linux only. Main runs on the first processor in long mode with memory below
-//! 4 GiB mapped one to one, with its own descriptor tables, and with interrupts off.
+//! An image names its main function with `entry!` and is linked by the linker script that `build.rs` of the image
+//! chooses: `image.ld` of this crate for x86-64, `image-aarch64.ld` for Arm64. Main runs on the first processor with
+//! memory mapped one to one, with its own tables of everything, and with interrupts off.
 //!
-//! On any target but bare x86-64 the crate has no more than [`pages`] and [`sleep`]: the rest is assembly for a fixed
-//! address.
+//! On x86-64 any loader starts the image that knows PVH (QEMU's `-kernel`, Quell, Xen) or Multiboot 2 (GRUB); the host
+//! tool makes a bzImage of it for loaders that know Linux only. On Arm64 it is started as Linux is: the flat binary has the
+//! header of an arm64 `Image`.
+//!
+//! On any target but these two the crate has no more than `devicetree`, [`pages`] and [`sleep`]: the rest is assembly for
+//! the machine.
 #![no_std]
 
+#[cfg(test)]
+extern crate std;
+
+#[cfg(not(all(target_os = "none", target_arch = "x86_64")))]
+pub mod devicetree;
 pub mod pages;
 pub mod sleep;
 
+#[cfg(all(target_os = "none", target_arch = "aarch64"))]
+pub mod aarch64;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 pub mod x86_64;
+
+/// The machine's own architecture, for programs that are built for both: modules of the same name do the same.
+#[cfg(all(target_os = "none", target_arch = "aarch64"))]
+pub use aarch64 as arch;
+/// The machine's own architecture, for programs that are built for both: modules of the same name do the same.
+#[cfg(all(target_os = "none", target_arch = "x86_64"))]
+pub use x86_64 as arch;

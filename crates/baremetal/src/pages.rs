@@ -5,6 +5,15 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// Bytes in a page.
 pub const PAGE: u64 = 4096;
 
+/// Memory that may be used, from `start` up to and without `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ram {
+    /// First address.
+    pub start: u64,
+    /// Address behind the last one.
+    pub end: u64,
+}
+
 /// A page of memory; image and hardware see it at the same address. As large pages are made of it, it is also the
 /// unit of all memory here.
 #[repr(C, align(4096))]

@@ -5,6 +5,8 @@ use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1T
 use pvh::start_info::MemmapType;
 use pvh::start_info::reader::StartInfoReader;
 
+pub use crate::pages::Ram;
+
 use super::boot::{PROTOCOL_LINUX, PROTOCOL_MULTIBOOT2, PROTOCOL_PVH};
 use super::efi;
 use super::linux::{E820_COUNT, E820_ENTRY, E820_MAX, E820_TABLE};
@@ -34,15 +36,6 @@ impl Protocol {
             Self::Linux => "linux",
         }
     }
-}
-
-/// Memory that may be used, from `start` up to and without `end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ram {
-    /// First address.
-    pub start: u64,
-    /// Address behind the last one.
-    pub end: u64,
 }
 
 /// What the loader said, copied: nothing refers to the loader's own memory.

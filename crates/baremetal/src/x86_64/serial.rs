@@ -14,9 +14,13 @@ const FIFO: u16 = 2;
 const LINE_CONTROL: u16 = 3;
 const MODEM_CONTROL: u16 = 4;
 const LINE_STATUS: u16 = 5;
+const DATA_READY: u8 = 1 << 0;
 const TRANSMITTER_EMPTY: u8 = 1 << 5;
 /// Reads of the line status before a byte is sent regardless.
 const TRIES: u32 = 1 << 22;
+
+/// The port of a program's words.
+pub const CONSOLE: Serial = Serial(COM1);
 
 /// A serial port by the first of its ports.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +42,15 @@ impl Serial {
         for (register, value) in writes {
             // SAFETY: a serial port is there, or nothing is.
             unsafe { Port::<u8>::new(self.0 + register).write(value) };
+        }
+    }
+
+    /// A byte that has come, if one has.
+    pub fn receive(self) -> Option<u8> {
+        // SAFETY: a serial port is there, or nothing is, which then reads as all ones: a status that no port has.
+        unsafe {
+            let status = Port::<u8>::new(self.0 + LINE_STATUS).read();
+            (status != 0xff && status & DATA_READY != 0).then(|| Port::new(self.0).read())
         }
     }
 }

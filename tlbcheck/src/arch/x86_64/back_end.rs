@@ -24,7 +24,8 @@ use tlfs::encode::Interface;
 use tlfs::{HvResult, PAGE_WORDS, Status};
 
 use super::machine::{self, PATIENCE_MS};
-use super::{console, hypercall, window};
+use super::{hypercall, window};
+use crate::arch::console;
 
 /// Ranges of one flush at most: as many as a list of a hypercall.
 pub(super) const RANGES_MAX: usize = 509;

@@ -14,14 +14,14 @@ use baremetal::x86_64::processors::{self, MAX_PROCESSORS};
 use baremetal::x86_64::{apic, clock};
 use spin::Mutex;
 use tlbcheck::command_line::Options;
-use tlbcheck::report::{Measurement, Stop, Totals, Verdict};
+use tlbcheck::report::{Measurement, Stop, Totals, Unit, Verdict};
 use tlbcheck::statistics::{Summary, processor_counts};
 use x86_64::instructions::interrupts;
 
 use super::back_end::{self, BackEnd, RANGES_MAX, Scope, others};
-use super::console;
 use super::machine::{self, PATIENCE_MS};
 use super::window::WINDOW;
+use crate::arch::console;
 
 /// Samples of each measurement, those before that do not count, and most that can be asked for.
 const SAMPLES: usize = 101;
@@ -129,6 +129,8 @@ impl Column {
             return;
         }
         let measured = Measurement {
+            bench: "shootdown",
+            unit: Unit::Cycles,
             back_end: self.back_end.name(),
             processors,
             ranges,

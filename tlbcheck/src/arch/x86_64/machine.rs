@@ -12,11 +12,12 @@ use baremetal::x86_64::{apic, clock};
 use spin::Once;
 use tlbcheck::command_line::Options;
 use tlbcheck::platform::{HyperV, Platform};
-use tlbcheck::report::{Head, Stop, Verdict, skip};
+use tlbcheck::report::{Clock, Head, Stop, Verdict, skip};
 use tlbcheck::{ensure, needs};
 use tlfs::msr;
 
-use super::{back_end, console, hypercall, window};
+use super::{back_end, hypercall, window};
+use crate::arch::console;
 
 /// What the image runs on.
 pub(super) struct Machine {
@@ -72,7 +73,8 @@ pub(super) fn find(info: &BootInfo, options: &Options<'_>) {
     let below_4g = info.ram.iter().filter(|ram| ram.end <= 1 << 32 && ram.end - ram.start >= 4096);
     let last_ram = below_4g.max_by_key(|ram| ram.end).copied();
     MACHINE.call_once(|| Machine { processors, platform, last_ram, rounds: options.rounds });
-    let head = Head { platform, processors, tsc_hz: clock::hz(), protocol: info.protocol.name() };
+    let (clock, protocol) = (Clock::Tsc(clock::hz()), info.protocol.name());
+    let head = Head { name: platform.name(), platform: &platform, processors, clock, protocol };
     console::report(|report| report.head(&head));
 }
 

@@ -3,7 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `machine` | processors, platform, VP indices: found once, at the beginning |
-//! | `console` | the two serial ports, the report, the ways to the end |
+//! | `ends` | the two serial ports, the ends of the machine |
 //! | `window` | page tables whose leaves the checks exchange |
 //! | `hypercall` | the guest's end of hypercalls |
 //! | `back_end` | flushes of other processors, by interrupt and by hypercall, behind one trait |
@@ -14,7 +14,7 @@
 mod back_end;
 mod bench;
 mod checks;
-mod console;
+pub(super) mod ends;
 mod hypercall;
 mod machine;
 mod watch;
@@ -24,6 +24,8 @@ use core::panic::PanicInfo;
 
 use baremetal::x86_64::info::BootInfo;
 use tlbcheck::command_line::{Options, Task};
+
+use super::console;
 
 baremetal::entry!(main);
 
@@ -38,6 +40,9 @@ fn main(info: BootInfo) -> ! {
     machine::find(&info, &options);
     if let Err(word) = parsed {
         console::bail(format_args!("'{word}' is not understood; the command line is '{line}'"));
+    }
+    if options.omits.is_some() {
+        console::bail(format_args!("'drop=' is for Arm64"));
     }
     let totals = match options.task {
         Task::Check => checks::run(&options),

@@ -13,24 +13,14 @@ mod writes;
 
 use tlbcheck::command_line::Options;
 use tlbcheck::form::{Element, Kind, Via};
-use tlbcheck::report::{Stop, Totals, Verdict, reason};
+use tlbcheck::report::Totals;
 use tlbcheck::spans;
 
 use super::back_end::BackEnd;
-use super::console;
+use crate::arch::rows::{self, Row, row};
 
 /// The guest's end of flush hypercalls, as kernels use it.
 const BY_HYPERCALL: [BackEnd; 1] = [BackEnd::Hypercall];
-
-/// One row.
-struct Row {
-    name: &'static str,
-    run: fn() -> Verdict,
-}
-
-const fn row(name: &'static str, run: fn() -> Verdict) -> Row {
-    Row { name, run }
-}
 
 /// Those that are about the processor's own TLB, and about flushes by interrupts.
 const NATIVE: [Row; 18] = [
@@ -135,26 +125,10 @@ fn rows() -> impl Iterator<Item = &'static Row> + Clone {
 
 /// Goes through the rows that the command line wants.
 pub(super) fn run(options: &Options<'_>) -> Totals {
-    let wanted = rows().filter(|row| options.wants(row.name));
-    let mut totals = Totals::default();
-    console::report(|report| report.plan(wanted.clone().count()));
-    for row in wanted {
-        console::report(|report| report.begin(row.name));
-        let verdict = (row.run)();
-        totals.count(&verdict);
-        console::report(|report| report.row(row.name, &verdict));
-    }
-    totals
+    rows::run(rows(), options)
 }
 
 /// Names the rows, all as skipped.
 pub(super) fn list() -> Totals {
-    let mut totals = Totals::default();
-    console::report(|report| report.plan(rows().count()));
-    for row in rows() {
-        let verdict = Err(Stop::Skip(reason(format_args!("only named"))));
-        totals.count(&verdict);
-        console::report(|report| report.row(row.name, &verdict));
-    }
-    totals
+    rows::list(rows())
 }

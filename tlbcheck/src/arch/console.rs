@@ -1,20 +1,16 @@
-//! The two serial ports, the report, and the ways to the end.
+//! The serial ports, the report, and the ways to the end.
 
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayString;
-use baremetal::x86_64::power;
-use baremetal::x86_64::serial::{COM1, COM2, Serial};
 use spin::{Mutex, Once};
 use tlbcheck::command_line::Options;
 use tlbcheck::report::{Report, Totals, reason};
 
-use super::machine;
+use super::this::ends::{self, FIRST, Port, SECOND};
 
-/// Port of QEMU's debug exit device, as its users place it by convention.
-const DEBUG_EXIT_PORT: u16 = 0xf4;
-/// What the device is told: QEMU's exit status is twice that and 1.
+/// How a run ended, for whoever started the emulator.
 const CODE_GOOD: u8 = 0;
 const CODE_FAILED: u8 = 1;
 const CODE_STOPPED: u8 = 2;
@@ -22,13 +18,12 @@ const CODE_STOPPED: u8 = 2;
 static LINE: Once<ArrayString<512>> = Once::new();
 static DEBUG_EXIT: AtomicBool = AtomicBool::new(false);
 
-/// The report on COM1, and the one on COM2 if there is one.
-static REPORTS: Mutex<(Report<Serial>, Option<Report<Serial>>)> =
-    Mutex::new((Report::new(Serial(COM1), false), None));
+/// The report on the first port, and the one on the second if there is one.
+static REPORTS: Mutex<(Report<Port>, Option<Report<Port>>)> = Mutex::new((Report::new(FIRST, false), None));
 
 /// Opens the first port; keeps the command line.
 pub(super) fn open(line: &str) -> &'static str {
-    Serial(COM1).set_up();
+    FIRST.set_up();
     LINE.call_once(|| ArrayString::from(line).unwrap_or_default())
 }
 
@@ -36,16 +31,17 @@ pub(super) fn open(line: &str) -> &'static str {
 pub(super) fn choose(options: &Options<'_>) {
     DEBUG_EXIT.store(options.debug_exit, Ordering::Relaxed);
     let mut reports = REPORTS.lock();
-    if options.report_to_com2 {
-        Serial(COM2).set_up();
-        reports.1 = Some(Report::new(Serial(COM2), options.json));
-    } else {
-        reports.0 = Report::new(Serial(COM1), options.json);
+    match SECOND {
+        Some(second) if options.report_to_com2 => {
+            second.set_up();
+            reports.1 = Some(Report::new(second, options.json));
+        }
+        _ => reports.0 = Report::new(FIRST, options.json),
     }
 }
 
 /// Has `write` write to each report.
-pub(super) fn report(mut write: impl FnMut(&mut Report<Serial>)) {
+pub(super) fn report(mut write: impl FnMut(&mut Report<Port>)) {
     let mut reports = REPORTS.lock();
     write(&mut reports.0);
     if let Some(second) = &mut reports.1 {
@@ -67,7 +63,7 @@ pub(super) fn end(totals: Totals) -> ! {
 
 /// Stops the run: the image itself cannot go on. Any processor may come here, even in the middle of a report.
 pub(super) fn bail(why: fmt::Arguments<'_>) -> ! {
-    x86_64::instructions::interrupts::disable();
+    ends::mask_interrupts();
     match REPORTS.try_lock() {
         Some(mut reports) => {
             let why = reason(why);
@@ -77,15 +73,12 @@ pub(super) fn bail(why: fmt::Arguments<'_>) -> ! {
             }
         }
         None => {
-            let _ = write!(Serial(COM1), "\r\nBail out! {why}\r\n");
+            let _ = write!({ FIRST }, "\r\nBail out! {why}\r\n");
         }
     }
     leave(CODE_STOPPED)
 }
 
 fn leave(code: u8) -> ! {
-    if DEBUG_EXIT.load(Ordering::Relaxed) {
-        power::debug_exit(DEBUG_EXIT_PORT, code);
-    }
-    power::off(machine::switch())
+    ends::leave(code, DEBUG_EXIT.load(Ordering::Relaxed))
 }

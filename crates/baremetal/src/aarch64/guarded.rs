@@ -1,0 +1,141 @@
+//! Instructions that may fault, and what became of them.
+//!
+//! Each is an entry of the `.fixups` table: at which address a fault is expected, and where to go on. A fault at any other
+//! address ends the run. DDI 0487 M.b, D24.2 "ESR_EL1".
+
+use core::arch::asm;
+
+/// An exception that a guarded instruction raised, at its own address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// ESR_EL1: why.
+    pub syndrome: u64,
+    /// FAR_EL1: at which address, if it is an abort.
+    pub address: u64,
+}
+
+/// What a data abort is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Nothing is mapped; at this level.
+    Translation(u8),
+    /// The access flag is clear, in an entry of this level.
+    AccessFlag(u8),
+    /// The rights do not suffice; in an entry of this level.
+    Permission(u8),
+    /// Anything else, of this fault status code.
+    Other(u8),
+    /// It is no data abort, but of this exception class.
+    Class(u8),
+}
+
+/// Marks in X16 that a fault happened, above its syndrome.
+pub const FAULTED: u64 = 1 << 63;
+
+const CLASS_DATA_ABORT: u8 = 0x25;
+/// ISS of a data abort, WnR: it was a store.
+const IS_STORE: u64 = 1 << 6;
+
+impl Fault {
+    /// What the handler left in X16 and X17.
+    ///
+    /// # Errors
+    ///
+    /// The fault, if there was one.
+    pub const fn check(x16: u64, x17: u64) -> Result<(), Self> {
+        if x16 & FAULTED == 0 { Ok(()) } else { Err(Self { syndrome: x16 & !FAULTED, address: x17 }) }
+    }
+
+    /// The exception class.
+    pub const fn class(self) -> u8 {
+        (self.syndrome >> 26 & 0x3f) as u8
+    }
+
+    /// What it is about.
+    pub const fn cause(self) -> Cause {
+        if self.class() != CLASS_DATA_ABORT {
+            return Cause::Class(self.class());
+        }
+        let (code, level) = ((self.syndrome & 0x3f) as u8, (self.syndrome & 3) as u8);
+        match code >> 2 {
+            1 => Cause::Translation(level),
+            2 => Cause::AccessFlag(level),
+            3 => Cause::Permission(level),
+            _ => Cause::Other(code),
+        }
+    }
+
+    /// Whether a store raised it.
+    pub const fn is_store(self) -> bool {
+        self.syndrome & IS_STORE != 0
+    }
+}
+
+/// An entry of the table: address of the fault, address to go on at.
+type Fixup = [u64; 2];
+
+unsafe extern "C" {
+    static __fixups_start: Fixup;
+    static __fixups_end: Fixup;
+}
+
+/// Where to go on after a fault at `address`, if one is expected there.
+pub fn fixup(address: u64) -> Option<u64> {
+    let start = &raw const __fixups_start;
+    let count = ((&raw const __fixups_end).addr() - start.addr()) / size_of::<Fixup>();
+    // SAFETY: the linker puts all entries, which change no more, between the two symbols.
+    let table = unsafe { core::slice::from_raw_parts(start, count) };
+    table.iter().find(|[at, _]| *at == address).map(|[_, next]| *next)
+}
+
+/// The text of one guarded instruction. X16 must be zero before; it and X17 tell of a fault.
+#[macro_export]
+macro_rules! guarded {
+    ($($instruction:expr),+) => {
+        concat!("2:\n", $($instruction, "\n",)+ "3:\n.pushsection .fixups,\"a\"\n.quad 2b, 3b\n.popsection")
+    };
+}
+
+/// Reads the word at `address`.
+///
+/// # Errors
+///
+/// The fault, if nothing is there.
+#[inline(always)]
+pub fn load(address: u64) -> Result<u64, Fault> {
+    let (value, fault, at): (u64, u64, u64);
+    // SAFETY: reading memory changes nothing, and a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("ldr {value}, [{address}]"),
+            address = in(reg) address, value = out(reg) value,
+            inout("x16") 0u64 => fault, inout("x17") 0u64 => at,
+            options(nostack, preserves_flags),
+        );
+    }
+    Fault::check(fault, at).map(|()| value)
+}
+
+/// Writes the word at `address`.
+///
+/// # Errors
+///
+/// The fault, if nothing is there or it must not be written to.
+///
+/// # Safety
+///
+/// If something is mapped there, it is a page that may be written to.
+#[inline(always)]
+pub unsafe fn store(address: u64, value: u64) -> Result<(), Fault> {
+    let (fault, at): (u64, u64);
+    // SAFETY: the caller's; a fault is guarded.
+    unsafe {
+        asm!(
+            guarded!("str {value}, [{address}]"),
+            address = in(reg) address, value = in(reg) value,
+            inout("x16") 0u64 => fault, inout("x17") 0u64 => at,
+            options(nostack, preserves_flags),
+        );
+    }
+    Fault::check(fault, at)
+}

@@ -1,0 +1,50 @@
+//! What the loader says: the device tree.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use dtoolkit::fdt::Fdt;
+
+pub use crate::devicetree::{Board, Conduit, Gic, Ram};
+
+use super::{gic, power, serial, tables};
+
+/// Where QEMU puts a device tree for an ELF, which it starts without telling: the beginning of the virt machine's RAM.
+const DEVICE_TREE_DEFAULT: u64 = 0x4000_0000;
+/// The first bytes of a device tree.
+const MAGIC: u32 = u32::from_be_bytes([0xd0, 0x0d, 0xfe, 0xed]);
+
+static VIRTUAL_TIMER: AtomicU32 = AtomicU32::new(crate::devicetree::VIRTUAL_TIMER);
+
+/// What the loader said, copied: nothing refers to the loader's own memory.
+pub type BootInfo = Board;
+
+/// INTID of the virtual timer.
+pub fn virtual_timer() -> u32 {
+    VIRTUAL_TIMER.load(Ordering::Relaxed)
+}
+
+/// Reads the device tree, maps RAM, and tells the other modules where their devices are.
+///
+/// # Safety
+///
+/// `address` is what a loader passed, or 0, and memory there is mapped one to one.
+pub(super) unsafe fn read(address: u64) -> BootInfo {
+    let address = if address == 0 { DEVICE_TREE_DEFAULT } else { address };
+    // SAFETY: the caller's; if nothing else is there, a word of RAM is.
+    let magic = unsafe { (address as *const u32).read_volatile() };
+    assert!(u32::from_be(magic) == MAGIC, "there is no device tree at {address:#x}");
+    // SAFETY: the caller's: a device tree is there, and nobody changes it.
+    let bytes = unsafe { Fdt::from_raw(address as *const u8) };
+    let bytes = bytes.unwrap_or_else(|why| panic!("the device tree: {why}")).data();
+    let board = Board::read(bytes).unwrap_or_else(|why| panic!("{why}"));
+    if let Some(uart) = board.uarts.first() {
+        serial::set_address(*uart);
+    }
+    tables::map_ram(&board.ram);
+    power::set_conduit(board.psci);
+    VIRTUAL_TIMER.store(board.virtual_timer, Ordering::Relaxed);
+    if let Some(found) = &board.gic {
+        gic::set_place(found);
+    }
+    board
+}

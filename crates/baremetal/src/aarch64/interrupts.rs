@@ -1,0 +1,211 @@
+//! The exception vectors, and what happens on each interrupt. DDI 0487 M.b, D1.3 "Exceptions".
+
+use core::arch::{asm, global_asm};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use super::guarded::{self, FAULTED};
+use super::{clock, gic, info};
+
+/// The SGI that wakes another processor for its job.
+pub const WAKE: u8 = 0;
+/// The first SGI that an image may use for itself; all up to 15 are free.
+pub const FREE: u8 = 1;
+
+/// Interrupts that are counted and can be handled: SGIs and PPIs.
+const INTERRUPTS: usize = 32;
+
+/// What the vectors store, lowest address first.
+#[repr(C)]
+pub struct Frame {
+    /// X0 to X30.
+    registers: [u64; 31],
+    /// ELR_EL1.
+    address: u64,
+    /// SPSR_EL1.
+    state: u64,
+    /// ESR_EL1.
+    syndrome: u64,
+    /// FAR_EL1.
+    fault: u64,
+    /// Which vector, from 0.
+    vector: u64,
+}
+
+const FRAME: usize = size_of::<Frame>();
+const _: () = assert!(FRAME == 36 * 8 && FRAME.is_multiple_of(16));
+
+impl Frame {
+    /// Address of the instruction that was interrupted.
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+// 16 vectors of 128 bytes each. The current level with its own stack is 4 (synchronous), 5 (IRQ), 6 (FIQ), 7 (SError);
+// the program never is at another.
+global_asm!(
+    r#"
+.section .text
+.balign 2048
+exception_vectors:
+.set vector, 0
+.rept 16
+    .balign 128
+    sub sp, sp, #{frame}
+    stp x0, x1, [sp]
+    mov x0, #vector
+    b exception_common
+    .set vector, vector + 1
+.endr
+.balign 128
+exception_common:
+    stp x2, x3, [sp, #16]
+    stp x4, x5, [sp, #32]
+    stp x6, x7, [sp, #48]
+    stp x8, x9, [sp, #64]
+    stp x10, x11, [sp, #80]
+    stp x12, x13, [sp, #96]
+    stp x14, x15, [sp, #112]
+    stp x16, x17, [sp, #128]
+    stp x18, x19, [sp, #144]
+    stp x20, x21, [sp, #160]
+    stp x22, x23, [sp, #176]
+    stp x24, x25, [sp, #192]
+    stp x26, x27, [sp, #208]
+    stp x28, x29, [sp, #224]
+    mrs x1, elr_el1
+    stp x30, x1, [sp, #240]
+    mrs x1, spsr_el1
+    mrs x2, esr_el1
+    stp x1, x2, [sp, #256]
+    mrs x1, far_el1
+    stp x1, x0, [sp, #272]
+    mov x0, sp
+    bl {dispatch}
+    ldp x30, x1, [sp, #240]
+    msr elr_el1, x1
+    ldr x1, [sp, #256]
+    msr spsr_el1, x1
+    ldp x2, x3, [sp, #16]
+    ldp x4, x5, [sp, #32]
+    ldp x6, x7, [sp, #48]
+    ldp x8, x9, [sp, #64]
+    ldp x10, x11, [sp, #80]
+    ldp x12, x13, [sp, #96]
+    ldp x14, x15, [sp, #112]
+    ldp x16, x17, [sp, #128]
+    ldp x18, x19, [sp, #144]
+    ldp x20, x21, [sp, #160]
+    ldp x22, x23, [sp, #176]
+    ldp x24, x25, [sp, #192]
+    ldp x26, x27, [sp, #208]
+    ldp x28, x29, [sp, #224]
+    ldp x0, x1, [sp]
+    add sp, sp, #{frame}
+    eret
+"#,
+    frame = const FRAME,
+    dispatch = sym dispatch,
+);
+
+unsafe extern "C" {
+    static exception_vectors: u8;
+}
+
+/// How many interrupts of each INTID there were.
+static COUNTS: [AtomicU32; INTERRUPTS] = [const { AtomicU32::new(0) }; INTERRUPTS];
+
+/// What is done on each beyond counting: the address of a `fn(&Frame)`, or 0. Pairs with [`handle`].
+static HANDLERS: [AtomicUsize; INTERRUPTS] = [const { AtomicUsize::new(0) }; INTERRUPTS];
+
+/// How often the SGI or PPI `id` has been taken, by all processors.
+pub fn count(id: u32) -> u32 {
+    COUNTS.get(id as usize).map_or(0, |count| count.load(Ordering::Acquire))
+}
+
+/// Has `handler` called on SGI or PPI `id`, or nothing any more. The timer has been stopped before.
+pub fn handle(id: u32, handler: Option<fn(&Frame)>) {
+    let address = handler.map_or(0, |handler| handler as usize);
+    if let Some(slot) = HANDLERS.get(id as usize) {
+        slot.store(address, Ordering::Release);
+    }
+}
+
+/// Lets the processor take interrupts.
+pub fn enable() {
+    // SAFETY: the vectors are there, and handlers touch what they may touch any time.
+    unsafe { asm!("msr daifclr, #2", options(nostack, preserves_flags)) };
+}
+
+/// Masks interrupts.
+pub fn disable() {
+    // SAFETY: it changes nothing else.
+    unsafe { asm!("msr daifset, #2", options(nostack, preserves_flags)) };
+}
+
+/// Waits for an interrupt, which may have come before, takes it, and masks interrupts again. They are masked before.
+pub fn wait() {
+    // SAFETY: WFI ends with an interrupt that is masked, too; then it is taken.
+    unsafe {
+        asm!("dsb sy", "wfi", "msr daifclr, #2", "isb", "msr daifset, #2", options(nostack, preserves_flags))
+    };
+}
+
+/// Makes the processor's exceptions come here, and keeps its number.
+///
+/// # Safety
+///
+/// Once on each processor after its start, with its own number.
+pub(super) unsafe fn load(number: usize) {
+    let vectors = (&raw const exception_vectors).addr();
+    // SAFETY: the vectors are as the architecture wants them; nobody else uses TPIDR_EL1.
+    unsafe {
+        asm!("msr vbar_el1, {}", "msr tpidr_el1, {}", "isb", in(reg) vectors, in(reg) number, options(nostack))
+    };
+}
+
+/// The calling processor's number.
+pub fn number() -> usize {
+    let number: usize;
+    // SAFETY: `load` has put it there.
+    unsafe { asm!("mrs {}, tpidr_el1", out(reg) number, options(nomem, nostack, preserves_flags)) };
+    number
+}
+
+extern "C" fn dispatch(frame: &mut Frame) {
+    match frame.vector {
+        4 => on_exception(frame),
+        5 => on_interrupt(frame),
+        vector => panic!("vector {vector} at {:#x}, syndrome {:#x}", frame.address, frame.syndrome),
+    }
+}
+
+fn on_interrupt(frame: &Frame) {
+    let id = gic::acknowledge();
+    if id >= gic::SPECIAL {
+        return;
+    }
+    if id == info::virtual_timer() {
+        // Its line is up until then.
+        clock::stop_timer();
+    }
+    gic::end(id);
+    let (Some(count), Some(handler)) = (COUNTS.get(id as usize), HANDLERS.get(id as usize)) else { return };
+    count.fetch_add(1, Ordering::AcqRel);
+    let handler = handler.load(Ordering::Acquire);
+    if handler != 0 {
+        // SAFETY: `handle` stored it, and nothing else does.
+        unsafe { core::mem::transmute::<usize, fn(&Frame)>(handler)(frame) };
+    }
+}
+
+/// Goes on where the table of guarded instructions says, with the fault in X16 and X17.
+fn on_exception(frame: &mut Frame) {
+    let Some(next) = guarded::fixup(frame.address) else {
+        let (syndrome, fault, at) = (frame.syndrome, frame.fault, frame.address);
+        panic!("exception with syndrome {syndrome:#x} at {at:#x}, address {fault:#x}");
+    };
+    frame.address = next;
+    frame.registers[16] = FAULTED | frame.syndrome;
+    frame.registers[17] = frame.fault;
+}

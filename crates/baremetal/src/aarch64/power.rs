@@ -1,0 +1,96 @@
+//! PSCI, and the ends of the machine: SYSTEM_OFF, and semihosting's exit.
+//!
+//! DEN 0022F, section 5; Semihosting for AArch32 and AArch64, SYS_EXIT.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use smccc::psci::error::Error;
+use smccc::{Call, Hvc, Smc, psci};
+
+use super::guarded::{FAULTED, Fault};
+use super::info::Conduit;
+use crate::guarded;
+
+const NONE: u8 = 0;
+const BY_HVC: u8 = 1;
+const BY_SMC: u8 = 2;
+
+/// How PSCI is called; written before other processors run.
+static CONDUIT: AtomicU8 = AtomicU8::new(NONE);
+
+pub(super) fn set_conduit(conduit: Option<Conduit>) {
+    let number = match conduit {
+        None => NONE,
+        Some(Conduit::Hvc) => BY_HVC,
+        Some(Conduit::Smc) => BY_SMC,
+    };
+    CONDUIT.store(number, Ordering::Relaxed);
+}
+
+/// Has the processor of this affinity begin at `entry` with `context` in X0.
+///
+/// # Errors
+///
+/// What PSCI says, or that there is none.
+pub(super) fn cpu_on(affinity: u64, entry: u64, context: u64) -> Result<(), Error> {
+    match CONDUIT.load(Ordering::Relaxed) {
+        BY_HVC => psci::cpu_on::<Hvc>(affinity, entry, context),
+        BY_SMC => psci::cpu_on::<Smc>(affinity, entry, context),
+        _ => Err(Error::NotSupported),
+    }
+}
+
+/// Calls firmware or hypervisor by the SMC calling convention in 32 bits, by PSCI's conduit: X0 to X3 as they come back. All
+/// ones in the first, `NOT_SUPPORTED`, if there is no conduit.
+pub fn call(function: u32, arguments: [u32; 3]) -> [u32; 4] {
+    let [a, b, c] = arguments;
+    let arguments = [a, b, c, 0, 0, 0, 0];
+    let results = match CONDUIT.load(Ordering::Relaxed) {
+        BY_HVC => Hvc::call32(function, arguments),
+        BY_SMC => Smc::call32(function, arguments),
+        _ => [u32::MAX; 8],
+    };
+    [results[0], results[1], results[2], results[3]]
+}
+
+/// Switches the machine off, if there is PSCI; does nothing more either way.
+pub fn off() -> ! {
+    let _ = match CONDUIT.load(Ordering::Relaxed) {
+        BY_HVC => psci::system_off::<Hvc>(),
+        BY_SMC => psci::system_off::<Smc>(),
+        _ => Err(Error::NotSupported),
+    };
+    halt()
+}
+
+/// Does nothing any more.
+pub fn halt() -> ! {
+    loop {
+        // SAFETY: it waits for an interrupt, which is masked, so nothing comes of it.
+        unsafe { asm!("msr daifset, #0xf", "wfi", options(nomem, nostack)) };
+    }
+}
+
+/// Ends the emulator or debugger that serves semihosting calls, with this exit status.
+///
+/// # Errors
+///
+/// The call's fault, where nobody serves it.
+pub fn semihosting_exit(status: u8) -> Result<(), Fault> {
+    /// SYS_EXIT, and ADP_Stopped_ApplicationExit.
+    const EXIT: u64 = 0x18;
+    const APPLICATION_EXIT: u64 = 0x20026;
+    let block = [APPLICATION_EXIT, u64::from(status)];
+    let (fault, address): (u64, u64);
+    // SAFETY: either the call ends the program, or nobody serves it and it is an undefined instruction, which is guarded.
+    unsafe {
+        asm!(
+            guarded!("hlt #0xf000"),
+            inout("x0") EXIT => _, in("x1") block.as_ptr(),
+            inout("x16") 0u64 => fault, inout("x17") 0u64 => address,
+        );
+    }
+    debug_assert!(fault == 0 || fault & FAULTED != 0);
+    Fault::check(fault, address)
+}

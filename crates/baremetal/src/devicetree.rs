@@ -1,0 +1,197 @@
+//! What a device tree says of an Arm64 machine, as far as the images need it.
+//!
+//! Sources: Devicetree Specification 0.4, chapters 2 and 3; the bindings `arm,gic-v3`, `arm,armv8-timer`, `arm,psci` and
+//! `arm,pl011` of the Linux kernel (Documentation/devicetree/bindings).
+
+use arrayvec::{ArrayString, ArrayVec};
+use dtoolkit::fdt::{Fdt, FdtNode};
+use dtoolkit::standard::NodeStandard;
+use dtoolkit::{Node, Property};
+
+pub use crate::pages::Ram;
+
+/// Bytes of the command line that are kept.
+pub const COMMAND_LINE: usize = 512;
+/// Ranges of memory that are kept.
+pub const RANGES: usize = 16;
+/// Processors that are kept.
+pub const PROCESSORS: usize = 256;
+/// Regions of redistributors that are kept.
+pub const REGIONS: usize = 8;
+
+/// The virtual timer's interrupt where no device tree names another: PPI 11.
+pub const VIRTUAL_TIMER: u32 = 27;
+
+/// How PSCI is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conduit {
+    /// By HVC.
+    Hvc,
+    /// By SMC.
+    Smc,
+}
+
+/// A GICv3.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gic {
+    /// Address of the distributor.
+    pub distributor: u64,
+    /// Regions in which redistributors lie one behind the other.
+    pub redistributors: ArrayVec<Ram, REGIONS>,
+}
+
+/// A machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Board {
+    /// The command line, of which an overlong end is left out.
+    pub command_line: ArrayString<COMMAND_LINE>,
+    /// RAM, in the tree's order; ranges without an end in the address space, and those that are too many, are left out.
+    pub ram: ArrayVec<Ram, RANGES>,
+    /// Affinities of the processors that are not disabled, as in MPIDR_EL1, in the tree's order.
+    pub processors: ArrayVec<u64, PROCESSORS>,
+    /// How PSCI is called, if it is there.
+    pub psci: Option<Conduit>,
+    /// The interrupt controller, if it is a GICv3.
+    pub gic: Option<Gic>,
+    /// Addresses of the PL011s: first the one that `stdout-path` names, if it names one by its path.
+    pub uarts: ArrayVec<u64, 4>,
+    /// INTID of the virtual timer.
+    pub virtual_timer: u32,
+    /// The initial RAM disk.
+    pub initrd: Option<Ram>,
+}
+
+impl Board {
+    /// Reads a device tree.
+    ///
+    /// # Errors
+    ///
+    /// `bytes` are not a device tree. What the tree does not have is empty.
+    pub fn read(bytes: &[u8]) -> Result<Self, &'static str> {
+        let tree = Fdt::new(bytes).map_err(|_| "the device tree is not well-formed")?;
+        Ok(Self {
+            command_line: command_line(tree),
+            ram: ram(tree),
+            processors: processors(tree),
+            psci: conduit(tree),
+            gic: gic(tree),
+            uarts: uarts(tree),
+            virtual_timer: virtual_timer(tree),
+            initrd: initrd(tree),
+        })
+    }
+}
+
+/// The ranges of a node's `reg` that end within the address space and are not empty.
+fn ranges<'a>(node: FdtNode<'a>) -> impl Iterator<Item = Ram> + 'a {
+    let ranges = node.reg().ok().flatten();
+    ranges.into_iter().flatten().filter_map(|range| {
+        let (start, size) = (range.address::<u64>().ok()?, range.size::<u64>().ok()?);
+        Some(Ram { start, end: start.checked_add(size)? }).filter(|_| size != 0)
+    })
+}
+
+/// Nodes below the root and on simple buses, of this binding.
+fn compatible<'a>(tree: Fdt<'a>, binding: &'static str) -> impl Iterator<Item = FdtNode<'a>> {
+    let is_enabled = |node: &FdtNode<'a>| {
+        let status = node.property("status").and_then(|status| status.value_as::<&str>().ok());
+        status.is_none_or(|status| matches!(status, "okay" | "ok"))
+    };
+    let root = tree.root();
+    let nodes = root.children().chain(
+        root.children().filter(|node| node.is_compatible("simple-bus")).flat_map(|bus| bus.children()),
+    );
+    nodes.filter(move |node| node.is_compatible(binding) && is_enabled(node))
+}
+
+fn command_line(tree: Fdt<'_>) -> ArrayString<COMMAND_LINE> {
+    let chosen = tree.find_node("/chosen");
+    let property = chosen.and_then(|chosen| chosen.property("bootargs"));
+    let line = property.as_ref().and_then(|line| line.value_as::<&str>().ok()).unwrap_or_default();
+    let mut kept = ArrayString::new();
+    line.chars().take_while(|char| kept.try_push(*char).is_ok()).for_each(drop);
+    kept
+}
+
+fn ram(tree: Fdt<'_>) -> ArrayVec<Ram, RANGES> {
+    let root = tree.root();
+    let is_memory = |node: &FdtNode<'_>| {
+        let kind = node.property("device_type").and_then(|kind| kind.value_as::<&str>().ok());
+        kind == Some("memory") || (kind.is_none() && node.name_without_address() == "memory")
+    };
+    root.children().filter(is_memory).flat_map(ranges).take(RANGES).collect()
+}
+
+fn processors(tree: Fdt<'_>) -> ArrayVec<u64, PROCESSORS> {
+    let Some(cpus) = tree.find_node("/cpus") else { return ArrayVec::new() };
+    let runs = |node: &FdtNode<'_>| {
+        let status = node.property("status").and_then(|status| status.value_as::<&str>().ok());
+        node.name_without_address() == "cpu" && !matches!(status, Some("fail" | "fail-sss"))
+    };
+    // Cells of `reg` here are of the address alone.
+    let affinity = |node: FdtNode<'_>| {
+        let property = node.property("reg")?;
+        let narrow = property.value_as::<u32>().map(u64::from);
+        narrow.or_else(|_| property.value_as::<u64>()).ok()
+    };
+    cpus.children().filter(runs).filter_map(affinity).take(PROCESSORS).collect()
+}
+
+fn conduit(tree: Fdt<'_>) -> Option<Conduit> {
+    let node = tree.find_node("/psci")?;
+    match node.property("method")?.value_as::<&str>().ok()? {
+        "hvc" => Some(Conduit::Hvc),
+        "smc" => Some(Conduit::Smc),
+        _ => None,
+    }
+}
+
+fn gic(tree: Fdt<'_>) -> Option<Gic> {
+    let node = compatible(tree, "arm,gic-v3").next()?;
+    let regions = node.property("#redistributor-regions").and_then(|count| count.value_as::<u32>().ok());
+    let mut ranges = ranges(node);
+    let distributor = ranges.next()?.start;
+    Some(Gic { distributor, redistributors: ranges.take(regions.unwrap_or(1).min(8) as usize).collect() })
+}
+
+fn uarts(tree: Fdt<'_>) -> ArrayVec<u64, 4> {
+    let address = |node: FdtNode<'_>| ranges(node).next().map(|range| range.start);
+    let chosen = tree.find_node("/chosen");
+    let path = chosen.and_then(|chosen| chosen.property("stdout-path"));
+    let path = path.as_ref().and_then(|path| path.value_as::<&str>().ok());
+    // What is behind a colon are the line's parameters.
+    let first = path.and_then(|path| tree.find_node(path.split(':').next()?));
+    let first = first.filter(|node| node.is_compatible("arm,pl011")).and_then(address);
+    let others = compatible(tree, "arm,pl011").filter_map(address);
+    first.into_iter().chain(others.filter(|other| Some(*other) != first)).take(4).collect()
+}
+
+/// The third of the timer's interrupts: secure, non-secure, virtual, hypervisor. Each is of three cells, of which the first
+/// says that it is a PPI and the second which.
+fn virtual_timer(tree: Fdt<'_>) -> u32 {
+    const PRIVATE: u32 = 1;
+    const FIRST_PRIVATE: u32 = 16;
+    let find = || {
+        let node = compatible(tree, "arm,armv8-timer").next()?;
+        let property = node.property("interrupts")?;
+        let cells = property.value();
+        let cell =
+            |index: usize| Some(u32::from_be_bytes(cells.get(4 * index..)?.get(..4)?.try_into().ok()?));
+        let number = cell(7).filter(|number| *number < 16)?;
+        (cell(6)? == PRIVATE).then_some(number + FIRST_PRIVATE)
+    };
+    find().unwrap_or(VIRTUAL_TIMER)
+}
+
+fn initrd(tree: Fdt<'_>) -> Option<Ram> {
+    let chosen = tree.find_node("/chosen")?;
+    let address = |name: &str| {
+        let property = chosen.property(name)?;
+        property.value_as::<u64>().ok().or_else(|| property.value_as::<u32>().ok().map(u64::from))
+    };
+    let (start, end) = (address("linux,initrd-start")?, address("linux,initrd-end")?);
+    (start < end).then_some(Ram { start, end })
+}
+
+#[cfg(test)]
+mod tests;

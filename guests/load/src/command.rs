@@ -1,0 +1,205 @@
+//! Commands, each a word: of the command line, or of a line from the serial port.
+
+/// Bytes of the words that are stored and read.
+const WORD: u64 = 8;
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// Hints that no architecture extension gives a meaning: those that instruction counters take for marks.
+const HINTS: core::ops::RangeInclusive<u64> = 0x60..=0x7f;
+/// The longest that `spin` goes on.
+const SPIN_MAX_MS: u64 = 3_600_000;
+/// What `Walk` and `Dirty` say of bad numbers.
+const NOT_NUMBERS: &str = "a number is missing, or is none";
+
+/// Words in memory, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Walk {
+    /// Guest physical address of the first; a multiple of 8.
+    pub start: u64,
+    /// Bytes from there on in which the words begin.
+    pub bytes: u64,
+    /// From one word to the next, in bytes; a multiple of 8 and not 0.
+    pub stride: u64,
+}
+
+impl Walk {
+    fn new(start: u64, bytes: u64, stride: u64) -> Result<Self, &'static str> {
+        let is_aligned =
+            start.is_multiple_of(WORD) && stride.is_multiple_of(WORD) && bytes.is_multiple_of(WORD);
+        match start.checked_add(bytes) {
+            None => Err("the range goes over the end of the address space"),
+            Some(_) if !is_aligned => Err("numbers have to be multiples of 8"),
+            Some(_) if stride == 0 || bytes == 0 => Err("nothing to do: a number is 0"),
+            Some(_) => Ok(Self { start, bytes, stride }),
+        }
+    }
+
+    /// How many words it has.
+    pub const fn count(&self) -> u64 {
+        self.bytes.div_ceil(self.stride)
+    }
+
+    /// The address behind its last byte.
+    pub const fn end(&self) -> u64 {
+        self.start + self.bytes
+    }
+
+    /// Whether a byte of it is one of those from `start` up to and without `end`.
+    pub const fn overlaps(&self, start: u64, end: u64) -> bool {
+        self.start < end && start < self.end()
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// `touch=START,BYTES,STRIDE`: store to each word once, in order.
+    Touch(Walk),
+    /// `read=START,BYTES,STRIDE`: read each word once, in order.
+    Read(Walk),
+    /// `dirty=START,BYTES,RATE[,SECONDS]`: keep storing to each page in turn.
+    Dirty {
+        /// A word in each page.
+        walk: Walk,
+        /// 10^6 bytes per second, where a page that is stored to counts as all its bytes; 0 is as fast as can be.
+        rate: u64,
+        /// How long; 0 is until the serial port receives a `q`.
+        seconds: u64,
+    },
+    /// `spin=MS`: do nothing, awake; for an hour at most.
+    Spin(u64),
+    /// `hint=N`: execute that HINT instruction.
+    Hint(u8),
+    /// `halt`: sleep for good.
+    Halt,
+    /// `poweroff`: switch the machine off.
+    PowerOff,
+}
+
+/// A number: decimal, or hexadecimal behind `0x`, with K, M or G behind it for powers of 1024.
+fn number(text: &str) -> Option<u64> {
+    let (digits, unit) = match text.as_bytes().last()? {
+        b'K' => (&text[..text.len() - 1], 1 << 10),
+        b'M' => (&text[..text.len() - 1], 1 << 20),
+        b'G' => (&text[..text.len() - 1], 1 << 30),
+        _ => (text, 1),
+    };
+    let value = match digits.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => digits.parse(),
+    };
+    value.ok()?.checked_mul(unit)
+}
+
+/// Exactly as many numbers as there are places; `None` for those that may be missing and are.
+fn numbers<const N: usize>(text: &str) -> Result<[Option<u64>; N], &'static str> {
+    let mut numbers = [None; N];
+    let mut parts = text.split(',');
+    for (place, part) in numbers.iter_mut().zip(&mut parts) {
+        *place = Some(number(part).ok_or(NOT_NUMBERS)?);
+    }
+    if parts.next().is_some() { Err("there are too many numbers") } else { Ok(numbers) }
+}
+
+impl Command {
+    /// Reads a word.
+    ///
+    /// # Errors
+    ///
+    /// Why it is no command; `None` if it is for somebody else: loaders add `console=` and `BOOT_IMAGE=`.
+    pub fn parse(word: &str) -> Result<Self, Option<&'static str>> {
+        let (name, rest) = word.split_once('=').unwrap_or((word, ""));
+        let walk = || match numbers(rest)? {
+            [Some(start), Some(bytes), Some(stride)] => Walk::new(start, bytes, stride),
+            _ => Err(NOT_NUMBERS),
+        };
+        let one = || number(rest).ok_or(NOT_NUMBERS);
+        let command = match (name, rest) {
+            ("touch", _) => walk().map(Self::Touch),
+            ("read", _) => walk().map(Self::Read),
+            ("dirty", _) => dirty(rest),
+            ("spin", _) => one().and_then(|ms| match ms <= SPIN_MAX_MS {
+                true => Ok(Self::Spin(ms)),
+                false => Err("that is more than an hour"),
+            }),
+            ("hint", _) => one().and_then(|number| match HINTS.contains(&number) {
+                true => Ok(Self::Hint(number as u8)),
+                false => Err("hints are 0x60 to 0x7f"),
+            }),
+            ("halt", "") => Ok(Self::Halt),
+            ("poweroff", "") => Ok(Self::PowerOff),
+            ("console" | "BOOT_IMAGE", _) => return Err(None),
+            _ => Err("no command"),
+        };
+        command.map_err(Some)
+    }
+}
+
+fn dirty(text: &str) -> Result<Command, &'static str> {
+    let (start, bytes, rate, seconds) = match numbers(text)? {
+        [Some(start), Some(bytes), Some(rate), seconds] => (start, bytes, rate, seconds.unwrap_or(0)),
+        _ => return Err(NOT_NUMBERS),
+    };
+    Walk::new(start, bytes, PAGE).map(|walk| Command::Dirty { walk, rate, seconds })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_command_says_why() {
+        for (word, why) in [
+            ("", "no command"),
+            ("touch", NOT_NUMBERS),
+            ("touch=", NOT_NUMBERS),
+            ("touch=1,2", NOT_NUMBERS),
+            ("touch=0x40000000,8,x", NOT_NUMBERS),
+            ("touch=0x40000000,8,-8", NOT_NUMBERS),
+            ("touch=8,8,8,8", "there are too many numbers"),
+            ("read=0xfffffffffffffff8,16,8", "the range goes over the end of the address space"),
+            ("read=4,16,8", "numbers have to be multiples of 8"),
+            ("read=8,15,8", "numbers have to be multiples of 8"),
+            ("read=8,16,0", "nothing to do: a number is 0"),
+            ("read=8,0,8", "nothing to do: a number is 0"),
+            ("dirty=8,4096", NOT_NUMBERS),
+            ("dirty=8,4096,1,1,1", "there are too many numbers"),
+            ("touch=0,99999999999G,8", NOT_NUMBERS),
+            ("spin=3600001", "that is more than an hour"),
+            ("hint=2", "hints are 0x60 to 0x7f"),
+            ("hint=0x80", "hints are 0x60 to 0x7f"),
+            ("halt=1", "no command"),
+            ("Halt", "no command"),
+        ] {
+            assert_eq!(Command::parse(word), Err(Some(why)), "{word}");
+        }
+        assert_eq!(Command::parse("console=ttyAMA0"), Err(None));
+    }
+
+    #[test]
+    fn commands_are_read() {
+        let walk = Walk { start: 1 << 30, bytes: 2 << 30, stride: 4096 };
+        assert_eq!(Command::parse("touch=0x40000000,2G,4K"), Ok(Command::Touch(walk)));
+        assert_eq!(Command::parse("read=1G,2048M,4096"), Ok(Command::Read(walk)));
+        let dirty = |seconds| Ok(Command::Dirty { walk, rate: 100, seconds });
+        assert_eq!(Command::parse("dirty=1G,2G,100"), dirty(0));
+        assert_eq!(Command::parse("dirty=1G,2G,100,5"), dirty(5));
+        assert_eq!(Command::parse("hint=0x61"), Ok(Command::Hint(0x61)));
+        assert_eq!(Command::parse("spin=5"), Ok(Command::Spin(5)));
+        assert_eq!(Command::parse("halt"), Ok(Command::Halt));
+        assert_eq!(Command::parse("poweroff"), Ok(Command::PowerOff));
+    }
+
+    #[test]
+    fn a_walk_has_a_word_in_each_step_that_begins_in_it() {
+        let count = |bytes, stride| Walk { start: 0, bytes, stride }.count();
+        assert_eq!((count(8, 4096), count(4096, 4096), count(4104, 4096), count(64, 8)), (1, 1, 2, 8));
+    }
+
+    #[test]
+    fn what_is_next_to_a_walk_does_not_overlap_it() {
+        let walk = Walk { start: 0x1000, bytes: 0x1000, stride: 8 };
+        assert!(!walk.overlaps(0, 0x1000) && !walk.overlaps(0x2000, 0x3000));
+        assert!(walk.overlaps(0, 0x1001) && walk.overlaps(0x1fff, 0x3000) && walk.overlaps(0x1800, 0x1801));
+    }
+}

@@ -1,0 +1,172 @@
+//! What each command does.
+
+use core::fmt::{self, Write};
+use core::panic::PanicInfo;
+
+use baremetal::arch::info::BootInfo;
+use baremetal::arch::serial::CONSOLE;
+use baremetal::arch::{clock, guarded};
+use load::command::{Command, Walk};
+use load::line::Line;
+use load::pace::Pace;
+
+use crate::machine;
+
+baremetal::entry!(main);
+
+/// The byte that ends `dirty`.
+const QUIT: u8 = b'q';
+/// Looks at the clock between two at the serial port, so that a register of a device is not what the time goes to.
+const LOOKS: u32 = 1024;
+
+/// Prints a line.
+fn say(text: fmt::Arguments<'_>) {
+    let _ = write!({ CONSOLE }, "load: {text}\r\n");
+}
+
+/// Where the first processor begins.
+fn main(info: BootInfo) -> ! {
+    CONSOLE.set_up();
+    machine::prepare(&info);
+    run(&info.command_line);
+    say(format_args!("ready"));
+    let mut line = Line::new();
+    loop {
+        match CONSOLE.receive().map(|byte| line.take(byte)) {
+            None => machine::idle(),
+            Some(Ok(None)) => {}
+            Some(Ok(Some(commands))) => run(&commands),
+            Some(Err(why)) => say(format_args!("error: {why}")),
+        }
+    }
+}
+
+/// Does the commands of a line.
+fn run(line: &str) {
+    for word in line.split_whitespace() {
+        match Command::parse(word) {
+            Ok(command) => execute(word, command),
+            Err(Some(why)) => say(format_args!("error: '{word}': {why}")),
+            Err(None) => {}
+        }
+    }
+}
+
+fn execute(word: &str, command: Command) {
+    let begin = clock::now();
+    let done = match command {
+        Command::Touch(walk) => touch(walk),
+        Command::Read(walk) => read(walk),
+        Command::Dirty { walk, rate, seconds } => dirty(walk, rate, seconds),
+        Command::Spin(ms) => {
+            clock::delay(ms.saturating_mul(1000));
+            Ok(0)
+        }
+        Command::Hint(number) => machine::hint(number).map_err(Failure::from),
+        Command::Halt => {
+            say(format_args!("done: halt"));
+            machine::halt()
+        }
+        Command::PowerOff => {
+            say(format_args!("done: poweroff"));
+            machine::off()
+        }
+    };
+    let ns = machine::nanoseconds(clock::now() - begin);
+    match done {
+        Ok(count) => say(format_args!("done: {word} count={count} ns={ns}")),
+        Err(why) => say(format_args!("error: '{word}': {why}")),
+    }
+}
+
+/// Why a command could not be done.
+enum Failure {
+    /// It would change the program itself.
+    Image,
+    /// Nothing is at this address, or it is not mapped.
+    Fault(u64),
+    /// The machine has no such thing.
+    Absent,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Image => f.write_str("the program itself is there"),
+            Self::Fault(address) => write!(f, "fault at {address:#x}"),
+            Self::Absent => f.write_str("this machine has no such thing"),
+        }
+    }
+}
+
+impl From<machine::Absent> for Failure {
+    fn from(_: machine::Absent) -> Self {
+        Self::Absent
+    }
+}
+
+/// Checks that nothing of the program is in the way.
+fn is_free(walk: &Walk) -> Result<(), Failure> {
+    let taken = machine::taken();
+    if taken.iter().any(|(start, end)| walk.overlaps(*start, *end)) { Err(Failure::Image) } else { Ok(()) }
+}
+
+fn touch(walk: Walk) -> Result<u64, Failure> {
+    is_free(&walk)?;
+    let mut address = walk.start;
+    for count in 0..walk.count() {
+        // SAFETY: nothing of the program is there, and a fault is guarded.
+        unsafe { guarded::store(address, count) }.map_err(|_| Failure::Fault(address))?;
+        // The last step may go over the end of the address space.
+        address = address.wrapping_add(walk.stride);
+    }
+    Ok(walk.count())
+}
+
+fn read(walk: Walk) -> Result<u64, Failure> {
+    let mut address = walk.start;
+    for _ in 0..walk.count() {
+        guarded::load(address).map_err(|_| Failure::Fault(address))?;
+        address = address.wrapping_add(walk.stride);
+    }
+    Ok(walk.count())
+}
+
+/// Keeps storing to each page in turn. Each second, and at each byte from the serial port, it says how often, and how long
+/// the longest time was in which it did not run.
+fn dirty(walk: Walk, rate: u64, seconds: u64) -> Result<u64, Failure> {
+    is_free(&walk)?;
+    let (begin, hz) = (clock::now(), clock::hz());
+    let mut pace = Pace::new(begin, hz, rate);
+    let (mut stores, mut page, mut told) = (0u64, 0, begin);
+    loop {
+        for _ in 0..LOOKS {
+            if pace.look(clock::now()) {
+                let address = walk.start + page * walk.stride;
+                // SAFETY: nothing of the program is there, and a fault is guarded.
+                unsafe { guarded::store(address, stores) }.map_err(|_| Failure::Fault(address))?;
+                stores += 1;
+                page = if page + 1 == walk.count() { 0 } else { page + 1 };
+            }
+        }
+        let (now, byte) = (clock::now(), CONSOLE.receive());
+        let is_over = byte == Some(QUIT) || (seconds != 0 && now - begin >= seconds.saturating_mul(hz));
+        if byte.is_some() || is_over || now - told >= hz {
+            let longest = machine::nanoseconds(pace.take_longest());
+            let ms = machine::nanoseconds(now - begin) / 1_000_000;
+            say(format_args!("dirty: ms={ms} stores={stores} longest_ns={longest}"));
+            told = now;
+            // What the line took is no stop of the machine's.
+            pace.resume(clock::now());
+        }
+        if is_over {
+            return Ok(stores);
+        }
+    }
+}
+
+#[panic_handler]
+fn on_panic(info: &PanicInfo<'_>) -> ! {
+    say(format_args!("panic: {info}"));
+    machine::off()
+}

@@ -1,0 +1,14 @@
+//! What differs from machine to machine.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::{halt, hint, idle, nanoseconds, off, prepare, taken};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::{halt, hint, idle, nanoseconds, off, prepare, taken};
+
+/// The machine has no such thing.
+pub(crate) struct Absent;

@@ -1,0 +1,52 @@
+//! x86-64.
+
+use baremetal::x86_64::info::BootInfo;
+use baremetal::x86_64::power::{self, Switch};
+use baremetal::x86_64::{boot, clock, firmware};
+use spin::Once;
+
+use super::Absent;
+
+static SWITCH: Once<Option<Switch>> = Once::new();
+
+/// Finds the switch and measures the clock.
+pub(crate) fn prepare(info: &BootInfo) {
+    // SAFETY: the address is what the loader passed.
+    let Ok(firmware) = (unsafe { firmware::read(info.rsdp) }) else { return };
+    SWITCH.call_once(|| firmware.switch);
+    let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);
+    if let Some(hz) = clock::hz_by_cpuid().or_else(by_timer) {
+        clock::set_hz(hz);
+    }
+}
+
+/// Waits a little.
+pub(crate) fn idle() {
+    core::hint::spin_loop();
+}
+
+/// Nanoseconds in so many ticks.
+pub(crate) fn nanoseconds(ticks: u64) -> u64 {
+    (u128::from(ticks) * 1_000_000_000 / u128::from(clock::hz())) as u64
+}
+
+/// There are no hints.
+pub(crate) fn hint(_: u8) -> Result<u64, Absent> {
+    Err(Absent)
+}
+
+/// Sleeps for good.
+pub(crate) fn halt() -> ! {
+    power::off(None)
+}
+
+/// Switches the machine off.
+pub(crate) fn off() -> ! {
+    power::off(SWITCH.get().copied().flatten())
+}
+
+/// Memory that is the program's: that of its start-up code, and the image.
+pub(crate) fn taken() -> [(u64, u64); 2] {
+    const LOW: (u64, u64) = (0, 1 << 20);
+    [LOW, (16 << 20, boot::image_end())]
+}

@@ -1,0 +1,17 @@
+//! A bare guest that does what it is told to memory. The kernel command line has commands (see [`load::command`]), which are
+//! done one after the other; then more are taken from the serial port, line by line. Each prints a line when it is done.
+#![cfg_attr(target_os = "none", no_std, no_main)]
+
+#[cfg(target_os = "none")]
+mod guest;
+#[cfg(target_os = "none")]
+mod machine;
+
+/// There is nothing to do on an operating system.
+#[cfg(not(target_os = "none"))]
+fn main() {
+    eprintln!(
+        "quell-load is a program for bare machines; build it for aarch64-unknown-none-softfloat or x86_64-unknown-none"
+    );
+    std::process::exit(2);
+}

@@ -1,0 +1,99 @@
+//! Code in the place of other code: what fetches instructions has a TLB of its own.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use baremetal::aarch64::clock;
+use baremetal::aarch64::processors::MAX_PROCESSORS;
+use baremetal::pages::{PAGE, Page};
+use tlbcheck::ensure;
+use tlbcheck::report::Verdict;
+
+use super::moving::pause;
+use crate::arch::aarch64::machine;
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::window::{self, Space, WINDOW, code_entry, replace, write};
+
+/// How long a row goes on, and its rounds at most.
+const BUDGET_US: u64 = 300_000;
+const ROUNDS: u64 = 2000;
+
+/// `mov x0, #n` and `ret`: DDI 0487 M.b, C6.2, "MOVZ" and "RET".
+const fn code(number: u64) -> u64 {
+    const MOVE: u64 = 0xd280_0000;
+    const RETURN: u64 = 0xd65f_03c0;
+    MOVE | number << 5 | RETURN << 32
+}
+
+/// Pages with a function each that says which it is.
+static FUNCTIONS: [Page; 2] = [const { Page::new() }; 2];
+
+/// Whether TLBIs are for all processors; how often a function ran that is not there.
+static IS_BROADCAST: AtomicU32 = AtomicU32::new(0);
+static WRONG: AtomicU32 = AtomicU32::new(0);
+
+const fn place(number: usize) -> u64 {
+    const _: () = assert!(MAX_PROCESSORS <= 512, "they have a table");
+    WINDOW + (1 << 27) + number as u64 * PAGE
+}
+
+/// Calls the function that is mapped at `address`.
+fn call(address: u64) -> u64 {
+    let result;
+    // SAFETY: one of `FUNCTIONS` is mapped there, which change X0 alone.
+    unsafe {
+        asm!("blr {address}", address = in(reg) address, out("x30") _, lateout("x0") result,
+            options(nostack, preserves_flags));
+    }
+    result
+}
+
+/// What each processor does: the two functions take turns at an address of its own.
+fn take_turns(number: usize) {
+    let space = Space::shared();
+    let (place, leaf) = (place(number), space.leaf(place(number)));
+    let scope = if IS_BROADCAST.load(Ordering::Relaxed) != 0 { Scope::Inner } else { Scope::Local };
+    window::enter(space.register());
+    let end = clock::now() + clock::ticks(BUDGET_US);
+    for round in 0..ROUNDS {
+        if clock::now() > end {
+            break;
+        }
+        let wanted = round % 2;
+        replace(leaf, 0);
+        tlbi::flush(Form(scope, Kind::VaLast), Target::page(place, space.asid()));
+        pause(round + 1);
+        write(leaf, code_entry(FUNCTIONS[wanted as usize].address()));
+        // Twice: the first time brings it in, and the turn may be given away between.
+        let first = call(place);
+        pause(round);
+        if first != wanted || call(place) != wanted {
+            WRONG.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+    replace(leaf, 0);
+    window::leave();
+}
+
+/// After a flush no processor runs the code that was mapped before, wherever it goes on.
+pub(super) fn replaced(scope: Scope) -> Verdict {
+    for (page, number) in FUNCTIONS.iter().zip(0..) {
+        page.write(&[code(number)]);
+    }
+    // Instructions that were written reach all processors: cleaned to where data and instructions meet, then invalidated.
+    for page in &FUNCTIONS {
+        // SAFETY: it drops and cleans lines of caches.
+        unsafe { asm!("dc cvau, {0}", "dsb ish", in(reg) page.address(), options(nostack, preserves_flags)) };
+    }
+    // SAFETY: as above.
+    unsafe { asm!("ic ialluis", "dsb ish", "isb", options(nostack, preserves_flags)) };
+    IS_BROADCAST.store(u32::from(scope != Scope::Local), Ordering::Relaxed);
+    WRONG.store(0, Ordering::Release);
+    // The tables are made before the processors are many.
+    (0..machine::get().processors).for_each(|number| replace(Space::shared().leaf(place(number)), 0));
+    let done = machine::on_all(take_turns);
+    tlbi::settle();
+    let wrong = WRONG.load(Ordering::Acquire);
+    ensure!(wrong == 0, "{wrong} times a function ran that was no longer mapped");
+    done
+}

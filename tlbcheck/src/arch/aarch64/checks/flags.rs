@@ -1,0 +1,172 @@
+//! Access flag and dirty state: by faults, and by the processor (FEAT_HAFDBS). DDI 0487 M.b, D8.5.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use baremetal::aarch64::guarded::{self, Cause};
+use baremetal::pages::PAGE;
+use tlbcheck::report::Verdict;
+use tlbcheck::{ensure, needs};
+
+use super::broadcast::at_window;
+use super::local::page_of;
+use crate::arch::aarch64::machine::{self, rounds};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::watch::{self, Expected, What};
+use crate::arch::aarch64::window::{
+    self, ACCESSED, DIRTY_MODIFIER, READ_ONLY, SETS_ACCESSED, SETS_DIRTY, Space, WINDOW, page_entry, replace,
+};
+
+/// Rounds of each row.
+const ROUNDS: u32 = 100;
+
+/// What a page's entry has in these rows, but for flags.
+fn entry() -> u64 {
+    page_entry(page_of(7).address())
+}
+
+/// Has `row` change the entry at [`WINDOW`] with bits of TCR_EL1 on.
+fn with_control(control: u64, row: impl FnOnce(&AtomicU64) -> Verdict) -> Verdict {
+    let leaf = Space::shared().leaf(WINDOW);
+    window::enter(Space::shared().register());
+    window::set_control(control, true);
+    let verdict = row(leaf);
+    window::set_control(control, false);
+    replace(leaf, 0);
+    tlbi::settle();
+    window::leave();
+    verdict
+}
+
+fn flush() {
+    tlbi::flush(Form(Scope::Local, Kind::VaLast), Target::page(WINDOW, Space::shared().asid()));
+}
+
+/// A clear access flag is noticed after a flush, though the page was in the TLB.
+pub(super) fn faults() -> Verdict {
+    with_control(0, |leaf| {
+        for round in rounds(ROUNDS) {
+            replace(leaf, entry());
+            tlbi::settle();
+            ensure!(guarded::load(WINDOW) == Ok(7), "the page is not there, round {round}");
+            replace(leaf, entry() & !ACCESSED);
+            flush();
+            let cause = guarded::load(WINDOW).map_err(|fault| fault.cause());
+            ensure!(cause == Err(Cause::AccessFlag(3)), "{cause:x?} with a clear flag, round {round}");
+        }
+        Ok(())
+    })
+}
+
+/// D8.5.1: an entry whose access flag faults is in no TLB, so that setting it needs no flush.
+pub(super) fn fault_is_not_kept() -> Verdict {
+    with_control(0, |leaf| {
+        for round in rounds(ROUNDS) {
+            replace(leaf, entry() & !ACCESSED);
+            tlbi::settle();
+            let cause = guarded::load(WINDOW).map_err(|fault| fault.cause());
+            ensure!(cause == Err(Cause::AccessFlag(3)), "{cause:x?} with a clear flag, round {round}");
+            window::write(leaf, entry());
+            let found = guarded::load(WINDOW);
+            ensure!(found == Ok(7), "{found:x?} when the flag is set, round {round}");
+        }
+        Ok(())
+    })
+}
+
+/// The processor sets the access flag, also of a page that was in the TLB before the flush.
+pub(super) fn set_by_processor() -> Verdict {
+    let sets = machine::get().platform.sets_access_flag;
+    needs!(sets, "the processor sets no access flags (FEAT_HAFDBS)");
+    with_control(SETS_ACCESSED, |leaf| {
+        for round in rounds(ROUNDS) {
+            replace(leaf, entry() & !ACCESSED);
+            flush();
+            let found = guarded::load(WINDOW);
+            ensure!(found == Ok(7), "{found:x?} where the processor sets the flag, round {round}");
+            ensure!(
+                leaf.load(Ordering::Acquire) & ACCESSED != 0,
+                "the flag is clear after a load, round {round}"
+            );
+        }
+        Ok(())
+    })
+}
+
+/// What FEAT_HAFDBS needs to keep the dirty state.
+const KEEPS_DIRTY: u64 = SETS_ACCESSED | SETS_DIRTY;
+/// A page that may be written to, and has not been.
+const CLEAN: u64 = READ_ONLY | DIRTY_MODIFIER;
+
+/// The processor makes a clean page dirty at a store.
+pub(super) fn dirty_by_processor() -> Verdict {
+    needs!(machine::get().platform.sets_dirty_state, "the processor keeps no dirty state (FEAT_HAFDBS)");
+    with_control(KEEPS_DIRTY, |leaf| {
+        for round in rounds(ROUNDS) {
+            replace(leaf, entry() | CLEAN);
+            flush();
+            let found = guarded::load(WINDOW);
+            ensure!(found.is_ok(), "{found:x?} of a clean page, round {round}");
+            ensure!(leaf.load(Ordering::Acquire) & READ_ONLY != 0, "a load makes it dirty, round {round}");
+            // SAFETY: the page is this row's.
+            let stored = unsafe { guarded::store(WINDOW, 7) };
+            ensure!(stored.is_ok(), "{stored:x?} at a store to a clean page, round {round}");
+            ensure!(leaf.load(Ordering::Acquire) & READ_ONLY == 0, "a store leaves it clean, round {round}");
+        }
+        Ok(())
+    })
+}
+
+/// Without hardware's dirty state a page that is clean is read-only.
+pub(super) fn clean_is_read_only() -> Verdict {
+    with_control(0, |leaf| {
+        for round in rounds(ROUNDS) {
+            replace(leaf, entry());
+            tlbi::settle();
+            // SAFETY: the page is this row's.
+            let first = unsafe { guarded::store(WINDOW, 7) };
+            ensure!(first.is_ok(), "{first:x?} at a store to a writable page, round {round}");
+            replace(leaf, entry() | CLEAN);
+            flush();
+            // SAFETY: as above.
+            let cause = unsafe { guarded::store(WINDOW, 8) }.map_err(|fault| fault.cause());
+            ensure!(
+                cause == Err(Cause::Permission(3)),
+                "{cause:x?} at a store to a clean page, round {round}"
+            );
+        }
+        Ok(())
+    })
+}
+
+/// Each processor writes to a page of its own all the time, and all are made clean: after the flush a store makes the page
+/// dirty again, or what was written would be lost to whoever copies dirty pages (P14).
+pub(super) fn dirty_again() -> Verdict {
+    needs!(machine::get().platform.sets_dirty_state, "the processor keeps no dirty state (FEAT_HAFDBS)");
+    let space = Space::shared();
+    let place = |number: usize| WINDOW + number as u64 * PAGE;
+    let all = || (0..machine::get().processors).map(|number| space.leaf(place(number)));
+    all().for_each(|leaf| replace(leaf, entry() | DIRTY_MODIFIER));
+    tlbi::settle();
+    let what = What { control: KEEPS_DIRTY, each: PAGE, ..at_window(1, PAGE) };
+    let verdict = watch::during(what, |watch| {
+        for round in rounds(ROUNDS).map(u64::from) {
+            watch.expect(Expected::Writable, round)?;
+            for leaf in all() {
+                leaf.fetch_or(READ_ONLY, Ordering::AcqRel);
+            }
+            let form = Form(Scope::Inner, Kind::VaLast);
+            tlbi::order(form.0);
+            for number in 0..machine::get().processors {
+                tlbi::issue(form, Target::page(place(number), space.asid()));
+            }
+            tlbi::complete(form.0);
+            watch.expect(Expected::Writable, round + 1)?;
+            let clean = all().filter(|leaf| leaf.load(Ordering::Acquire) & READ_ONLY != 0).count();
+            ensure!(clean == 0, "{clean} pages are clean after each has been written to, round {round}");
+        }
+        Ok(())
+    });
+    all().for_each(|leaf| replace(leaf, 0));
+    tlbi::settle();
+    verdict
+}

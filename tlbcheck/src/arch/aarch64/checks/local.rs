@@ -1,0 +1,174 @@
+//! The processor's own TLB: what each TLBI for it has to take.
+
+use baremetal::aarch64::guarded::{self, Cause};
+use baremetal::pages::{PAGE, Page};
+use tlbcheck::arm64::Range;
+use tlbcheck::report::Verdict;
+use tlbcheck::{ensure, needs};
+
+use crate::arch::aarch64::machine::{self, rounds};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::window::{
+    self, BLOCK, BLOCK_WINDOW, NOT_GLOBAL, PLACE_EVERY, PLACES, Space, WINDOW, block_entry, page_entry,
+    replace, write,
+};
+
+/// Rounds of each row, and rounds without a flush of which one has to show the old page.
+const ROUNDS: u32 = 200;
+const TRIES: u64 = 200;
+
+/// The pages that take turns.
+static PAGES: [Page; 2] = [const { Page::new() }; 2];
+
+/// The page of a round, with its number in it.
+pub(super) fn page_of(round: u64) -> &'static Page {
+    let page = &PAGES[(round % 2) as usize];
+    page.write(&[round]);
+    page
+}
+
+/// Whether nothing is mapped at the address, as far as the processor knows.
+pub(super) fn is_gone(address: u64) -> bool {
+    guarded::load(address).is_err_and(|fault| matches!(fault.cause(), Cause::Translation(_)))
+}
+
+/// Words of which each is mapped, looked at, taken away.
+struct Words {
+    address: u64,
+    words: u64,
+    every: u64,
+}
+
+impl Words {
+    /// `map` maps them with the round's number or takes them away; `take` is the flush in question. Says how many are to be
+    /// seen that must not be.
+    fn left(&self, round: u64, map: &impl Fn(Option<u64>), take: impl FnOnce()) -> Result<u64, u64> {
+        let places = || (0..self.words).map(|word| self.address + word * self.every);
+        map(Some(round));
+        let missing = places().filter(|place| guarded::load(*place) != Ok(round)).count() as u64;
+        map(None);
+        take();
+        let left = places().filter(|place| !is_gone(*place)).count() as u64;
+        if missing == 0 { Ok(left) } else { Err(missing) }
+    }
+
+    /// `take` has to take all of them, in every round; without it one is seen that was taken away, or the row says
+    /// nothing.
+    fn gone_by(&self, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
+        window::enter(Space::shared().register());
+        let verdict = self.rounds(map, take);
+        tlbi::settle();
+        window::leave();
+        verdict
+    }
+
+    fn rounds(&self, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
+        let mut notices = false;
+        for round in 0..TRIES {
+            let left = self.left(round, &map, || tlbi::complete(Scope::Local));
+            tlbi::settle();
+            notices |= left != Ok(0);
+            if notices {
+                break;
+            }
+        }
+        needs!(notices, "the TLB keeps nothing that is taken away without a flush, in {TRIES} tries");
+        for round in rounds(ROUNDS).map(u64::from) {
+            match self.left(round, &map, || take(round)) {
+                Ok(left) => {
+                    ensure!(left == 0, "{left} words are seen after they were taken away, round {round}")
+                }
+                Err(missing) => {
+                    ensure!(missing == 0, "{missing} words are not as they were mapped, round {round}")
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Maps the page of a round, or none, at `count` addresses from `address` on.
+pub(super) fn map_pages(address: u64, count: u64, round: Option<u64>) {
+    let space = Space::shared();
+    let value = round.map(|round| page_entry(page_of(round).address()));
+    for place in (0..count).map(|page| address + page * PAGE) {
+        match value {
+            Some(value) => write(space.leaf(place), value),
+            None => replace(space.leaf(place), 0),
+        }
+    }
+}
+
+/// A page, by a flush of it.
+pub(super) fn page(kind: Kind) -> Verdict {
+    let words = Words { address: WINDOW, words: 1, every: PAGE };
+    let target = Target::page(WINDOW, Space::shared().asid());
+    words.gone_by(|round| map_pages(WINDOW, 1, round), |_| tlbi::flush(Form(Scope::Local, kind), target))
+}
+
+/// A flush takes a global page, whatever ASID it names (C5.5, `TLBI VAE1`).
+pub(super) fn global(kind: Kind) -> Verdict {
+    let words = Words { address: WINDOW, words: 1, every: PAGE };
+    let leaf = Space::shared().leaf(WINDOW);
+    let map = |round: Option<u64>| match round {
+        Some(round) => write(leaf, page_entry(page_of(round).address()) & !NOT_GLOBAL),
+        None => replace(leaf, 0),
+    };
+    words.gone_by(map, |_| tlbi::flush(Form(Scope::Local, kind), Target::page(WINDOW, 0x77)))
+}
+
+/// A page, with the level in the operand.
+pub(super) fn with_level(kind: Kind) -> Verdict {
+    needs!(machine::get().platform.has_levels, "the processor has no hints of the level (FEAT_TTL)");
+    let words = Words { address: WINDOW, words: 1, every: PAGE };
+    let target = Target { level: Some(3), ..Target::page(WINDOW, Space::shared().asid()) };
+    words.gone_by(|round| map_pages(WINDOW, 1, round), |_| tlbi::flush(Form(Scope::Local, kind), target))
+}
+
+/// Memory for a block, with the same word in each place that is looked at.
+pub(super) fn block_memory() -> &'static [Page] {
+    static PAGES: spin::Once<&[Page]> = spin::Once::new();
+    PAGES.call_once(|| window::take(512, 512))
+}
+
+/// Maps a block with the round's number in each of its places, or none.
+pub(super) fn map_block(round: Option<u64>) {
+    let entry = Space::shared().entry(BLOCK_WINDOW, 2);
+    match round {
+        Some(round) => {
+            block_memory().iter().for_each(|page| page.write(&[round]));
+            write(entry, block_entry(block_memory()[0].address()));
+        }
+        None => replace(entry, 0),
+    }
+}
+
+/// A flush of any address takes all of a block, however it lies in the TLB (A17).
+pub(super) fn block(kind: Kind) -> Verdict {
+    let words = Words { address: BLOCK_WINDOW, words: PLACES, every: PLACE_EVERY };
+    let asid = Space::shared().asid();
+    words.gone_by(map_block, |round| {
+        let offset = round * 0x1_f123 % BLOCK;
+        tlbi::flush(Form(Scope::Local, kind), Target::page(BLOCK_WINDOW + offset, asid));
+    })
+}
+
+/// NUM and SCALE of ranges, and how many of their pages are looked at, how far from each other: up to 512 pages, which a
+/// table has.
+pub(super) const RANGES: [(u64, u64, u64, u64); 5] =
+    [(0, 0, 2, 1), (4, 0, 10, 1), (31, 0, 64, 1), (0, 1, 64, 1), (7, 1, PLACES, 73)];
+
+/// All pages of a range, the first and the last among them.
+pub(super) fn range(kind: Kind) -> Verdict {
+    needs!(machine::get().platform.has_ranges, "the processor has no TLBI by range (FEAT_TLBIRANGE)");
+    for (num, scale, words, every) in RANGES {
+        let Some(range) = Range::new(num, scale) else { continue };
+        let target = Target { range: Some(range), ..Target::page(WINDOW, Space::shared().asid()) };
+        let words = Words { address: WINDOW, words, every: every * PAGE };
+        words.gone_by(
+            |round| map_pages(WINDOW, range.pages(), round),
+            |_| tlbi::flush(Form(Scope::Local, kind), target),
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! The rows: each is named for what it catches, so that a defect makes the row of its name fail.
+//!
+//! Tables are changed as DDI 0487 M.b, D8.17.1 wants it: by way of an invalid entry, wherever output address or size change.
+//! Nothing is asserted of what a TLBI need not take: it may always take more.
+
+mod blocks;
+mod broadcast;
+mod code;
+mod flags;
+mod local;
+mod moving;
+mod mutual;
+mod rights;
+mod spaces;
+
+use tlbcheck::command_line::Options;
+use tlbcheck::report::Totals;
+
+use super::tlbi::{Form, Kind, Scope};
+use crate::arch::rows::{self, Row, row};
+
+const LOCAL: [Row; 12] = [
+    row("vae1-leaves-page", || local::page(Kind::Va)),
+    row("vale1-leaves-page", || local::page(Kind::VaLast)),
+    row("vaae1-leaves-page", || local::page(Kind::VaAll)),
+    row("vaale1-leaves-page", || local::page(Kind::VaAllLast)),
+    row("aside1-leaves-page", || local::page(Kind::Asid)),
+    row("vmalle1-leaves-page", || local::page(Kind::All)),
+    row("vae1-leaves-part-of-block", || local::block(Kind::Va)),
+    row("vae1-with-level-leaves-page", || local::with_level(Kind::Va)),
+    row("rvae1-leaves-page", || local::range(Kind::Va)),
+    row("rvale1-leaves-page", || local::range(Kind::VaLast)),
+    row("rvaae1-leaves-page", || local::range(Kind::VaAll)),
+    row("rvaale1-leaves-page", || local::range(Kind::VaAllLast)),
+];
+
+const SPACES: [Row; 7] = [
+    row("asid-mixes-spaces", spaces::mixes),
+    row("aside1-leaves-page-of-reused-asid", || spaces::reused(Kind::Asid)),
+    row("vmalle1-leaves-page-of-reused-asid", || spaces::reused(Kind::All)),
+    row("vaae1-leaves-page-of-other-asid", || spaces::others(Kind::VaAll)),
+    row("vmalle1-leaves-page-of-other-asid", || spaces::others(Kind::All)),
+    row("vae1-leaves-global-page", || local::global(Kind::Va)),
+    row("vmalle1-leaves-global-page", || local::global(Kind::All)),
+];
+
+const BROADCAST: [Row; 21] = [
+    row("vae1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::Va))),
+    row("vale1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::VaLast))),
+    row("vaae1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::VaAll))),
+    row("vaale1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::VaAllLast))),
+    row("aside1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::Asid))),
+    row("vmalle1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::All))),
+    row("vae1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::Va))),
+    row("vale1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::VaLast))),
+    row("vaae1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::VaAll))),
+    row("vaale1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::VaAllLast))),
+    row("aside1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::Asid))),
+    row("vmalle1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::All))),
+    row("vae1is-with-level-leaves-page", || broadcast::with_level(Form(Scope::Inner, Kind::Va))),
+    row("rvae1is-leaves-page", || broadcast::range(Form(Scope::Inner, Kind::Va))),
+    row("rvale1is-leaves-page", || broadcast::range(Form(Scope::Inner, Kind::VaLast))),
+    row("rvaae1is-leaves-page", || broadcast::range(Form(Scope::Inner, Kind::VaAll))),
+    row("rvaale1is-leaves-page", || broadcast::range(Form(Scope::Inner, Kind::VaAllLast))),
+    row("rvae1os-leaves-page", || broadcast::range(Form(Scope::Outer, Kind::Va))),
+    row("rvaae1os-leaves-page", || broadcast::range(Form(Scope::Outer, Kind::VaAll))),
+    row("vae1is-leaves-part-of-block", broadcast::block),
+    row("page-of-before-seen-after-remap", broadcast::remap),
+];
+
+const TABLES: [Row; 4] = [
+    row("block-seen-behind-table", blocks::to_table),
+    row("pages-seen-behind-block", blocks::to_block),
+    row("freed-table-walked", || blocks::freed(Form(Scope::Inner, Kind::Va))),
+    row("freed-table-walked-after-vmalle1is", || blocks::freed(Form(Scope::Inner, Kind::All))),
+];
+
+const RIGHTS: [Row; 8] = [
+    row("read-only-page-written", || rights::reduced(Kind::VaLast)),
+    row("read-only-page-written-after-vmalle1is", || rights::reduced(Kind::All)),
+    row("access-flag-fault-missing", flags::faults),
+    row("access-flag-fault-kept", flags::fault_is_not_kept),
+    row("access-flag-not-set", flags::set_by_processor),
+    row("dirty-state-not-set", flags::dirty_by_processor),
+    row("clean-page-written", flags::clean_is_read_only),
+    row("dirty-state-lost-after-clean", flags::dirty_again),
+];
+
+const PROCESSORS: [Row; 8] = [
+    row("mutual-tlbi-hangs", mutual::all),
+    row("tlbi-forgotten-asleep", mutual::asleep),
+    row("same-asid-mixes-processors", || moving::own_tables(false)),
+    row("same-asid-mixes-after-local-tlbi", || moving::own_tables(true)),
+    row("local-tlbi-forgotten-on-move", || moving::local(Kind::Va)),
+    row("local-vmalle1-forgotten-on-move", || moving::local(Kind::All)),
+    row("former-code-run", || code::replaced(Scope::Local)),
+    row("former-code-run-after-broadcast", || code::replaced(Scope::Inner)),
+];
+
+fn rows() -> impl Iterator<Item = &'static Row> + Clone {
+    LOCAL.iter().chain(&SPACES).chain(&BROADCAST).chain(&TABLES).chain(&RIGHTS).chain(&PROCESSORS)
+}
+
+/// Goes through the rows that the command line wants.
+pub(super) fn run(options: &Options<'_>) -> Totals {
+    rows::run(rows(), options)
+}
+
+/// Names the rows, all as skipped.
+pub(super) fn list() -> Totals {
+    rows::list(rows())
+}

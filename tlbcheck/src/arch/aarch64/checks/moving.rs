@@ -1,0 +1,186 @@
+//! Processors whose TLB is not theirs alone: virtual ones, which a hypervisor has run here and there, one after the
+//! other. Each sees what its own tables say and its own TLBIs leave, all the same.
+//!
+//! A processor gives its turn away by WFI until its timer, so that whoever runs below moves it, or has another one run
+//! where it ran.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use baremetal::aarch64::{clock, guarded, interrupts, processors};
+use baremetal::pages::{PAGE, Page};
+use tlbcheck::ensure;
+use tlbcheck::report::Verdict;
+
+use super::local::is_gone;
+use crate::arch::aarch64::machine;
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::window::{self, Space, WINDOW, page_entry, replace, write};
+
+/// How long a row goes on, and its rounds at most.
+const BUDGET_US: u64 = 1_000_000;
+const ROUNDS: u64 = 20_000;
+/// How long a processor sleeps.
+const SLEEP_US: u64 = 50;
+/// Every so many rounds it does.
+const SLEEPS_EVERY: u64 = 8;
+
+/// What was seen that is not so; the last of it.
+static WRONG: AtomicU32 = AtomicU32::new(0);
+static SEEN: AtomicU64 = AtomicU64::new(0);
+
+fn is_wrong(seen: u64) {
+    SEEN.store(seen, Ordering::Relaxed);
+    WRONG.fetch_add(1, Ordering::AcqRel);
+}
+
+fn verdict() -> Verdict {
+    let (wrong, seen) = (WRONG.load(Ordering::Acquire), SEEN.load(Ordering::Relaxed));
+    ensure!(wrong == 0, "{wrong} times a processor saw what its tables do not say, at last {seen:#x}");
+    Ok(())
+}
+
+/// Gives the turn away.
+pub(super) fn pause(round: u64) {
+    if round.is_multiple_of(SLEEPS_EVERY) {
+        clock::set_timer(SLEEP_US);
+        interrupts::wait();
+        clock::stop_timer();
+    } else {
+        clock::relax();
+    }
+}
+
+/// Rounds until the time is over.
+fn rounds() -> impl Iterator<Item = u64> {
+    let end = clock::now() + clock::ticks(BUDGET_US);
+    (0..ROUNDS).take_while(move |_| clock::now() < end)
+}
+
+/// The ASID that all processors use, each for its own tables.
+const ASID: u16 = 5;
+/// Where each has its page.
+const PLACE: u64 = WINDOW + 8 * PAGE;
+
+/// A space and a page for each processor, made by the first.
+static SPACES: spin::Once<arrayvec::ArrayVec<Space, { processors::MAX_PROCESSORS }>> = spin::Once::new();
+static PAGES: [[Page; 2]; processors::MAX_PROCESSORS] =
+    [const { [const { Page::new() }; 2] }; processors::MAX_PROCESSORS];
+
+/// The page that processor `number` has in a round, and its word.
+fn own_page(number: usize, round: u64) -> (u64, u64) {
+    let (page, word) = (&PAGES[number][(round % 2) as usize], (number as u64) << 32 | round);
+    page.write(&[word]);
+    (page_entry(page.address()), word)
+}
+
+fn look_at_own(number: usize) {
+    let Some(space) = SPACES.get().and_then(|spaces| spaces.get(number)) else { return };
+    let (_, word) = own_page(number, 0);
+    window::enter(space.register());
+    for round in rounds() {
+        let seen = guarded::load(PLACE);
+        if seen != Ok(word) {
+            is_wrong(seen.unwrap_or(u64::MAX));
+        }
+        pause(round);
+    }
+    window::leave();
+}
+
+fn change_own(number: usize) {
+    let Some(space) = SPACES.get().and_then(|spaces| spaces.get(number)) else { return };
+    let leaf = space.leaf(PLACE);
+    window::enter(space.register());
+    for round in rounds() {
+        let (entry, word) = own_page(number, round);
+        replace(leaf, 0);
+        let kind = if round % 3 == 0 { Kind::All } else { Kind::Va };
+        tlbi::flush(Form(Scope::Local, kind), Target::page(PLACE, ASID));
+        if !is_gone(PLACE) {
+            is_wrong(u64::MAX);
+        }
+        pause(round);
+        write(leaf, entry);
+        let seen = guarded::load(PLACE);
+        if seen != Ok(word) {
+            is_wrong(seen.unwrap_or(u64::MAX));
+        }
+        pause(round + 1);
+    }
+    window::leave();
+}
+
+/// All use the same ASID and the same address, each with tables of its own: TTBR0_EL1.CnP is 0, so no TLB of one may serve
+/// another, also not where two take turns on a CPU (A3). `changes`: each changes its own, by TLBIs that are local.
+pub(super) fn own_tables(changes: bool) -> Verdict {
+    machine::others()?;
+    let count = machine::get().processors;
+    let spaces = SPACES.call_once(|| (0..count).map(|_| Space::new(ASID)).collect());
+    for (number, space) in spaces.iter().enumerate() {
+        replace(space.leaf(PLACE), own_page(number, 0).0);
+    }
+    // What an earlier row left of the ASID.
+    tlbi::settle();
+    WRONG.store(0, Ordering::Release);
+    let done = machine::on_all(if changes { change_own } else { look_at_own });
+    spaces.iter().for_each(|space| replace(space.leaf(PLACE), 0));
+    tlbi::settle();
+    done.and(verdict())
+}
+
+/// Pages of each processor in the common tables, so that TLBs here and there have some of them.
+const PAGES_EACH: u64 = 4;
+/// Which TLBI the processors use: 1 is everything.
+static ALL: AtomicU32 = AtomicU32::new(0);
+
+const fn place(number: usize, page: u64) -> u64 {
+    WINDOW + (1 << 28) + (number as u64 * PAGES_EACH + page) * PAGE
+}
+
+/// Looks at all its pages, so that TLBs have them where it runs; exchanges one by a local TLBI; looks at it wherever it is
+/// then.
+fn exchange(number: usize) {
+    let space = Space::shared();
+    let kind = if ALL.load(Ordering::Relaxed) != 0 { Kind::All } else { Kind::Va };
+    window::enter(space.register());
+    for page in 0..PAGES_EACH {
+        write(space.leaf(place(number, page)), own_page(number, 0).0);
+    }
+    for round in rounds() {
+        let page = round % PAGES_EACH;
+        let (place, leaf) = (place(number, page), space.leaf(place(number, page)));
+        pause(round);
+        let _ = guarded::load(place);
+        replace(leaf, 0);
+        tlbi::flush(Form(Scope::Local, kind), Target::page(place, space.asid()));
+        // Where it has been before, TLBs may have the page still.
+        pause(round + 2);
+        if !is_gone(place) {
+            is_wrong(u64::MAX);
+        }
+        // Another page than the one that was there.
+        let (entry, word) = own_page(number, round / PAGES_EACH + 1);
+        write(leaf, entry);
+        pause(round + 4);
+        let seen = guarded::load(place);
+        if seen != Ok(word) {
+            is_wrong(seen.unwrap_or(u64::MAX));
+        }
+    }
+    (0..PAGES_EACH).for_each(|page| replace(space.leaf(place(number, page)), 0));
+    window::leave();
+}
+
+/// A TLBI for the processor's own TLB holds wherever the processor goes on (A2, A21).
+pub(super) fn local(kind: Kind) -> Verdict {
+    ALL.store(u32::from(kind == Kind::All), Ordering::Relaxed);
+    WRONG.store(0, Ordering::Release);
+    // The tables are made before the processors are many.
+    let places =
+        (0..machine::get().processors).flat_map(|number| (0..PAGES_EACH).map(move |page| (number, page)));
+    places.for_each(|(number, page)| replace(Space::shared().leaf(place(number, page)), 0));
+    tlbi::settle();
+    let done = machine::on_all(exchange);
+    tlbi::settle();
+    done.and(verdict())
+}

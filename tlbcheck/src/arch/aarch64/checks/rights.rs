@@ -1,0 +1,46 @@
+//! Rights that are taken away: no store comes after the flush (P14).
+
+use baremetal::pages::PAGE;
+use tlbcheck::report::Verdict;
+
+use super::broadcast::at_window;
+use super::local::page_of;
+use crate::arch::aarch64::machine::rounds;
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::watch::{self, Expected};
+use crate::arch::aarch64::window::{READ_ONLY, Space, WINDOW, page_entry, replace};
+
+/// Rounds of each row.
+const ROUNDS: u32 = 100;
+
+/// A page that all write to becomes read-only. D8.17.1: a change of rights alone needs no invalid entry between.
+pub(super) fn reduced(kind: Kind) -> Verdict {
+    let leaf = Space::shared().leaf(WINDOW);
+    let writable = page_entry(page_of(0).address());
+    let target = Target::page(WINDOW, Space::shared().asid());
+    let form = Form(Scope::Inner, kind);
+    let verdict = watch::during(at_window(1, PAGE), |watch| {
+        watch.notices(
+            |round| {
+                replace(leaf, writable);
+                (Expected::Writable, round)
+            },
+            |round| {
+                replace(leaf, writable | READ_ONLY);
+                (Expected::ReadOnly, round)
+            },
+        )?;
+        for round in rounds(ROUNDS).map(u64::from) {
+            replace(leaf, writable);
+            tlbi::settle();
+            watch.expect(Expected::Writable, round)?;
+            replace(leaf, writable | READ_ONLY);
+            tlbi::flush(form, target);
+            watch.expect(Expected::ReadOnly, round)?;
+        }
+        Ok(())
+    });
+    replace(leaf, 0);
+    tlbi::settle();
+    verdict
+}

@@ -1,0 +1,131 @@
+//! Address spaces with an ASID each: what must not be mixed, and what a flush must take of others.
+
+use baremetal::aarch64::guarded;
+use baremetal::pages::{PAGE, Page};
+use spin::Once;
+use tlbcheck::report::Verdict;
+use tlbcheck::{ensure, needs};
+
+use super::local::is_gone;
+use crate::arch::aarch64::machine::rounds;
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::window::{self, Space, WINDOW, page_entry, replace, write};
+
+const ROUNDS: u32 = 200;
+const TRIES: u64 = 200;
+/// Where these rows have their pages: each has its own, so that nothing of an earlier one is there.
+const PLACE: u64 = WINDOW + 16 * PAGE;
+
+/// Two spaces of different ASIDs, and a page for each.
+fn pair() -> ([Space; 2], &'static [Page]) {
+    static SPACES: Once<[Space; 2]> = Once::new();
+    static PAGES: Once<&[Page]> = Once::new();
+    (*SPACES.call_once(|| [Space::new(2), Space::new(3)]), PAGES.call_once(|| window::take(2, 1)))
+}
+
+/// Maps a page in each of the two at [`PLACE`], with the space's number and the round's in it.
+fn map(round: u64) {
+    let (spaces, pages) = pair();
+    for (index, (space, page)) in spaces.iter().zip(pages).enumerate() {
+        page.write(&[2 * round + index as u64]);
+        write(space.leaf(PLACE), page_entry(page.address()));
+    }
+}
+
+fn unmap() {
+    pair().0.iter().for_each(|space| replace(space.leaf(PLACE), 0));
+}
+
+/// Runs a row that enters spaces, and leaves nothing of it.
+fn in_spaces(row: impl FnOnce(&[Space; 2]) -> Verdict) -> Verdict {
+    let verdict = row(&pair().0);
+    window::leave();
+    unmap();
+    tlbi::settle();
+    verdict
+}
+
+/// No switch that keeps translations mixes two ASIDs.
+pub(super) fn mixes() -> Verdict {
+    map(0);
+    in_spaces(|spaces| {
+        for round in rounds(ROUNDS) {
+            let index = round as usize % 2;
+            window::enter(spaces[index].register());
+            let seen = guarded::load(PLACE);
+            ensure!(seen == Ok(index as u64), "in space {index} {seen:x?} is seen, in round {round}");
+        }
+        Ok(())
+    })
+}
+
+/// What is left of the first space when the second one has taken its ASID over, after `take`: whether its page is seen.
+fn sees_former(round: u64, take: impl FnOnce(u16)) -> Result<bool, u64> {
+    let (spaces, _) = pair();
+    let asid = spaces[0].asid();
+    map(round);
+    window::enter(spaces[0].register());
+    let before = guarded::load(PLACE);
+    // Not by way of a third ASID: some machines drop everything at a change of it. What could be kept of the first space is
+    // kept before the flush.
+    window::enter(spaces[1].under(asid).register());
+    take(asid);
+    let after = guarded::load(PLACE);
+    window::leave();
+    unmap();
+    tlbi::settle();
+    match (before, after) {
+        (Ok(first), Ok(second)) if first == 2 * round => Ok(second != 2 * round + 1),
+        _ => Err(round),
+    }
+}
+
+/// An ASID that is flushed can be given to another space.
+pub(super) fn reused(kind: Kind) -> Verdict {
+    in_spaces(|_| {
+        let notices = (0..TRIES).any(|round| sees_former(round, |_| ()) == Ok(true));
+        needs!(notices, "the TLB keeps nothing of an ASID that changes hands, in {TRIES} tries");
+        for round in rounds(ROUNDS).map(u64::from) {
+            let former = sees_former(round, |asid| {
+                tlbi::flush(Form(Scope::Local, kind), Target::page(0, asid));
+            });
+            ensure!(former.is_ok(), "a page is not seen as it is mapped, round {round}");
+            ensure!(former == Ok(false), "the former space's page is seen, round {round}");
+        }
+        Ok(())
+    })
+}
+
+/// How many of the two spaces still have their page after `take`, which is called in the second.
+fn left(round: u64, take: impl FnOnce()) -> Result<usize, u64> {
+    let (spaces, _) = pair();
+    map(round);
+    let mut missing = 0;
+    for space in &spaces {
+        window::enter(space.register());
+        missing += u64::from(guarded::load(PLACE).is_err());
+    }
+    unmap();
+    take();
+    let is_left = |space: &&Space| {
+        window::enter(space.register());
+        !is_gone(PLACE)
+    };
+    let left = spaces.iter().filter(is_left).count();
+    window::leave();
+    tlbi::settle();
+    if missing == 0 { Ok(left) } else { Err(missing) }
+}
+
+/// A flush of all ASIDs takes the page of one that is not in use.
+pub(super) fn others(kind: Kind) -> Verdict {
+    in_spaces(|_| {
+        let notices = (0..TRIES).any(|round| left(round, || tlbi::order(Scope::Local)) != Ok(0));
+        needs!(notices, "the TLB keeps nothing of an ASID that is not in use, in {TRIES} tries");
+        for round in rounds(ROUNDS).map(u64::from) {
+            let left = left(round, || tlbi::flush(Form(Scope::Local, kind), Target::page(PLACE, 0)));
+            ensure!(left == Ok(0), "{left:?} spaces of two still have their page, round {round}");
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,113 @@
+//! Processors and platform: found once, at the beginning.
+
+use arm_sysregs::el1::accessors as registers;
+use baremetal::aarch64::info::BootInfo;
+use baremetal::aarch64::processors::{self, MAX_PROCESSORS};
+use baremetal::aarch64::{clock, gic, power};
+use spin::Once;
+use tlbcheck::arm64::{Identity, Machine as Platform};
+use tlbcheck::command_line::Options;
+use tlbcheck::report::{Clock, Head, Verdict};
+use tlbcheck::{ensure, needs};
+
+use crate::arch::console;
+
+/// What the image runs on.
+pub(super) struct Machine {
+    /// How many processors run; they are numbered from 0.
+    pub(super) processors: usize,
+    /// What the processor offers.
+    pub(super) platform: Platform,
+    /// `rounds=` of the command line.
+    rounds: Option<u32>,
+}
+
+static MACHINE: Once<Machine> = Once::new();
+
+/// How long any processor may take for anything, in milliseconds.
+pub(super) const PATIENCE_MS: u64 = 20_000;
+
+/// Rounds that are done whatever time they take, and the time that more of them may take, in microseconds: where
+/// processors wait for each other's turn on a CPU a round is a thousand times as long as elsewhere.
+const ROUNDS_MIN: u32 = 10;
+const BUDGET_US: u64 = 300_000;
+
+/// The machine, which has been found.
+pub(super) fn get() -> &'static Machine {
+    MACHINE.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
+}
+
+/// Finds out what there is, starts the processors, begins the report.
+pub(super) fn find(info: &BootInfo, options: &Options<'_>) {
+    if let Err(why) = gic::enable_distributor().and_then(|()| gic::enable()) {
+        console::bail(format_args!("{why}"));
+    }
+    let identity = Identity {
+        midr: registers::read_midr_el1().bits(),
+        isar0: registers::read_id_aa64isar0_el1().bits(),
+        mmfr0: registers::read_id_aa64mmfr0_el1().bits(),
+        mmfr1: registers::read_id_aa64mmfr1_el1().bits(),
+        mmfr2: registers::read_id_aa64mmfr2_el1().bits(),
+    };
+    let platform = Platform::new(identity, power::call(Platform::UID_CALL, [0; 3]));
+    let limit = options.cpus.map_or(MAX_PROCESSORS, |limit| limit as usize);
+    let processors = start(&info.processors, limit);
+    MACHINE.call_once(|| Machine { processors, platform, rounds: options.rounds });
+    let clock = Clock::VirtualCounter(clock::hz());
+    let (name, protocol) = (platform.name(), "arm64 image");
+    console::report(|report| report.head(&Head { name, platform: &platform, processors, clock, protocol }));
+}
+
+/// Starts the processors with these affinities, `limit` with the first one at most; returns how many run.
+fn start(affinities: &[u64], limit: usize) -> usize {
+    let own = gic::affinity();
+    processors::set_affinity(0, own);
+    let mut number = 1;
+    for affinity in affinities.iter().filter(|affinity| **affinity != own) {
+        if number >= limit.min(MAX_PROCESSORS) {
+            break;
+        }
+        processors::set_affinity(number, *affinity);
+        match processors::start(number) {
+            true => number += 1,
+            false => console::note(format_args!("the processor with affinity {affinity:#x} does not start")),
+        }
+    }
+    number
+}
+
+/// The rounds of one row: as many as the command line says, or `default` as long as there is time.
+pub(super) fn rounds(default: u32) -> impl Iterator<Item = u32> {
+    let asked = get().rounds;
+    let end = clock::now() + clock::ticks(BUDGET_US);
+    let goes_on = move |round: &u32| asked.is_some() || *round < ROUNDS_MIN || clock::now() < end;
+    (0..asked.unwrap_or(default)).take_while(goes_on)
+}
+
+/// Processors other than the first; skips if there is none.
+pub(super) fn others() -> Result<core::ops::Range<usize>, tlbcheck::report::Stop> {
+    let processors = get().processors;
+    needs!(processors > 1, "there is one processor");
+    Ok(1..processors)
+}
+
+/// Has a processor other than the calling one begin `job`.
+pub(super) fn give(number: usize, job: processors::Job) -> Verdict {
+    ensure!(!processors::is_busy(number), "processor {number} has not come back from an earlier row");
+    processors::give(number, job);
+    Ok(())
+}
+
+/// Waits until it has done it.
+pub(super) fn join(number: usize) -> Verdict {
+    ensure!(processors::join(number, PATIENCE_MS), "processor {number} does not come to its end");
+    Ok(())
+}
+
+/// Has all processors do `job`, the calling one, the first, among them.
+pub(super) fn on_all(job: processors::Job) -> Verdict {
+    let all = 1..get().processors;
+    all.clone().try_for_each(|number| give(number, job))?;
+    job(0);
+    all.map(join).fold(Ok(()), Verdict::and)
+}

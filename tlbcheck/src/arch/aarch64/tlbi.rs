@@ -1,0 +1,185 @@
+//! TLBI in all its forms, with its barriers. DDI 0487 M.b, D8.17 "TLB maintenance" and C5.5.
+//!
+//! The stores that change tables come before the invalidation by a DSB, the invalidation is complete at the next one of the
+//! same domain or a larger one, and the ISB lets the processor itself see it. The command line may say that one is left out:
+//! then rows have to fail.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use tlbcheck::arm64::{Range, page};
+use tlbcheck::command_line::Omission;
+
+/// Whose TLBs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// The processor's own.
+    Local,
+    /// All of the inner shareable domain.
+    Inner,
+    /// All of the outer shareable domain; needs FEAT_TLBIOS.
+    Outer,
+}
+
+/// What of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The address in the ASID, and tables on the way to it.
+    Va,
+    /// The address in the ASID, the last level alone.
+    VaLast,
+    /// The address in all ASIDs, and tables on the way to it.
+    VaAll,
+    /// The address in all ASIDs, the last level alone.
+    VaAllLast,
+    /// The ASID.
+    Asid,
+    /// Everything.
+    All,
+}
+
+/// A form of TLBI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form(pub(super) Scope, pub(super) Kind);
+
+/// What it is applied to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    /// An address of the page or block, or the first of the range.
+    pub(super) address: u64,
+    /// In which ASID.
+    pub(super) asid: u16,
+    /// The level of the last entry, if the operand is to say it; needs FEAT_TTL.
+    pub(super) level: Option<u8>,
+    /// How many pages, by the forms for ranges; needs FEAT_TLBIRANGE, and a kind by address.
+    pub(super) range: Option<Range>,
+}
+
+impl Target {
+    /// A page or block.
+    pub(super) const fn page(address: u64, asid: u16) -> Self {
+        Self { address, asid, level: None, range: None }
+    }
+}
+
+static OMITS_TLBI: AtomicBool = AtomicBool::new(false);
+static OMITS_ALL: AtomicBool = AtomicBool::new(false);
+static OMITS_DSB: AtomicBool = AtomicBool::new(false);
+static OMITS_BROADCAST: AtomicBool = AtomicBool::new(false);
+
+/// Says what is left out from now on.
+pub(super) fn omit(what: Option<Omission>) {
+    OMITS_TLBI.store(what == Some(Omission::Tlbi), Ordering::Relaxed);
+    OMITS_ALL.store(what == Some(Omission::Vmalle1), Ordering::Relaxed);
+    OMITS_DSB.store(what == Some(Omission::Dsb), Ordering::Relaxed);
+    OMITS_BROADCAST.store(what == Some(Omission::Broadcast), Ordering::Relaxed);
+}
+
+/// TLBI is SYS with op1 0 and CRn 8: this one's CRm and op2.
+///
+/// # Safety
+///
+/// They name a form that the processor has.
+#[inline(always)]
+unsafe fn sys<const CRM: u8, const OP2: u8>(operand: u64) {
+    // SAFETY: it drops translations, which come back from the tables.
+    unsafe {
+        asm!("sys #0, c8, c{crm}, #{op2}, {operand}", crm = const CRM, op2 = const OP2,
+            operand = in(reg) operand, options(nostack, preserves_flags));
+    }
+}
+
+/// Chooses the instruction by op2.
+macro_rules! by_kind {
+    ($crm:literal, $op2:expr, $operand:expr) => {
+        match $op2 {
+            0 => sys::<$crm, 0>($operand),
+            1 => sys::<$crm, 1>($operand),
+            2 => sys::<$crm, 2>($operand),
+            3 => sys::<$crm, 3>($operand),
+            5 => sys::<$crm, 5>($operand),
+            _ => sys::<$crm, 7>($operand),
+        }
+    };
+}
+
+/// The instruction alone.
+#[inline(always)]
+pub(super) fn issue(Form(scope, kind): Form, target: Target) {
+    let Target { address, asid, level, range } = target;
+    if OMITS_TLBI.load(Ordering::Relaxed) || (kind == Kind::All && OMITS_ALL.load(Ordering::Relaxed)) {
+        return;
+    }
+    let scope = if OMITS_BROADCAST.load(Ordering::Relaxed) { Scope::Local } else { scope };
+    let op2 = match kind {
+        Kind::All => 0,
+        Kind::Va => 1,
+        Kind::Asid => 2,
+        Kind::VaAll => 3,
+        Kind::VaLast => 5,
+        Kind::VaAllLast => 7,
+    };
+    let asid = if matches!(kind, Kind::VaAll | Kind::VaAllLast | Kind::All) { 0 } else { asid };
+    // SAFETY: whoever names a form has found the feature that it needs; ranges are of kinds by address.
+    unsafe {
+        match (range, scope) {
+            (None, Scope::Local) => by_kind!(7, op2, page(address, asid, level)),
+            (None, Scope::Inner) => by_kind!(3, op2, page(address, asid, level)),
+            (None, Scope::Outer) => by_kind!(1, op2, page(address, asid, level)),
+            (Some(range), Scope::Local) => by_kind!(6, op2, range.operand(address, asid)),
+            (Some(range), Scope::Inner) => by_kind!(2, op2, range.operand(address, asid)),
+            (Some(range), Scope::Outer) => by_kind!(5, op2, range.operand(address, asid)),
+        }
+    }
+}
+
+/// Orders earlier stores to tables before a TLBI, and before walks of the domain's processors.
+#[inline(always)]
+pub(super) fn order(scope: Scope) {
+    // SAFETY: barriers change nothing.
+    unsafe {
+        match scope {
+            Scope::Local => asm!("dsb nshst", options(nostack, preserves_flags)),
+            Scope::Inner => asm!("dsb ishst", options(nostack, preserves_flags)),
+            Scope::Outer => asm!("dsb oshst", options(nostack, preserves_flags)),
+        }
+    }
+}
+
+/// Waits until earlier TLBIs of the scope are complete, and has the processor see it.
+#[inline(always)]
+pub(super) fn complete(scope: Scope) {
+    if !OMITS_DSB.load(Ordering::Relaxed) {
+        // SAFETY: barriers change nothing.
+        unsafe {
+            match scope {
+                Scope::Local => asm!("dsb nsh", options(nostack, preserves_flags)),
+                Scope::Inner => asm!("dsb ish", options(nostack, preserves_flags)),
+                Scope::Outer => asm!("dsb osh", options(nostack, preserves_flags)),
+            }
+        }
+    }
+    synchronise();
+}
+
+/// What the processor has fetched and translated ahead is done again.
+#[inline(always)]
+pub(super) fn synchronise() {
+    // SAFETY: barriers change nothing.
+    unsafe { asm!("isb", options(nostack, preserves_flags)) };
+}
+
+/// The whole sequence, after the stores that change tables.
+#[inline(always)]
+pub(super) fn flush(form: Form, target: Target) {
+    order(form.0);
+    issue(form, target);
+    complete(form.0);
+}
+
+/// Drops everything that TLBs keep, whatever the command line leaves out: between rows, and after rounds whose flush
+/// is left out on purpose.
+pub(super) fn settle() {
+    // SAFETY: it drops translations, which come back from the tables.
+    unsafe { asm!("dsb ishst", "tlbi vmalle1is", "dsb ish", "isb", options(nostack, preserves_flags)) };
+}

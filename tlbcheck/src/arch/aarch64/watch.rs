@@ -1,0 +1,225 @@
+//! All other processors look at some words all the time, and say if one is not as it has to be.
+//!
+//! | first processor | each watching one |
+//! |---|---|
+//! | a: change the tables, flush | |
+//! | b: EXPECTED, VALUE | |
+//! | c: STEP = n | d: s = STEP |
+//! | | e: ISB |
+//! | | f: look, by what b says |
+//! | g: wait for all CHECKED = n | h: CHECKED = s |
+//!
+//! If d sees n of c, then the flush of a is complete, and with e nothing is left of what was before; so f must find what b
+//! says. b before the next c waits for g, so f reads the values of its own step. Between h and the next d it goes on
+//! looking, so that its TLB keeps what it may; what it finds then counts only where nothing else may ever be found
+//! ([`Expected::Kept`]). It has no timer and makes no exit of its own; interrupts are off.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use baremetal::aarch64::guarded::{self, Cause, Fault};
+use baremetal::aarch64::{clock, processors::MAX_PROCESSORS};
+use tlbcheck::ensure;
+use tlbcheck::report::{Stop, Verdict, skip};
+
+use super::machine::{self, PATIENCE_MS};
+use super::{tlbi, window};
+
+/// Rounds without a flush, one of which has to be noticed, and how long they may take, in microseconds.
+const TRIES: u64 = 2000;
+const TRIES_US: u64 = 5_000_000;
+
+/// What has to be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum Expected {
+    /// Nothing is mapped.
+    Gone,
+    /// The value.
+    Value,
+    /// At word `n` the value plus `n`; between two steps that or nothing.
+    Kept,
+    /// The value, which cannot be changed.
+    ReadOnly,
+    /// A word that can be changed: the value is stored there.
+    Writable,
+}
+
+impl Expected {
+    const fn of(number: u64) -> Self {
+        match number {
+            0 => Self::Gone,
+            1 => Self::Value,
+            2 => Self::Kept,
+            3 => Self::ReadOnly,
+            _ => Self::Writable,
+        }
+    }
+}
+
+/// What is looked at, and how.
+#[derive(Clone, Copy)]
+pub(super) struct What {
+    /// The first of the words.
+    pub(super) address: u64,
+    /// How many there are, and how far one is from the next.
+    pub(super) words: u64,
+    pub(super) every: u64,
+    /// How far those of one processor are from those of the next; 0 if all look at the same.
+    pub(super) each: u64,
+    /// The value of TTBR0_EL1.
+    pub(super) space: u64,
+    /// Bits of TCR_EL1 that are on meanwhile.
+    pub(super) control: u64,
+}
+
+static ADDRESS: AtomicU64 = AtomicU64::new(0);
+static WORDS: AtomicU64 = AtomicU64::new(0);
+static EVERY: AtomicU64 = AtomicU64::new(0);
+static EACH: AtomicU64 = AtomicU64::new(0);
+static SPACE: AtomicU64 = AtomicU64::new(0);
+static CONTROL: AtomicU64 = AtomicU64::new(0);
+static EXPECTED: AtomicU64 = AtomicU64::new(0);
+static VALUE: AtomicU64 = AtomicU64::new(0);
+static STEP: AtomicU64 = AtomicU64::new(0);
+static ENDS: AtomicBool = AtomicBool::new(false);
+static WRONG: AtomicU64 = AtomicU64::new(0);
+static CHECKED: [AtomicU64; MAX_PROCESSORS] = [const { AtomicU64::new(0) }; MAX_PROCESSORS];
+
+fn is_translation_fault(result: Result<u64, Fault>) -> bool {
+    result.is_err_and(|fault| matches!(fault.cause(), Cause::Translation(_)))
+}
+
+/// Looks at all words of processor `number`; says how many are not as they have to be. `is_step` is false between two steps.
+#[inline(always)]
+fn look(number: usize, is_step: bool) -> u64 {
+    let address = ADDRESS.load(Ordering::Relaxed) + number as u64 * EACH.load(Ordering::Relaxed);
+    let every = EVERY.load(Ordering::Relaxed);
+    // Stored behind the value, and so loaded before it.
+    let expected = Expected::of(EXPECTED.load(Ordering::Acquire));
+    let value = VALUE.load(Ordering::Relaxed);
+    let mut wrong = 0;
+    for word in 0..WORDS.load(Ordering::Relaxed) {
+        let place = address + word * every;
+        let is_right = match expected {
+            Expected::Gone => is_translation_fault(guarded::load(place)),
+            Expected::Value => guarded::load(place) == Ok(value),
+            Expected::Kept => {
+                let found = guarded::load(place);
+                found == Ok(value + word) || (!is_step && is_translation_fault(found))
+            }
+            Expected::ReadOnly => {
+                // SAFETY: the rows map pages there that nobody else uses.
+                let stored = unsafe { guarded::store(place, !value) };
+                let is_refused = stored.is_err_and(|fault| matches!(fault.cause(), Cause::Permission(_)));
+                is_refused && guarded::load(place) == Ok(value)
+            }
+            // SAFETY: as above.
+            Expected::Writable => unsafe { guarded::store(place, value) }.is_ok(),
+        };
+        wrong += u64::from(!is_right && (is_step || expected == Expected::Kept));
+    }
+    wrong
+}
+
+/// What a watching processor does.
+fn watch(number: usize) {
+    window::enter(SPACE.load(Ordering::Relaxed));
+    let control = CONTROL.load(Ordering::Relaxed);
+    window::set_control(control, true);
+    let mut last = 0;
+    while !ENDS.load(Ordering::Acquire) {
+        let step = STEP.load(Ordering::Acquire);
+        tlbi::synchronise();
+        let wrong = look(number, step != last);
+        // A step may have begun meanwhile, whose values were looked at as those of the last one: only a `Kept` counts
+        // then, which is the same in both.
+        if wrong != 0 {
+            WRONG.fetch_add(wrong, Ordering::Relaxed);
+        }
+        if step != last {
+            CHECKED[number].store(step, Ordering::Release);
+            last = step;
+        }
+        clock::relax();
+    }
+    window::set_control(control, false);
+    window::leave();
+}
+
+/// The steps of a watch.
+pub(super) struct Watch(u64);
+
+/// Has all other processors look while `steps` runs; the calling one is in the space, too. Nothing is expected before the
+/// first step. Skips if there is no other processor.
+pub(super) fn during(what: What, steps: impl FnOnce(&mut Watch) -> Verdict) -> Verdict {
+    let others = machine::others()?;
+    ADDRESS.store(what.address, Ordering::Relaxed);
+    WORDS.store(what.words, Ordering::Relaxed);
+    EVERY.store(what.every, Ordering::Relaxed);
+    EACH.store(what.each, Ordering::Relaxed);
+    SPACE.store(what.space, Ordering::Relaxed);
+    CONTROL.store(what.control, Ordering::Relaxed);
+    EXPECTED.store(Expected::Gone as u64, Ordering::Relaxed);
+    STEP.store(0, Ordering::Relaxed);
+    WRONG.store(0, Ordering::Relaxed);
+    CHECKED.iter().for_each(|checked| checked.store(0, Ordering::Relaxed));
+    ENDS.store(false, Ordering::Relaxed);
+    window::enter(what.space);
+    window::set_control(what.control, true);
+    let begun = others.clone().try_for_each(|number| machine::give(number, watch));
+    let result = begun.and_then(|()| steps(&mut Watch(0)));
+    ENDS.store(true, Ordering::Release);
+    let joined = others.map(machine::join).fold(Ok(()), Verdict::and);
+    window::set_control(what.control, false);
+    window::leave();
+    result.and(joined)
+}
+
+impl Watch {
+    /// Has all processors look, the calling one as well. Returns how many words were not as they had to be.
+    pub(super) fn step(&mut self, expected: Expected, value: u64) -> Result<u64, Stop> {
+        self.0 += 1;
+        VALUE.store(value, Ordering::Relaxed);
+        EXPECTED.store(expected as u64, Ordering::Release);
+        STEP.store(self.0, Ordering::Release);
+        let own = look(0, true);
+        let all = machine::others()?;
+        let checked = |number: usize| CHECKED[number].load(Ordering::Acquire) == self.0;
+        let done = clock::wait_until(PATIENCE_MS, || all.clone().all(checked));
+        ensure!(done, "a watching processor does not look in step {}", self.0);
+        Ok(own + WRONG.swap(0, Ordering::Relaxed))
+    }
+
+    /// Fails unless the step finds everything as it has to be.
+    pub(super) fn expect(&mut self, expected: Expected, value: u64) -> Verdict {
+        let wrong = self.step(expected, value)?;
+        let step = self.0;
+        ensure!(wrong == 0, "{wrong} words are not {expected:?} in step {step}");
+        Ok(())
+    }
+
+    /// Succeeds if a flush that is left out is noticed: then steps that find nothing wrong say something. `change`
+    /// makes the change of a try without its flush, `restore` takes it back and is the last to be called. Skips
+    /// otherwise.
+    pub(super) fn notices(
+        &mut self,
+        mut restore: impl FnMut(u64) -> (Expected, u64),
+        mut change: impl FnMut(u64) -> (Expected, u64),
+    ) -> Verdict {
+        let end = clock::now() + clock::ticks(TRIES_US);
+        for round in (0..TRIES).take_while(|round| *round == 0 || clock::now() < end) {
+            let (expected, value) = restore(round);
+            tlbi::settle();
+            self.expect(expected, value)?;
+            let (expected, value) = change(round);
+            tlbi::order(tlbi::Scope::Inner);
+            if self.step(expected, value)? != 0 {
+                let (expected, value) = restore(round);
+                tlbi::settle();
+                return self.expect(expected, value);
+            }
+        }
+        tlbi::settle();
+        Err(skip(format_args!("no TLB here keeps what is replaced without a flush, in up to {TRIES} tries")))
+    }
+}

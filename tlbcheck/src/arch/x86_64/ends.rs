@@ -1,0 +1,29 @@
+//! The two serial ports, and the ends of the machine.
+
+use baremetal::x86_64::power;
+use baremetal::x86_64::serial::{COM1, COM2, Serial};
+
+use super::machine;
+
+/// A serial port.
+pub(in crate::arch) type Port = Serial;
+/// The one for text.
+pub(in crate::arch) const FIRST: Port = Serial(COM1);
+/// The one for a report beside it.
+pub(in crate::arch) const SECOND: Option<Port> = Some(Serial(COM2));
+
+/// Port of QEMU's debug exit device, as its users place it by convention.
+const DEBUG_EXIT_PORT: u16 = 0xf4;
+
+/// Takes no more interrupts.
+pub(in crate::arch) fn mask_interrupts() {
+    x86_64::instructions::interrupts::disable();
+}
+
+/// Ends QEMU by its debug exit device, whose status is then twice the code and 1, or switches the machine off.
+pub(in crate::arch) fn leave(code: u8, by_debug_exit: bool) -> ! {
+    if by_debug_exit {
+        power::debug_exit(DEBUG_EXIT_PORT, code);
+    }
+    power::off(machine::switch())
+}

@@ -1,0 +1,7 @@
+//! What an Arm64 machine shows of itself, and operands of its TLB maintenance.
+
+mod operand;
+mod processor;
+
+pub use operand::{PAGES_MAX, Range, page};
+pub use processor::{Identity, Machine};

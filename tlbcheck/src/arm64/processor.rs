@@ -1,0 +1,149 @@
+//! What an Arm64 processor offers for TLBs, by its registers, and which hypervisor shows itself.
+//!
+//! DDI 0487 M.b, D24.2: MIDR_EL1, ID_AA64ISAR0_EL1, ID_AA64MMFR0_EL1 to ID_AA64MMFR2_EL1. DEN 0028, section 6.2: the UID of
+//! a hypervisor that serves calls of its own.
+
+use core::fmt;
+
+/// Values of registers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// MIDR_EL1.
+    pub midr: u64,
+    /// ID_AA64ISAR0_EL1.
+    pub isar0: u64,
+    /// ID_AA64MMFR0_EL1.
+    pub mmfr0: u64,
+    /// ID_AA64MMFR1_EL1.
+    pub mmfr1: u64,
+    /// ID_AA64MMFR2_EL1.
+    pub mmfr2: u64,
+}
+
+/// What the image runs on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// MIDR_EL1.
+    midr: u64,
+    /// TLBI by range (FEAT_TLBIRANGE).
+    pub has_ranges: bool,
+    /// TLBI for the outer shareable domain (FEAT_TLBIOS).
+    pub has_outer: bool,
+    /// Hints of the level in operands (FEAT_TTL).
+    pub has_levels: bool,
+    /// ASIDs have 16 bits, not 8.
+    pub has_long_asids: bool,
+    /// The processor sets access flags (FEAT_HAFDBS).
+    pub sets_access_flag: bool,
+    /// The processor keeps the dirty state (FEAT_HAFDBS).
+    pub sets_dirty_state: bool,
+    /// The hypervisor's UID, if one answered.
+    uid: Option<[u32; 4]>,
+}
+
+/// KVM's UID, 28b46fb6-2ec5-11e9-a9ca-4b564d003a74.
+const UID_KVM: [u32; 4] = [0xb66f_b428, 0xe911_c52e, 0x564b_caa9, 0x743a_004d];
+/// Quell's: the bytes of "quell hypervisor".
+const UID_QUELL: [u32; 4] = [
+    u32::from_le_bytes(*b"quel"),
+    u32::from_le_bytes(*b"l hy"),
+    u32::from_le_bytes(*b"perv"),
+    u32::from_le_bytes(*b"isor"),
+];
+/// What a call that is not known returns.
+const NOT_SUPPORTED: u32 = u32::MAX;
+
+/// A field of four bits.
+const fn field(register: u64, shift: u32) -> u64 {
+    register >> shift & 0xf
+}
+
+impl Machine {
+    /// The function of the call that asks a hypervisor for its UID.
+    pub const UID_CALL: u32 = 0x8600_ff01;
+
+    /// By the registers, and by what the call came back with.
+    pub const fn new(identity: Identity, uid: [u32; 4]) -> Self {
+        let Identity { midr, isar0, mmfr0, mmfr1, mmfr2 } = identity;
+        let (tlb, dirty) = (field(isar0, 56), field(mmfr1, 0));
+        Self {
+            midr,
+            has_outer: tlb >= 1,
+            has_ranges: tlb >= 2,
+            has_levels: field(mmfr2, 48) >= 1,
+            has_long_asids: field(mmfr0, 4) == 2,
+            sets_access_flag: dirty >= 1,
+            sets_dirty_state: dirty >= 2,
+            uid: if uid[0] == NOT_SUPPORTED { None } else { Some(uid) },
+        }
+    }
+
+    /// A name for reports.
+    pub const fn name(&self) -> &'static str {
+        const fn is(uid: &[u32; 4], other: &[u32; 4]) -> bool {
+            uid[0] == other[0] && uid[1] == other[1] && uid[2] == other[2] && uid[3] == other[3]
+        }
+        match &self.uid {
+            None => "no hypervisor that shows itself",
+            Some(uid) if is(uid, &UID_QUELL) => "quell",
+            Some(uid) if is(uid, &UID_KVM) => "kvm",
+            Some(_) => "another hypervisor",
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, MIDR {:#x}", self.name(), self.midr)?;
+        let offers = [
+            (self.has_ranges, "TLBIRANGE"),
+            (self.has_outer, "TLBIOS"),
+            (self.has_levels, "TTL"),
+            (self.has_long_asids, "ASID16"),
+            (self.sets_dirty_state, "HAFDBS"),
+        ];
+        offers.iter().filter(|(has, _)| *has).try_for_each(|(_, name)| write!(f, ", {name}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOBODY: [u32; 4] = [NOT_SUPPORTED, 0, 0, 0];
+
+    #[test]
+    fn nothing_is_offered_that_a_register_does_not_say() {
+        let machine = Machine::new(Identity::default(), NOBODY);
+        assert_eq!(machine, Machine::default());
+        let all_but =
+            Identity { isar0: !(0xf << 56), mmfr1: !0xf, mmfr2: !(0xf << 48), ..Identity::default() };
+        assert_eq!(Machine::new(all_but, NOBODY), Machine::default());
+    }
+
+    #[test]
+    fn fields_are_found() {
+        let with = |isar0, mmfr0, mmfr1, mmfr2| {
+            Machine::new(Identity { midr: 0x410f_d083, isar0, mmfr0, mmfr1, mmfr2 }, NOBODY)
+        };
+        let outer = with(1 << 56, 0, 1, 0);
+        assert!(outer.has_outer && !outer.has_ranges && outer.sets_access_flag && !outer.sets_dirty_state);
+        let both = with(2 << 56, 2 << 4, 2, 1 << 48);
+        assert!(both.has_ranges && both.has_outer && both.has_long_asids && both.has_levels);
+        assert!(both.sets_access_flag && both.sets_dirty_state);
+        let text = std::format!("{both}");
+        assert_eq!(
+            text,
+            "no hypervisor that shows itself, MIDR 0x410fd083, TLBIRANGE, TLBIOS, TTL, ASID16, HAFDBS"
+        );
+    }
+
+    #[test]
+    fn hypervisors_are_told_apart() {
+        let name = |uid| Machine::new(Identity::default(), uid).name();
+        assert_eq!(name(UID_KVM), "kvm");
+        assert_eq!(name(UID_QUELL), "quell");
+        assert_eq!(name([1, 2, 3, 4]), "another hypervisor");
+        assert_eq!(name(NOBODY), "no hypervisor that shows itself");
+    }
+}
