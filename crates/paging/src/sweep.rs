@@ -85,6 +85,7 @@ pub(crate) fn cleaned<F: Format>(leaf: u64) -> u64 {
 /// A leaf that is [settled](Format::SETTLED) is overwritten. No processor changes it: it is dirty already. A fault
 /// may at most have added a right to it since it was read; that goes again, its user faults once more, and what
 /// processors hold of it is flushed with the rest. Every other leaf is exchanged.
+#[inline(always)]
 fn sweep<F: Format>(group: &[AtomicU64], new: impl Fn(u64) -> u64 + Copy) -> u64 {
     let (mut changed, mut done) = (0, 0);
     let (chunks, rest) = group.as_chunks::<CHUNK>();
@@ -110,6 +111,8 @@ fn sweep<F: Format>(group: &[AtomicU64], new: impl Fn(u64) -> u64 + Copy) -> u64
     changed | sweep_singly::<F>(rest, new) << done
 }
 
+/// Apart, so that the loop for settled leaves keeps its registers.
+#[inline(never)]
 fn sweep_singly<F: Format>(cells: &[AtomicU64], new: impl Fn(u64) -> u64) -> u64 {
     let mut changed = 0;
     for (index, cell) in cells.iter().enumerate() {

@@ -63,14 +63,18 @@ impl Machine {
     ///
     /// No guest memory may be pinned by the caller, and no translation section of its vCPU be open.
     pub(crate) fn step_job(&self, job: &mut impl Steps, scratch: &mut FlushScratch) -> ControlFlow<()> {
-        match job.step(self, STEP_ENTRIES) {
+        let mut progress = job.step(self, STEP_ENTRIES);
+        if progress == Progress::Flush {
+            let receipt = self.flush_space(job.invalidation(), scratch);
+            assert!(job.flushed(&receipt), "the flush was issued after the job's last step");
+            // What waits for the flush alone does not wait for the freeing of tables.
+            progress = job.step(self, 1);
+        }
+        match progress {
             Progress::Done => return ControlFlow::Break(()),
-            Progress::More => {}
             Progress::Waiting => core::hint::spin_loop(),
-            Progress::Flush => {
-                let receipt = self.flush_space(job.invalidation(), scratch);
-                assert!(job.flushed(&receipt), "the flush was issued after the job's last step");
-            }
+            // To flush again is for the next step, which finds that it has to.
+            Progress::More | Progress::Flush => {}
         }
         ControlFlow::Continue(())
     }

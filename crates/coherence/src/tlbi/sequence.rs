@@ -77,7 +77,7 @@ pub struct Invalidated(());
 
 impl Invalidated {
     /// For models of a machine without this module's instructions.
-    #[cfg(any(test, loom))]
+    #[cfg(test)]
     pub(crate) const fn assumed() -> Self {
         Self(())
     }
@@ -194,6 +194,8 @@ pub fn enter_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, vttbr: Vttbr, arrival: Arr
             let _replaced_by_the_guests = tlb.forbid_stage1_walks();
             tlb.context_sync();
         }
+        // Walks by the new VMID come after the allocator's read-modify-writes: acquiring orders loads, and not walks.
+        tlb.complete_local();
         tlb.set_vttbr(vttbr.bits());
         tlb.context_sync();
     }

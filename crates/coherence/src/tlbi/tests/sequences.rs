@@ -331,8 +331,8 @@ fn a3_a4_arrival_drops_after_the_vttbr_is_loaded() {
         machine.hold(1, VMID, Held::Combined);
         enter_vm(&machine, &SETUP, vttbr(), arrival);
         let trace = machine.trace();
-        assert_eq!(trace[..2], ["set_vttbr", "context_sync"]);
-        assert_eq!(trace[2..], *expected);
+        assert_eq!(trace[..3], ["complete_local", "set_vttbr", "context_sync"]);
+        assert_eq!(trace[3..], *expected);
         let left = if expected.is_empty() { 2 } else { 1 };
         assert_eq!(machine.held(VMID).len(), left, "the other processor keeps its own");
         assert_eq!(machine.registers().0, vttbr().bits());
