@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use memslots::space::{FetchJob, Job, LogWay, Progress};
 use memslots::{DirtyLog, Gpa, Retired, Slot, SlotError, SlotId};
-use paging::{Format as TableFormat, Invalidation, Level, MapError, Permissions, Tables};
+use paging::{Flushed, Format as TableFormat, Invalidation, Level, MapError, Permissions, Tables};
 
 use super::flush::Receipt;
 use super::vm::{Log, Vm, new_slot};
@@ -266,7 +266,7 @@ impl<'m, F: TableFormat> Vm<'m, F> {
         let slot = self.slot(id)?;
         self.has_small_pages.set(true);
         let Some(editor) = self.space.tables().edit() else { return Err(SlotError::Busy) };
-        self.finish(editor.split(slot.range(), Level::Page4K));
+        let _ = self.finish(editor.split(slot.range(), Level::Page4K));
         Ok(())
     }
 
@@ -277,7 +277,7 @@ impl<'m, F: TableFormat> Vm<'m, F> {
         }
         let Some(editor) = self.space.tables().edit() else { return Err(SlotError::Busy) };
         match editor.collapse(slot.range(), Level::Page2M, slot.host, Self::rights(&slot)) {
-            Ok(change) => self.finish(change),
+            Ok(change) => drop(self.finish(change)),
             Err(MapError::Unaligned) => {}
             Err(error) => self.machine.fail(|| format!("collapse: {error}")),
         }
@@ -294,31 +294,45 @@ impl<'m, F: TableFormat> Vm<'m, F> {
         if has_log {
             return;
         }
-        let tables = if self.machine.below(2) == 0 { Tables::Free } else { Tables::Keep };
-        if let Some(editor) = self.space.tables().edit() {
-            self.finish(editor.zap(range, tables));
+        let tables = match self.machine.below(4) {
+            0 => Tables::Free,
+            1 => Tables::Detach,
+            _ => Tables::Keep,
+        };
+        let Some(editor) = self.space.tables().edit() else { return };
+        let Some(flushed) = self.finish(editor.zap(range.clone(), tables)) else { return };
+        if tables == Tables::Detach {
+            loop {
+                if let Some(editor) = self.space.tables().edit() {
+                    let _ = editor.thaw(range, flushed).finish();
+                    return;
+                }
+                self.machine.give_way();
+            }
         }
     }
 
-    /// Steps a change of the tables alone to its end, flushes what it names, and frees what it holds.
-    fn finish(&self, mut change: paging::Change<'_, F, TablePool<'m>>) {
+    /// Steps a change of the tables alone to its end, flushes what it names, and frees what it holds. Returns what was
+    /// flushed last.
+    fn finish(&self, mut change: paging::Change<'_, F, TablePool<'m>>) -> Option<Flushed> {
         let machine = self.machine;
+        let mut flushed = None;
         loop {
             match change.step(machine.config.step) {
                 paging::Progress::Done => break,
-                paging::Progress::OutOfTables => {
-                    self.owe(change.finish());
-                    return;
-                }
+                paging::Progress::OutOfTables => return self.owe(change.finish()).or(flushed),
                 // A part of it may be flushed before the rest is begun.
-                paging::Progress::Yielded if machine.below(16) == 0 => self.owe(change.take_gather()),
+                paging::Progress::Yielded if machine.below(16) == 0 => {
+                    flushed = self.owe(change.take_gather()).or(flushed);
+                }
                 paging::Progress::Yielded | paging::Progress::Full => machine.point(),
             }
         }
-        self.owe(change.take_gather());
+        self.owe(change.into_gather()).or(flushed)
     }
 
-    fn owe(&self, gather: paging::Gather<TablePool<'m>>) {
+    /// Flushes what a gather asks for, and frees what it holds. Returns what was flushed, if anything.
+    fn owe(&self, gather: paging::Gather<TablePool<'m>>) -> Option<Flushed> {
         let machine = self.machine;
         machine.note(|| format!("{gather:?}"));
         let ranges = match gather.invalidation() {
@@ -333,8 +347,16 @@ impl<'m, F: TableFormat> Vm<'m, F> {
             Some(Bug::TableFreedEarly) => Receipt::Forged,
             _ => self.flush(ranges.as_deref()),
         };
-        if gather.release(&receipt).is_err() {
-            machine.fail(|| "a gather refuses the receipt for its flush".into());
+        match gather.release_in_steps(&receipt) {
+            Ok(freeing) => {
+                let flushed = freeing.flushed().filter(|_| !is_nothing);
+                freeing.finish();
+                flushed
+            }
+            Err(_) => {
+                machine.fail(|| "a gather refuses the receipt for its flush".into());
+                None
+            }
         }
     }
 
