@@ -3,9 +3,10 @@
 //!
 //! Source: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
 
+use crate::machine::flat::{IMAGE_MAX, flat};
 use anyhow::{Context, Result, ensure};
 use object::read::elf::ElfFile64;
-use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol};
+use object::{Object, ObjectSection, ObjectSymbol};
 
 const SETUP: &str = ".linux.setup";
 const HIGH: &str = ".linux.high";
@@ -19,8 +20,6 @@ const SIZE: usize = 0x1f4;
 const PARAGRAPH: usize = 16;
 /// Where the fields that are written or checked here have their end.
 const FIELDS_END: usize = 0x200;
-/// Most that an image takes: a wrong address would make it as large as the address space.
-const IMAGE_MAX: u64 = 64 << 20;
 
 /// The boot image of the ELF file with these bytes.
 pub(crate) fn from_elf(elf: &[u8]) -> Result<Vec<u8>> {
@@ -33,7 +32,7 @@ pub(crate) fn from_elf(elf: &[u8]) -> Result<Vec<u8>> {
     let (setup, high) = (section(SETUP)?, section(HIGH)?);
     let size =
         file.symbol_by_name(LOAD_SIZE).with_context(|| format!("the file has no symbol {LOAD_SIZE}"))?;
-    joined(setup, high, flat(&file)?, size.address())
+    joined(setup, high, flat(&file)?.1, size.address())
 }
 
 /// The parts one behind the other, the last padded to `load_size` bytes, with the header's sizes.
@@ -54,28 +53,6 @@ fn joined(setup: &[u8], high: &[u8], mut image: Vec<u8>, load_size: u64) -> Resu
     let paragraphs = u32::try_from((all.len() - setup.len()).div_ceil(PARAGRAPH))?;
     all[SIZE..SIZE + 4].copy_from_slice(&paragraphs.to_le_bytes());
     Ok(all)
-}
-
-/// What of the file is loaded, from its lowest address on.
-fn flat(file: &ElfFile64<'_>) -> Result<Vec<u8>> {
-    let mut start = u64::MAX;
-    let mut image = Vec::new();
-    let mut segments: Vec<_> = file.segments().collect();
-    segments.sort_by_key(ObjectSegment::address);
-    for segment in segments {
-        let data = segment.data().context("a segment lies beyond the end of the file")?;
-        if data.is_empty() {
-            continue;
-        }
-        start = start.min(segment.address());
-        let offset = segment.address() - start;
-        ensure!(offset + data.len() as u64 <= IMAGE_MAX, "the segments are too far from each other");
-        let end = usize::try_from(offset)? + data.len();
-        image.resize(end.max(image.len()), 0);
-        image[end - data.len()..end].copy_from_slice(data);
-    }
-    ensure!(!image.is_empty(), "the file has nothing to load");
-    Ok(image)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! `quell image`: a bootable CD with GRUB, for real machines, for clouds and for other hypervisors; and tlbcheck as a bzImage.
 
+use crate::arch::{Arch, Platform};
 use crate::bzimage;
 use crate::cli::ImageArgs;
 use crate::machine::spec::{Payload, Spec};
@@ -75,7 +76,7 @@ impl Entry {
 pub(crate) fn image(args: &ImageArgs) -> Result<u8> {
     let made = match &args.bzimage {
         Some(path) => {
-            write_bzimage(&workspace::build(workspace::TLBCHECK)?, path)?;
+            write_bzimage(&workspace::build(workspace::TLBCHECK, Arch::X86_64)?, path)?;
             path
         }
         None => {
@@ -100,20 +101,21 @@ pub(crate) fn make(args: &ImageArgs) -> Result<()> {
     let boot = directory.path().join("boot");
     fs::create_dir_all(boot.join("grub"))?;
     fs::write(boot.join("grub/grub.cfg"), menu(args))?;
-    let tlbcheck = workspace::build(workspace::TLBCHECK)?;
+    let tlbcheck = workspace::build(workspace::TLBCHECK, Arch::X86_64)?;
     fs::copy(&tlbcheck, boot.join("tlbcheck")).context("cannot copy tlbcheck")?;
     write_bzimage(&tlbcheck, &boot.join("tlbcheck.bzimage"))?;
-    let hypervisor = Hypervisor::build()?;
+    let hypervisor = Hypervisor::build(Arch::X86_64)?;
     fs::copy(hypervisor.image(), boot.join("quell")).context("cannot copy the hypervisor")?;
 
-    let stock = StockGuest::prepare()?;
+    let stock = StockGuest::prepare(Arch::X86_64)?;
     let linux = Guest {
         kernel: stock.kernel(),
         initrd: Some(stock.initrd(args.exec.as_deref())),
-        cmdline: format!("{} panic=-1", crate::run::CONSOLE),
+        cmdline: format!("{} panic=-1", Arch::X86_64.console()),
         vcpus: args.vcpus,
         memory: args.memory,
         flush: FlushMode::Hypercall,
+        platform: Platform::X86_64,
         reset: ResetPolicy::Exit,
         switches: Switches::default(),
     };
@@ -165,7 +167,8 @@ fn mkrescue(tree: &Path, output: &Path) -> Result<()> {
 pub(crate) fn spec(disc: &Path, uefi: bool) -> Result<Spec> {
     let firmware = uefi.then(|| PathBuf::from(OVMF));
     ensure!(firmware.as_ref().is_none_or(|path| path.is_file()), "there is no UEFI firmware at {OVMF}");
-    Ok(Spec::new(Payload::Disc { disc: disc.to_owned(), firmware }, 1, MACHINE_MEMORY))
+    let payload = Payload::Disc { disc: disc.to_owned(), firmware };
+    Ok(Spec::new(Platform::X86_64, payload, 1, MACHINE_MEMORY))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The host tool behind `./quell`: builds the images, fetches the guest's files, starts QEMU, measures
 //! and draws.
 
+mod arch;
 mod bench;
 mod bzimage;
 mod check;
@@ -46,13 +47,14 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Bench(BenchCommand::Memslot(args)) => bench::memslot::memslot(args, &signals),
         Command::Bench(BenchCommand::Paging(args)) => bench::paging::paging(args),
         Command::Bench(BenchCommand::Shootdown(args)) => bench::shootdown::shootdown(args, &signals),
+        Command::Bench(BenchCommand::Unmap(args)) => bench::unmap::unmap(args, &signals),
         Command::Bench(BenchCommand::Boot(args)) => bench::boot::boot(args, &signals),
         Command::Check(args) => check::check(args, &signals),
         Command::Image(args) => image::image(args),
         Command::Ctl(args) => ctl::ctl(args),
         Command::Test(args) => test::test(args, &signals),
         Command::Fetch(args) => {
-            let files = guest::cache::guest_files(args.refresh)?;
+            let files = guest::cache::guest_files(args.arch, args.refresh)?;
             println!("{}\n{}", files.versions.kernel, files.versions.busybox);
             Ok(0)
         }

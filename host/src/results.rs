@@ -1,7 +1,7 @@
 //! Measured values and the one JSON shape they are written in; docs/json.md describes it.
 
+use crate::arch::Arch;
 use crate::guest::cache::Versions;
-use crate::machine::spec::QEMU;
 use crate::workspace;
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -205,7 +205,8 @@ fn versions(guest: Option<&Versions>) -> BTreeMap<&'static str, String> {
     let facts = [
         ("quell", Some(env!("CARGO_PKG_VERSION").to_owned())),
         ("commit", first_line(Command::new("git").args(git).current_dir(workspace::root()))),
-        ("qemu", first_line(Command::new(QEMU).arg("--version"))),
+        ("qemu", first_line(Command::new(Arch::X86_64.qemu()).arg("--version"))),
+        ("qemu_aarch64", first_line(Command::new(Arch::Aarch64.qemu()).arg("--version"))),
         ("cargo", first_line(workspace::cargo().arg("--version"))),
         ("guest_kernel", guest.map(|guest| guest.kernel.clone())),
         ("guest_busybox", guest.map(|guest| guest.busybox.clone())),

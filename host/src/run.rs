@@ -1,5 +1,6 @@
 //! `quell run`: one guest, its console on the terminal.
 
+use crate::arch::Arch;
 use crate::cli::{Reset, RunArgs};
 use crate::machine::counters::Snapshot;
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
@@ -16,8 +17,13 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What every guest's command line starts with.
-pub(crate) const CONSOLE: &str = "console=ttyS0";
+/// What the command line of a Linux guest starts with whose reports are read: its console, and where the guest's programs find
+/// the only serial port for both, that they are to report there.
+pub(crate) fn reporting_console(arch: Arch) -> String {
+    let word = if arch.reports_on_console() { " quell.report" } else { "" };
+    format!("{}{word}", arch.console())
+}
+
 /// Between two looks at the counters while the guest runs.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 /// Lines of the hypervisor's log that are shown after a failure other than its own.
@@ -31,7 +37,12 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     let mut spec = if args.bare {
         guest.on_bare_machine(args.size.cpus, directory.path())?
     } else {
-        guest.on_quell(&Hypervisor::build()?, args.size.cpus, Clock::Wall, directory.path())?
+        guest.on_quell(
+            &Hypervisor::build(guest.platform.arch())?,
+            args.size.cpus,
+            Clock::Wall,
+            directory.path(),
+        )?
     };
     spec.memory += args.spare.unwrap_or(0).next_multiple_of(MIB);
     spec.console = if args.exec.is_some() { Console::Echo } else { Console::Terminal };
@@ -68,7 +79,10 @@ fn samples(counters: &Snapshot) -> Samples {
 
 /// The guest that the arguments describe.
 fn guest(args: &RunArgs) -> Result<Guest> {
-    let mut cmdline = vec![CONSOLE];
+    let platform = args.platform.platform()?;
+    let arch = platform.arch();
+    let console = if args.exec.is_some() { reporting_console(arch) } else { arch.console().to_owned() };
+    let mut cmdline = vec![console.as_str()];
     if args.exec.is_some() {
         // A guest that panics ends the run instead of waiting for someone to look at it.
         cmdline.push("panic=-1");
@@ -82,7 +96,7 @@ fn guest(args: &RunArgs) -> Result<Guest> {
     let (kernel, initrd) = match &args.kernel {
         Some(kernel) => (kernel.clone(), given),
         None => {
-            let stock = StockGuest::prepare()?;
+            let stock = StockGuest::prepare(arch)?;
             let initrd = given.unwrap_or_else(|| stock.initrd(args.exec.as_deref()));
             (stock.kernel(), Some(initrd))
         }
@@ -91,6 +105,7 @@ fn guest(args: &RunArgs) -> Result<Guest> {
     switches.paranoid |= args.paranoid;
     let usual = if args.exec.is_some() { ResetPolicy::Exit } else { ResetPolicy::Reboot };
     Ok(Guest {
+        platform,
         kernel,
         initrd,
         cmdline: cmdline.join(" "),

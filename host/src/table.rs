@@ -19,9 +19,11 @@ pub(crate) fn table<H: Into<Row>, R: Into<Row>>(header: H, rows: impl IntoIterat
 }
 
 /// Prints values with their limits; says whether all are within.
-pub(crate) fn judge<const N: usize>(rows: [(&str, f64, f64); N]) -> bool {
+pub(crate) fn judge<L: AsRef<str>>(rows: impl IntoIterator<Item = (L, f64, f64)>) -> bool {
+    let rows: Vec<_> = rows.into_iter().collect();
     let good = |value: f64, limit: f64| value <= limit;
-    let cells = rows.map(|(label, value, limit)| {
+    let cells = rows.iter().map(|(label, value, limit)| {
+        let (label, value, limit) = (label.as_ref(), *value, *limit);
         let text =
             |number: f64| if number >= 100.0 { format!("{number:.0}") } else { format!("{number:.3}") };
         let limit_text = if limit.is_finite() { text(limit) } else { String::new() };
@@ -29,7 +31,7 @@ pub(crate) fn judge<const N: usize>(rows: [(&str, f64, f64); N]) -> bool {
         [label.to_owned(), text(value), limit_text, verdict.to_owned()]
     });
     println!("{}", table(["", "measured", "at most", ""], cells));
-    rows.iter().all(|&(_, value, limit)| good(value, limit))
+    rows.iter().all(|(_, value, limit)| good(*value, *limit))
 }
 
 #[cfg(test)]

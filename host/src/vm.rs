@@ -1,5 +1,6 @@
 //! A guest and how it is put into the machine: on Quell by a bundle, or directly.
 
+use crate::arch::{Arch, Platform};
 use crate::guest::cache::{self, GuestFiles};
 use crate::guest::{initramfs, kernel, peer};
 use crate::machine::bundle::Bundle;
@@ -18,6 +19,8 @@ const LOW_MEMORY_BYTES: u64 = 1 << 20;
 /// A guest: what it starts with and what it is given.
 #[derive(Clone, Debug)]
 pub(crate) struct Guest {
+    /// The machine that it is for.
+    pub(crate) platform: Platform,
     /// Its kernel's file.
     pub(crate) kernel: PathBuf,
     /// Its initial RAM disk.
@@ -39,7 +42,7 @@ pub(crate) struct Guest {
 impl Guest {
     /// Checks what can be known before the machine starts.
     pub(crate) fn check(&self) -> Result<()> {
-        let kernel = kernel::inspect_file(&self.kernel)?;
+        let kernel = kernel::inspect_file(self.platform.arch(), &self.kernel)?;
         ensure!(
             self.memory.is_multiple_of(MEMORY_UNIT),
             "guest memory has to be a multiple of {}",
@@ -65,7 +68,7 @@ impl Guest {
     /// A machine that runs this guest on Quell, with `cpus` CPUs for its vCPUs. The bundle is written to
     /// `directory`.
     ///
-    /// Where several CPUs are emulated in threads of their own, the machine has one more, its first, which
+    /// Where several CPUs of AMD64 are emulated in threads of their own, the machine has one more, its first, which
     /// runs no vCPUs: QEMU damages the first CPU's SVM state from the others' threads (`docs/qemu.md`).
     pub(crate) fn on_quell(
         &self,
@@ -74,8 +77,12 @@ impl Guest {
         clock: Clock,
         directory: &Path,
     ) -> Result<Spec> {
-        let (boot_cpu, machine_cpus) = match clock {
-            Clock::Wall if cpus > 1 => (BootCpu::Serve, cpus + 1),
+        ensure!(
+            hypervisor.arch == self.platform.arch(),
+            "the hypervisor and its guest are of different architectures"
+        );
+        let (boot_cpu, machine_cpus) = match (self.platform, clock) {
+            (Platform::X86_64, Clock::Wall) if cpus > 1 => (BootCpu::Serve, cpus + 1),
             _ => (BootCpu::Run, cpus),
         };
         let bundle = directory.join("bundle.tar");
@@ -87,7 +94,7 @@ impl Guest {
             beacon: hypervisor.symbols.beacon,
         };
         let memory = memory_around(self.memory, bundle_bytes);
-        Ok(Spec { clock, ..Spec::new(payload, machine_cpus, memory) })
+        Ok(Spec { clock, ..Spec::new(self.platform, payload, machine_cpus, memory) })
     }
 
     /// Writes the bundle that carries this guest into the hypervisor.
@@ -124,56 +131,61 @@ impl Guest {
             None => None,
         };
         let payload = Payload::Bare { kernel: self.kernel.clone(), initrd, cmdline: self.cmdline.clone() };
-        Ok(Spec::new(payload, cpus, self.memory))
+        Ok(Spec::new(self.platform, payload, cpus, self.memory))
     }
 }
 
 /// The hypervisor, built, with its symbols.
 pub(crate) struct Hypervisor {
+    arch: Arch,
     image: PathBuf,
     symbols: Symbols,
 }
 
 impl Hypervisor {
     /// Builds the image if need be.
-    pub(crate) fn build() -> Result<Self> {
-        Self::of(workspace::HYPERVISOR)
+    pub(crate) fn build(arch: Arch) -> Result<Self> {
+        Self::of(workspace::HYPERVISOR, arch)
     }
 
     /// The image that can serve flush hypercalls wrongly.
     pub(crate) fn with_defects() -> Result<Self> {
-        Self::of(workspace::HYPERVISOR_WITH_DEFECTS)
+        Self::of(workspace::HYPERVISOR_WITH_DEFECTS, Arch::X86_64)
     }
 
-    /// Its ELF file.
+    /// The file that machines start.
     pub(crate) fn image(&self) -> &Path {
         &self.image
     }
 
-    fn of(image: workspace::Image) -> Result<Self> {
-        let image = workspace::build(image)?;
-        let symbols = symbols::read(&image)?;
-        Ok(Self { image, symbols })
+    fn of(image: workspace::Image, arch: Arch) -> Result<Self> {
+        let elf = workspace::build(image, arch)?;
+        let symbols = symbols::read(&elf)?;
+        let image = workspace::bootable(elf, arch)?;
+        Ok(Self { arch, image, symbols })
     }
 }
 
 /// The stock Linux guest: the distribution's kernel with our initial RAM disk.
 pub(crate) struct StockGuest {
+    arch: Arch,
     files: GuestFiles,
     initramfs: Vec<u8>,
 }
 
 impl StockGuest {
     /// Fetches and builds what is missing.
-    pub(crate) fn prepare() -> Result<Self> {
-        let files = cache::guest_files(false)?;
-        let thrash = workspace::build(workspace::THRASH)?;
-        let stale = workspace::build(workspace::STALE)?;
-        let mmtest = workspace::build(workspace::MMTEST)?;
-        let programs =
-            [("thrash", thrash.as_path()), ("stale", stale.as_path()), ("mmtest", mmtest.as_path())];
+    pub(crate) fn prepare(arch: Arch) -> Result<Self> {
+        let files = cache::guest_files(arch, false)?;
+        let mut workloads =
+            vec![("thrash", workspace::THRASH), ("stale", workspace::STALE), ("mmtest", workspace::MMTEST)];
+        if arch == Arch::Aarch64 {
+            workloads.extend([("mark", workspace::MARK), ("occupy", workspace::OCCUPY)]);
+        }
+        let build = |(name, image)| Ok((name, workspace::build(image, arch)?));
+        let programs = workloads.into_iter().map(build).collect::<Result<Vec<_>>>()?;
         let initramfs = initramfs::base(&files, &programs)?;
-        Ok(Self { files, initramfs })
+        Ok(Self { arch, files, initramfs })
     }
 
     /// The kernel's file.
@@ -194,8 +206,9 @@ impl StockGuest {
         fs::write(&path, initrd).context("cannot write the initial RAM disk")?;
         let payload =
             Payload::Bare { kernel: self.kernel(), initrd: Some(path), cmdline: peer::CMDLINE.into() };
+        ensure!(self.arch == Arch::X86_64, "KVM runs on x86_64 machines only");
         // QEMU's first CPU runs no vCPUs (docs/qemu.md).
-        Ok(Spec::new(payload, inner.vcpus + 1, memory))
+        Ok(Spec::new(Platform::X86_64, payload, inner.vcpus + 1, memory))
     }
 
     /// The initial RAM disk; with a command it runs that, else a shell.
@@ -222,6 +235,7 @@ mod tests {
         let kernel = directory.join("kernel");
         fs::write(&kernel, image).expect("writes");
         Guest {
+            platform: Platform::X86_64,
             kernel,
             initrd: Some(vec![0; 1 << 20]),
             cmdline: "console=ttyS0".into(),

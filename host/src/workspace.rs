@@ -3,6 +3,8 @@
 //! The images have targets of their own, so they are built by inner runs of cargo. Those use a target
 //! directory of their own: the outer cargo may hold the lock of the usual one.
 
+use crate::arch::Arch;
+use crate::machine::flat;
 use anyhow::{Context, Result, ensure};
 use std::env;
 use std::fs;
@@ -10,17 +12,21 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Target of everything that runs without an operating system.
-const BARE_TARGET: &str = "x86_64-unknown-none";
-/// Target of what runs inside Linux guests.
-const LINUX_TARGET: &str = "x86_64-unknown-linux-musl";
+/// What a program runs on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ground {
+    /// A machine without an operating system.
+    Bare,
+    /// A Linux guest.
+    Linux,
+}
 
 /// One program that is built for a target other than the host.
 #[derive(Clone, Copy)]
 pub(crate) struct Image {
     package: &'static str,
     binary: &'static str,
-    target: &'static str,
+    ground: Ground,
     features: &'static [&'static str],
     strip: bool,
     /// Distinguishes it from an image of the same binary with other features.
@@ -30,13 +36,13 @@ pub(crate) struct Image {
 impl Image {
     /// A program for bare machines, in a package of the same name.
     const fn bare(name: &'static str) -> Self {
-        Self { package: name, binary: name, target: BARE_TARGET, features: &[], strip: false, variant: None }
+        Self { package: name, binary: name, ground: Ground::Bare, features: &[], strip: false, variant: None }
     }
 
     /// One of the workloads.
     const fn workload(binary: &'static str) -> Self {
         let package = "quell-workloads";
-        Self { package, binary, target: LINUX_TARGET, features: &[], strip: true, variant: None }
+        Self { package, binary, ground: Ground::Linux, features: &[], strip: true, variant: None }
     }
 }
 
@@ -53,6 +59,9 @@ pub(crate) const TLBCHECK: Image = Image::bare("quell-tlbcheck");
 /// The bare guest that counts instructions and does wrong things.
 pub(crate) const PROBE: Image = Image::bare("quell-probe");
 
+/// The bare guest that uses memory as it is told.
+pub(crate) const LOAD: Image = Image::bare("quell-load");
+
 /// The workload that does nothing but provoke TLB flushes.
 pub(crate) const THRASH: Image = Image::workload("thrash");
 
@@ -61,6 +70,12 @@ pub(crate) const STALE: Image = Image::workload("stale");
 
 /// The workload that turns a PCI device's ROM on and off under memory load.
 pub(crate) const MMTEST: Image = Image::workload("mmtest");
+
+/// The workload that uses memory that comes and goes.
+pub(crate) const OCCUPY: Image = Image::workload("occupy");
+
+/// The workload that says by a hint instruction that userspace is reached, and switches the machine off.
+pub(crate) const MARK: Image = Image::workload("mark");
 
 /// The root of the source tree that this tool was built from.
 pub(crate) fn root() -> &'static Path {
@@ -83,12 +98,16 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// Builds `image` and returns the path of its ELF file.
-pub(crate) fn build(image: Image) -> Result<PathBuf> {
+/// Builds `image` for `arch` and returns the path of its ELF file.
+pub(crate) fn build(image: Image, arch: Arch) -> Result<PathBuf> {
+    let target = match image.ground {
+        Ground::Bare => arch.bare_target(),
+        Ground::Linux => arch.linux_target(),
+    };
     let directory = target_dir("images");
     let mut command = cargo();
     command.args(["build", "--release", "--package", image.package]);
-    command.args(["--bin", image.binary, "--target", image.target]);
+    command.args(["--bin", image.binary, "--target", target]);
     command.arg("--target-dir").arg(&directory);
     if !image.features.is_empty() {
         command.arg("--features").arg(image.features.join(","));
@@ -96,15 +115,39 @@ pub(crate) fn build(image: Image) -> Result<PathBuf> {
     if image.strip {
         command.env("CARGO_PROFILE_RELEASE_STRIP", "true");
     }
-    if !io::stderr().is_terminal() {
-        command.arg("--quiet");
-    }
-    let status = command.status().context("cannot start cargo")?;
-    ensure!(status.success(), "building {} for {} failed ({status})", image.binary, image.target);
-    let built = directory.join(image.target).join("release").join(image.binary);
+    finish(command, &format!("{} for {target}", image.binary))?;
+    let built = directory.join(target).join("release").join(image.binary);
     let Some(variant) = image.variant else { return Ok(built) };
     // The next build of the same binary replaces the file.
     let kept = built.with_added_extension(variant);
     fs::copy(&built, &kept).with_context(|| format!("cannot copy {}", built.display()))?;
     Ok(kept)
+}
+
+/// Builds the plugin with which QEMU counts what Arm machines execute, and returns the path of its library.
+pub(crate) fn build_plugin() -> Result<PathBuf> {
+    let directory = target_dir("images");
+    let mut command = cargo();
+    command.args(["build", "--release", "--package", "quell-plugin", "--target-dir"]).arg(&directory);
+    finish(command, "QEMU's plugin")?;
+    Ok(directory.join("release/libquell_plugin.so"))
+}
+
+/// Runs a build to its end.
+fn finish(mut command: Command, what: &str) -> Result<()> {
+    if !io::stderr().is_terminal() {
+        command.arg("--quiet");
+    }
+    let status = command.status().context("cannot start cargo")?;
+    ensure!(status.success(), "building {what} failed ({status})");
+    Ok(())
+}
+
+/// The file that a machine starts by QEMU's `-kernel`, and that Quell takes for a guest's kernel, of the ELF file of a program
+/// for bare machines: that itself; on Arm, where both want it, a flat boot image of it.
+pub(crate) fn bootable(elf: PathBuf, arch: Arch) -> Result<PathBuf> {
+    match arch {
+        Arch::X86_64 => Ok(elf),
+        Arch::Aarch64 => flat::write_boot_image(&elf),
+    }
 }

@@ -3,7 +3,7 @@
 //! | member | what it holds | must be there |
 //! |---|---|---|
 //! | [`CONFIG`] | the configuration, as [`crate::config`] describes | yes |
-//! | [`KERNEL`] | the guest's kernel: a Linux bzImage or a 64-bit ELF with a PVH note | yes |
+//! | [`KERNEL`] | the guest's kernel: a Linux bzImage or a 64-bit ELF with a PVH note; on Arm an uncompressed arm64 `Image` | yes |
 //! | [`INITRD`] | the guest's initial RAM disk, as it is | no |
 //! | [`SYMBOLS`] | the hypervisor's own symbols for backtraces: lines of `ADDRESS NAME`, the address in hexadecimal without prefix, sorted by it | no |
 

@@ -13,13 +13,18 @@
 //! | `kick` | `off`: a flush neither kicks targets out of guest mode nor waits for them, for tests that must notice | `on` |
 //! | `zap` | `everything`: when a memory slot goes, all translations of the guest go, for comparison | `slot` |
 //! | `nested_page` | largest page of the nested page table: `4K`, `2M`, or `1G` where the processor has them | `1G` |
+//! | `stage2_unmap` | how translations go from an Arm guest's stage 2 when memory goes: `range`, by range instructions where the processor has them; `page`, entry by entry with a flush each, for comparison; `whole`, all of the guest's at once | `range` |
+//! | `local_tlbi` | what keeps an Arm guest's local TLB instructions right when a vCPU changes CPU: `arrival`, a flush where it arrives; `broadcast`, HCR_EL2.FB makes them reach all CPUs | `arrival` |
+//! | `vmid_bits` | bits of VMIDs on Arm, 1 to 16 but no more than the processor has, or `most`; few make generations roll over soon | `most` |
 //! | `defect` | what is wrong with flush hypercalls, by the name of a [defect](crate::defect); only an image built for that takes one | `none` |
 //! | `paranoid` | `on`: after each change of the memory slots the nested page table is compared with the slots | `off` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
 
-use core::fmt;
+mod switches;
 
-use crate::defect::Defect;
+pub use switches::{ApicIds, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
+
+use core::fmt;
 
 /// Most virtual CPUs of one guest: every APIC id must be reachable in x2APIC physical mode without
 /// interrupt remapping, and 255 is the broadcast id.
@@ -56,165 +61,6 @@ pub enum BootCpu {
     /// It leaves them to the others. For QEMU's multi-threaded emulation, in which other CPUs' FPU
     /// instructions damage the SVM state of the first one: see `docs/qemu.md`.
     Serve,
-}
-
-/// Which APIC id each vCPU has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ApicIds {
-    /// Its VP index.
-    #[default]
-    Ascending,
-    /// The first vCPU has id 0, and the others the ids from the number of vCPUs minus 1 down to 1.
-    Reversed,
-}
-
-/// Which translations go when a memory slot goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Zap {
-    /// Those of the slot.
-    #[default]
-    Slot,
-    /// All of the guest's. They come back fault by fault: what precision is worth is measured against this.
-    Everything,
-}
-
-/// Largest page of the nested page table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NestedPage {
-    /// 4 KiB.
-    Small,
-    /// 2 MiB.
-    Large,
-    /// 1 GiB, where the processor has them.
-    #[default]
-    Huge,
-}
-
-impl NestedPage {
-    const ALL: [Self; 3] = [Self::Small, Self::Large, Self::Huge];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Small => "4K",
-            Self::Large => "2M",
-            Self::Huge => "1G",
-        }
-    }
-}
-
-/// What tests change. The defaults are what everybody else wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Switches {
-    /// Which APIC id each vCPU has.
-    pub apic_ids: ApicIds,
-    /// Most pages that a flush drops one by one; `None` leaves it to what was measured.
-    pub flush_pages: Option<u32>,
-    /// Whether a flush ends the stay in guest mode of its targets. Without, it is broken: tests prove by that
-    /// that they notice.
-    pub kick: bool,
-    /// Which translations go when a memory slot goes.
-    pub zap: Zap,
-    /// Largest page of the nested page table.
-    pub nested_page: NestedPage,
-    /// Whether the nested page table is compared with the slots after each change of them.
-    pub paranoid: bool,
-    /// What is wrong with flush hypercalls; only an image with defects built in takes one.
-    pub defect: Option<Defect>,
-}
-
-impl Default for Switches {
-    fn default() -> Self {
-        Self {
-            apic_ids: ApicIds::Ascending,
-            flush_pages: None,
-            kick: true,
-            zap: Zap::Slot,
-            nested_page: NestedPage::Huge,
-            paranoid: false,
-            defect: None,
-        }
-    }
-}
-
-impl Switches {
-    /// Their keys.
-    pub const KEYS: [&str; 7] =
-        ["apic_ids", "flush_pages", "kick", "zap", "nested_page", "paranoid", "defect"];
-
-    /// Sets the switch `key` of the table above; false if there is no such switch.
-    ///
-    /// # Errors
-    ///
-    /// What the value should be.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<bool, &'static str> {
-        match key {
-            "apic_ids" => {
-                self.apic_ids = match value {
-                    "ascending" => ApicIds::Ascending,
-                    "reversed" => ApicIds::Reversed,
-                    _ => return Err("ascending or reversed"),
-                };
-            }
-            "flush_pages" => {
-                self.flush_pages = match (value, value.parse()) {
-                    ("measured", _) => None,
-                    (_, Ok(pages @ 16..=1_000_000)) => Some(pages),
-                    _ => return Err("a number from 16 to 1000000, or measured"),
-                };
-            }
-            "kick" => self.kick = on_or_off(value)?,
-            "zap" => {
-                self.zap = match value {
-                    "slot" => Zap::Slot,
-                    "everything" => Zap::Everything,
-                    _ => return Err("slot or everything"),
-                };
-            }
-            "nested_page" => {
-                let named = NestedPage::ALL.into_iter().find(|page| page.name() == value);
-                self.nested_page = named.ok_or("4K, 2M or 1G")?;
-            }
-            "paranoid" => self.paranoid = on_or_off(value)?,
-            "defect" => {
-                self.defect = match value {
-                    "none" => None,
-                    _ => Some(Defect::named(value).ok_or("none, or the name of a defect")?),
-                };
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-}
-
-fn on_or_off(value: &str) -> Result<bool, &'static str> {
-    match value {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err("on or off"),
-    }
-}
-
-impl fmt::Display for Switches {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let apic_ids = match self.apic_ids {
-            ApicIds::Ascending => "ascending",
-            ApicIds::Reversed => "reversed",
-        };
-        writeln!(f, "apic_ids={apic_ids}")?;
-        match self.flush_pages {
-            Some(pages) => writeln!(f, "flush_pages={pages}")?,
-            None => writeln!(f, "flush_pages=measured")?,
-        }
-        let zap = match self.zap {
-            Zap::Slot => "slot",
-            Zap::Everything => "everything",
-        };
-        let word = |switch| if switch { "on" } else { "off" };
-        writeln!(f, "kick={}\nzap={zap}", word(self.kick))?;
-        writeln!(f, "nested_page={}\nparanoid={}", self.nested_page.name(), word(self.paranoid))?;
-        writeln!(f, "defect={}", self.defect.map_or("none", Defect::name))
-    }
 }
 
 /// A checked configuration.
@@ -385,6 +231,7 @@ impl fmt::Display for Config<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::defect::Defect;
     use std::string::ToString;
 
     #[test]
@@ -403,6 +250,9 @@ mod tests {
                 zap: Zap::Everything,
                 nested_page: NestedPage::Small,
                 paranoid: true,
+                stage2_unmap: Stage2Unmap::Page,
+                local_tlbi: LocalTlbi::Broadcast,
+                vmid_bits: Some(8),
                 defect: Some(Defect::BankRank),
             },
             cmdline: "console=ttyS0 quiet a=b # not a comment",
@@ -425,6 +275,11 @@ mod tests {
             ("zap=some", 1),
             ("nested_page=3M", 1),
             ("paranoid=a bit", 1),
+            ("stage2_unmap=leaf", 1),
+            ("local_tlbi=remote", 1),
+            ("vmid_bits=0", 1),
+            ("vmid_bits=17", 1),
+            ("vmid_bits=-1", 1),
             ("defect=many", 1),
             ("apic_ids=shuffled", 1),
             ("flush_pages=15", 1),

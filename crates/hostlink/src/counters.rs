@@ -1,7 +1,8 @@
 //! Counters that the hypervisor keeps per vCPU and the host tool reads from shared memory.
 //!
 //! The hypervisor's ELF has a symbol [`BEACON_SYMBOL`]: a [`Beacon`] at a physical address below
-//! 4 GiB, which is also the offset in the file that backs QEMU's memory. The beacon says where the
+//! 4 GiB, which is also the offset in the file that backs QEMU's memory; on Arm, where memory begins at 1 GiB, the offset is that
+//! much less. The beacon says where the
 //! counters lie: `vcpu_count` rows of [`Counter::COUNT`] little-endian `u64`, row after row.
 //! Counters only grow. A reader sees each of them whole, but not all of them at one instant.
 
@@ -29,8 +30,9 @@ pub struct Beacon {
     pub counter_count: AtomicU32,
     /// Physical CPUs in use.
     pub cpu_count: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// How the run ends, where the machine has no device for that (Arm): the [code](crate::exit::ExitCode),
+    /// stored with release ordering before the machine is switched off. 0 until then. It counts even while `magic` is not there.
+    pub exit: AtomicU32,
 }
 
 impl Beacon {
@@ -43,7 +45,7 @@ impl Beacon {
             vcpu_count: AtomicU32::new(0),
             counter_count: AtomicU32::new(0),
             cpu_count: AtomicU32::new(0),
-            reserved: AtomicU32::new(0),
+            exit: AtomicU32::new(0),
         }
     }
 }
@@ -171,6 +173,11 @@ counters! {
     FlushWholePieces = "flush.whole.pieces",
     /// Because the ranges of several initiators have more pages together than are worth it.
     FlushWholeMerged = "flush.whole.merged",
+    /// Times that it came to a CPU where another vCPU of its machine had run, or from another CPU, and what that CPU held
+    /// was dropped (Arm).
+    FlushArrival = "flush.arrival",
+    /// Times that a CPU dropped everything before it entered because a generation of VMIDs had begun (Arm).
+    VmidFlushes = "flush.vmid",
     /// Flushes of this vCPU that waited for targets in guest mode: for at most 1 µs.
     FlushWait1us = "flush.wait.1us",
     /// For more than that and at most 2 µs; and so on.

@@ -14,6 +14,7 @@
 //! | `log-start SLOT dirty-bits\|write-protection` | begins to log which pages are written | |
 //! | `log-fetch SLOT` | pages written since the last fetch, which are forgotten | `dirty=FIRST+COUNT,…`, pages from the slot's first |
 //! | `log-stop SLOT` | ends the log | |
+//! | `migrate SLOT dirty-bits\|write-protection ROUNDS` | a migration that is cancelled: logs stores, copies all pages and then for some rounds those that were written, and undoes it | for each round `round=`, `pages=`, `steps=`, `ticks=`, `longest=` (step); at the end `undone=1`, the same of undoing it, and `longest_before=` |
 //! | `stats` | the counters, added up over the vCPUs | `NAME=VALUE` |
 
 use core::fmt;
@@ -84,6 +85,15 @@ pub enum Request {
         /// Number of the slot.
         slot: u16,
     },
+    /// `migrate`.
+    Migrate {
+        /// Number of the slot.
+        slot: u16,
+        /// How its stores are logged.
+        way: LogWay,
+        /// How often what was written is copied again.
+        rounds: u16,
+    },
     /// `stats`.
     Stats,
 }
@@ -144,6 +154,18 @@ impl<'a> Words<'a> {
         const WHAT: &str = "the number of a slot";
         u16::try_from(self.number(WHAT)?).map_err(|_| RequestError::Bad(WHAT))
     }
+
+    fn way(&mut self) -> Result<LogWay, RequestError> {
+        const WAYS: &str = "dirty-bits or write-protection";
+        let name = self.next(WAYS)?;
+        let way = [LogWay::DirtyBits, LogWay::WriteProtection].into_iter().find(|way| way.name() == name);
+        way.ok_or(RequestError::Bad(WAYS))
+    }
+
+    fn rounds(&mut self) -> Result<u16, RequestError> {
+        const WHAT: &str = "a number of rounds";
+        u16::try_from(self.number(WHAT)?).map_err(|_| RequestError::Bad(WHAT))
+    }
 }
 
 impl Request {
@@ -176,16 +198,10 @@ impl Request {
                 },
             },
             "delete" => Self::Delete { slot: words.slot()? },
-            "log-start" => {
-                const WAYS: &str = "dirty-bits or write-protection";
-                let slot = words.slot()?;
-                let name = words.next(WAYS)?;
-                let way = [LogWay::DirtyBits, LogWay::WriteProtection];
-                let way = way.into_iter().find(|way| way.name() == name).ok_or(RequestError::Bad(WAYS))?;
-                Self::LogStart { slot, way }
-            }
+            "log-start" => Self::LogStart { slot: words.slot()?, way: words.way()? },
             "log-fetch" => Self::LogFetch { slot: words.slot()? },
             "log-stop" => Self::LogStop { slot: words.slot()? },
+            "migrate" => Self::Migrate { slot: words.slot()?, way: words.way()?, rounds: words.rounds()? },
             "stats" => Self::Stats,
             _ => return Err(RequestError::UnknownCommand),
         })
@@ -205,6 +221,7 @@ impl fmt::Display for Request {
             Self::LogStart { slot, way } => write!(f, "log-start {slot} {}", way.name()),
             Self::LogFetch { slot } => write!(f, "log-fetch {slot}"),
             Self::LogStop { slot } => write!(f, "log-stop {slot}"),
+            Self::Migrate { slot, way, rounds } => write!(f, "migrate {slot} {} {rounds}", way.name()),
             Self::Stats => f.write_str("stats"),
         }
     }

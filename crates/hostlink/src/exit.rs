@@ -2,6 +2,9 @@
 //!
 //! The device turns a value `v` into QEMU's exit status `2 v + 1`. Our values start at 0x20 so that
 //! none of them is mistaken for a failure of QEMU itself, which ends with status 1.
+//!
+//! Arm machines have no such device. There the hypervisor stores the code in the
+//! [beacon](crate::counters::Beacon::exit) and switches the machine off by PSCI.
 
 /// I/O port of the `isa-debug-exit` device (`iobase=0xf4,iosize=0x04`).
 pub const PORT: u16 = 0xf4;
@@ -45,6 +48,11 @@ impl ExitCode {
         Self::ALL.into_iter().find(|code| code.qemu_status() == status)
     }
 
+    /// The code with this value, as it is QEMU's status on Arm machines; `None` if there is none.
+    pub fn from_code(value: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|code| *code as i32 == value)
+    }
+
     /// Exit status of `./quell run` for this end of the run.
     pub const fn tool_status(self) -> i32 {
         match self {
@@ -68,6 +76,11 @@ mod tests {
             assert_eq!(ExitCode::from_qemu_status(code.qemu_status()), Some(code));
             assert!(code.qemu_status() > 1);
         }
+        for code in ExitCode::ALL {
+            assert_eq!(ExitCode::from_code(code as i32), Some(code));
+            assert_eq!(ExitCode::from_code(code.qemu_status()), None);
+        }
+        assert_eq!((ExitCode::from_code(0), ExitCode::from_code(1)), (None, None));
         assert_eq!(ExitCode::from_qemu_status(1), None);
         assert_eq!(ExitCode::from_qemu_status(0), None);
     }

@@ -4,6 +4,7 @@
 //! instructions executed, and reports one line per case. Flushes of vCPUs that run are counted in [`running`].
 
 use super::running;
+use crate::arch::{Arch, Platform};
 use crate::cli::ExitsArgs;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -96,18 +97,20 @@ fn save(name: &'static str, args: &ExitsArgs, samples: &Samples) -> Result<()> {
 /// Runs the guest; the status is 1 if a case is missing or over its budget.
 fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals, samples: &mut Samples) -> Result<u8> {
     let guest = Guest {
-        kernel: workspace::build(workspace::PROBE)?,
+        kernel: workspace::build(workspace::PROBE, Arch::X86_64)?,
         initrd: None,
         cmdline: format!("bench={}", bench.name),
         vcpus: bench.vcpus,
         memory: 64 * MIB,
         flush: FlushMode::Hypercall,
+        platform: Platform::X86_64,
         reset: ResetPolicy::Exit,
         switches: Switches::default(),
     };
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
-    let mut spec = guest.on_quell(&Hypervisor::build()?, 1, Clock::Instructions, directory.path())?;
+    let mut spec =
+        guest.on_quell(&Hypervisor::build(Arch::X86_64)?, 1, Clock::Instructions, directory.path())?;
     spec.timeout = Some(Duration::from_secs(args.timeout));
     let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
 

@@ -2,6 +2,7 @@
 
 mod load;
 
+use crate::arch::{Arch, Platform};
 use crate::cli::MemslotArgs;
 use crate::machine::process::{End, Flow, Machine, Outcome};
 use crate::machine::signals::Signals;
@@ -43,7 +44,7 @@ const STEP_MAX: f64 = 50_000.0;
 
 /// Measures, prints, and judges.
 pub(crate) fn memslot(args: &MemslotArgs, signals: &Signals) -> Result<u8> {
-    let bench = Bench { hypervisor: Hypervisor::build()?, args, signals };
+    let bench = Bench { hypervisor: Hypervisor::build(Arch::X86_64)?, args, signals };
     let mut samples = Samples::default();
     let mut good = true;
     for (mib, case) in SIZES {
@@ -80,12 +81,13 @@ impl Bench<'_> {
         zap: Zap,
     ) -> Result<(Machine, tempfile::TempDir)> {
         let guest = Guest {
-            kernel: workspace::build(workspace::PROBE)?,
+            kernel: workspace::build(workspace::PROBE, Arch::X86_64)?,
             initrd: None,
             cmdline,
             vcpus: 1,
             memory,
             flush: FlushMode::Hypercall,
+            platform: Platform::X86_64,
             reset: ResetPolicy::Exit,
             switches: Switches { zap, nested_page: NestedPage::Small, ..Switches::default() },
         };

@@ -7,6 +7,7 @@
 //! That clock counts the instructions of all CPUs, which QEMU runs in turn, one until it pauses or halts and then the
 //! next. So instructions are reported for the machine as a whole, the loops of targets and bystanders included.
 
+use crate::arch::{Arch, Platform};
 use crate::cli::ExitsArgs;
 use crate::machine::counters::Snapshot;
 use crate::machine::process::{End, Flow, Machine};
@@ -213,8 +214,8 @@ struct Lab<'a> {
 pub(super) fn run(args: &ExitsArgs, signals: &Signals, samples: &mut Samples) -> Result<u8> {
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     let lab = Lab {
-        hypervisor: Hypervisor::build()?,
-        probe: workspace::build(workspace::PROBE)?,
+        hypervisor: Hypervisor::build(Arch::X86_64)?,
+        probe: workspace::build(workspace::PROBE, Arch::X86_64)?,
         directory: directory.path(),
         timeout: Duration::from_secs(args.timeout),
         signals,
@@ -286,6 +287,7 @@ impl Lab<'_> {
             vcpus: cpus,
             memory: 64 * MIB,
             flush: FlushMode::Hypercall,
+            platform: Platform::X86_64,
             reset: ResetPolicy::Exit,
             switches: Switches::default(),
         };

@@ -1,5 +1,6 @@
 //! `quell bench shootdown`: what tlbcheck measures of shootdowns, and the table of the work that it follows.
 
+use crate::arch::Platform;
 use crate::check::{self, subject};
 use crate::cli::ShootdownArgs;
 use crate::machine::process::{Flow, Machine};
@@ -38,8 +39,14 @@ fn run(args: &ShootdownArgs, signals: &Signals, samples: &mut Samples) -> Result
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     let targets = if args.halted { "halt" } else { "spin" };
     let words = format!("bench json report=com2 rounds={} targets={targets}", args.samples);
-    let mut spec =
-        subject::spec(args.on, &words, (args.cpus, args.cpus), Switches::default(), directory.path())?;
+    let mut spec = subject::spec(
+        Platform::X86_64,
+        args.on,
+        &words,
+        (args.cpus, args.cpus),
+        Switches::default(),
+        directory.path(),
+    )?;
     spec.timeout = Some(Duration::from_secs(args.timeout));
     let outcome = Machine::start(&spec, signals)?.run(|report, _| {
         if let Some(measured) = Measured::read(report) {

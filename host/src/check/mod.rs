@@ -2,6 +2,7 @@
 
 pub(crate) mod subject;
 
+use crate::arch::Platform;
 use crate::cli::CheckArgs;
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
@@ -40,6 +41,7 @@ pub(crate) struct Row {
 /// Runs tlbcheck and prints its rows; the status is 1 if one fails.
 pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     let run = Run {
+        platform: args.platform.platform()?,
         on: args.on,
         cpus: args.cpus,
         vcpus: args.vcpus.unwrap_or(VCPUS),
@@ -63,6 +65,7 @@ pub(crate) const VCPUS: u32 = 66;
 
 /// A run of tlbcheck.
 pub(crate) struct Run<'a> {
+    pub(crate) platform: Platform,
     pub(crate) on: On,
     /// CPUs of the machine.
     pub(crate) cpus: u32,
@@ -80,9 +83,11 @@ impl Run<'_> {
     /// Runs it to its end; `each` sees the rows as they come.
     pub(crate) fn start(&self, signals: &Signals, mut each: impl FnMut(&Row)) -> Result<(Vec<Row>, Outcome)> {
         let directory = tempfile::Builder::new().prefix("quell-check-").tempdir()?;
-        let mut words = vec!["check json report=com2".to_owned()];
+        let report = if self.platform.arch().reports_on_console() { "" } else { " report=com2" };
+        let mut words = vec![format!("check json{report}")];
         words.extend(self.only.map(|row| format!("only={row}")));
         let mut spec = subject::spec(
+            self.platform,
             self.on,
             &words.join(" "),
             (self.cpus, self.vcpus),

@@ -1,5 +1,6 @@
 //! Machines that run tlbcheck.
 
+use crate::arch::{Arch, Platform};
 use crate::guest::peer;
 use crate::machine::spec::{Clock, Spec};
 use crate::results::Subject;
@@ -44,6 +45,7 @@ impl On {
 /// A machine on which tlbcheck runs with this command line and so many CPUs; on Quell, vCPUs. What it needs is written to
 /// `directory`.
 pub(crate) fn spec(
+    platform: Platform,
     on: On,
     cmdline: &str,
     (cpus, vcpus): (u32, u32),
@@ -52,8 +54,14 @@ pub(crate) fn spec(
 ) -> Result<Spec> {
     let has_defect = switches.defect.is_some();
     ensure!(!has_defect || on == On::Quell, "only Quell has defects that can be switched on");
-    let kernel = workspace::build(workspace::TLBCHECK)?;
+    let arch = platform.arch();
+    ensure!(
+        !has_defect || arch == Arch::X86_64,
+        "flush hypercalls, which have the defects, are those of x86_64"
+    );
+    let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
     let guest = Guest {
+        platform,
         kernel: kernel.clone(),
         initrd: None,
         cmdline: cmdline.to_owned(),
@@ -67,12 +75,12 @@ pub(crate) fn spec(
     match on {
         On::Bare => guest.on_bare_machine(cpus, directory),
         On::Quell => {
-            let hypervisor = if has_defect { Hypervisor::with_defects()? } else { Hypervisor::build()? };
+            let hypervisor = if has_defect { Hypervisor::with_defects()? } else { Hypervisor::build(arch)? };
             guest.on_quell(&hypervisor, cpus, Clock::Wall, directory)
         }
         On::Kvm => {
             let inner = peer::Inner { kernel: &kernel, cmdline, vcpus: cpus, memory_mib: MEMORY / MIB };
-            StockGuest::prepare()?.with_kvm(&inner, directory)
+            StockGuest::prepare(arch)?.with_kvm(&inner, directory)
         }
     }
 }

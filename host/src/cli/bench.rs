@@ -1,6 +1,7 @@
 //! `quell bench` on the command line.
 
 use super::SizeArgs;
+use crate::arch::{ArmCpu, PlatformArgs};
 use crate::check::subject::On;
 use crate::size;
 use clap::{Args, Subcommand};
@@ -36,6 +37,12 @@ pub(crate) enum BenchCommand {
     /// 1, 2 and 4 threads fault pages into one table. Ends with status 1 if another crate is faster, or threads hold each
     /// other up. Times are of this machine: let it have nothing else to do.
     Paging(PagingArgs),
+    /// What it costs on Arm to take memory away, to log stores, and to install pages
+    ///
+    /// A bare guest uses a GiB in pages of 4 KiB on aarch64 machines that count instructions and TLB maintenance: it is taken away, by
+    /// one flush and, for comparison, page by page; or stores to it are logged. Then the deletions by the clock. Ends with status 1 if a
+    /// target is missed.
+    Unmap(UnmapArgs),
     Boot(BootArgs),
 }
 
@@ -79,6 +86,23 @@ pub(crate) struct PagingArgs {
     pub(crate) json: Option<PathBuf>,
 }
 
+/// Arguments of `bench unmap`.
+#[derive(Debug, Args)]
+pub(crate) struct UnmapArgs {
+    /// Model of CPU; may be repeated [default: each there is]
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) cpu: Vec<ArmCpu>,
+    /// Runs of each deletion by the clock; the table shows medians. Counts are the same each time
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Give up on a machine after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+}
+
 /// Arguments of `bench shootdown`.
 #[derive(Debug, Args)]
 pub(crate) struct ShootdownArgs {
@@ -112,11 +136,13 @@ pub(crate) struct ShootdownArgs {
 #[derive(Debug, Args)]
 pub(crate) struct BootArgs {
     #[command(flatten)]
+    pub(crate) platform: PlatformArgs,
+    #[command(flatten)]
     pub(crate) size: SizeArgs,
     /// Runs of each side
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
-    /// Words for the kernel's command line, after `console=ttyS0 quiet`
+    /// Words for the kernel's command line, after those with its console and `quiet`
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     pub(crate) append: Option<String>,
     /// Give up on a boot after so many seconds

@@ -4,6 +4,7 @@ mod bench;
 
 pub(crate) use bench::*;
 
+use crate::arch::{Arch, PlatformArgs};
 use crate::check::subject::On;
 use crate::image::Entry;
 use crate::size;
@@ -15,8 +16,9 @@ use std::path::PathBuf;
 
 /// Quell, a small type-1 hypervisor built around TLB coherence.
 ///
-/// It runs stock Linux guests on an emulated AMD64 machine (QEMU, no hardware virtualisation needed)
-/// and lets them flush remote TLBs by Hyper-V's hypercalls instead of by inter-processor interrupts.
+/// It runs stock Linux guests on an emulated AMD64 or Arm64 machine (QEMU, no hardware virtualisation needed). On AMD64 it
+/// lets them flush remote TLBs by Hyper-V's hypercalls instead of by inter-processor interrupts; on Arm64, where the hardware does that,
+/// it takes memory from them by one flush instead of one for each page.
 #[derive(Debug, Parser)]
 #[command(
     name = "quell",
@@ -56,6 +58,9 @@ pub(crate) enum Command {
 /// Fetch the guest's kernel and busybox into the cache, so that later runs need no network
 #[derive(Debug, Args)]
 pub(crate) struct FetchArgs {
+    /// Architecture of the guest
+    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    pub(crate) arch: Arch,
     /// Fetch the newest versions even if the cache is filled
     #[arg(long)]
     pub(crate) refresh: bool,
@@ -70,6 +75,8 @@ pub(crate) struct CheckArgs {
     /// What it runs on
     #[arg(long, value_name = "WHAT", default_value = "quell")]
     pub(crate) on: On,
+    #[command(flatten)]
+    pub(crate) platform: PlatformArgs,
     /// CPUs of the machine
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
@@ -134,13 +141,15 @@ fn parse_defect(name: &str) -> Result<Defect, String> {
 /// after a guest's reset with --reset exit, 124 after --timeout, 128 + N after signal N.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Guest kernel: a Linux bzImage or an ELF file with a PVH note [default: Debian's cloud kernel]
+    #[command(flatten)]
+    pub(crate) platform: PlatformArgs,
+    /// Guest kernel: a Linux bzImage or an ELF file with a PVH note; for aarch64 an uncompressed Image [default: Debian's cloud kernel]
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
     /// Guest's initial RAM disk [default: busybox, unless --kernel is given]
     #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
-    /// Words for the kernel's command line, after `console=ttyS0`
+    /// Words for the kernel's command line, after that with its console
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     pub(crate) append: Option<String>,
     /// Run this shell command in the guest instead of a shell, then power off
@@ -148,7 +157,7 @@ pub(crate) struct RunArgs {
     pub(crate) exec: Option<String>,
     #[command(flatten)]
     pub(crate) size: SizeArgs,
-    /// How the guest is told to flush remote TLBs
+    /// How the guest is told to flush remote TLBs; nothing on aarch64, where its processors do it
     #[arg(long, value_name = "WAY", default_value = "hypercall")]
     pub(crate) flush: Flush,
     /// What a reset by the guest does [default: reboot; exit with --exec]
@@ -183,18 +192,21 @@ pub(crate) struct RunArgs {
 /// Show what flushing by hypercall is worth: one workload, both ways, side by side
 ///
 /// Runs thrash, which does little but provoke remote TLB flushes, in a stock Debian guest with more
-/// virtual CPUs than CPUs: with IPIs and with hypercalls in turn. Only a CPUID hint differs.
+/// virtual CPUs than CPUs: with IPIs and with hypercalls in turn. Only a CPUID hint differs. With --arch
+/// aarch64 it is another comparison: memory is taken from a guest that uses it, with a flush for each page
+/// and with one flush for all.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
+    #[command(flatten)]
+    pub(crate) platform: PlatformArgs,
     #[command(flatten)]
     pub(crate) size: DemoSizeArgs,
     /// Runs of each side; the table shows medians
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
-    /// Rounds of each of thrash's threads
-    #[arg(long, value_name = "N", default_value_t = 150,
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub(crate) rounds: u32,
+    /// Rounds of each of thrash's threads [default: 150]; on aarch64, how often memory comes and goes [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) rounds: Option<u32>,
     /// Give up on a run after so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,

@@ -1,14 +1,16 @@
-//! `quell demo`: the same guest and workload, once flushing by IPI and once by hypercall.
+//! `quell demo`: the same guest and workload, once flushing by IPI and once by hypercall; on Arm another one.
 
 mod measure;
 mod table;
+mod unmap;
 
+use crate::arch::{Arch, Platform};
 use crate::cli::DemoArgs;
 use crate::machine::process::{End, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
 use crate::results::{self, Samples, Subject};
-use crate::run::{CONSOLE, conclude};
+use crate::run::{conclude, reporting_console};
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use anyhow::Result;
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
@@ -21,15 +23,30 @@ use std::time::Duration;
 /// The two sides, in the order of the table's columns.
 const MODES: [FlushMode; 2] = [FlushMode::Ipi, FlushMode::Hypercall];
 
+/// Rounds of each of thrash's threads where the command line does not say.
+const ROUNDS: u32 = 150;
+
 /// Runs the demo; the result is the exit status.
 pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
-    let stock = StockGuest::prepare()?;
-    let hypervisor = Hypervisor::build()?;
+    match args.platform.platform()? {
+        Platform::X86_64 => flushes(args, signals),
+        platform @ Platform::Aarch64(_) => unmap::demo(args, platform, signals),
+    }
+}
+
+/// Compares flushes by IPI with flushes by hypercall.
+fn flushes(args: &DemoArgs, signals: &Signals) -> Result<u8> {
+    let stock = StockGuest::prepare(Arch::X86_64)?;
+    let hypervisor = Hypervisor::build(Arch::X86_64)?;
     let mut samples = Samples::default();
     println!(
         "thrash: {} threads, {} rounds each of mmap, read, munmap of 16384 pages; \
          {} vCPUs on {} CPUs; {} runs a side",
-        args.size.vcpus, args.rounds, args.size.vcpus, args.size.cpus, args.runs
+        args.size.vcpus,
+        args.rounds.unwrap_or(ROUNDS),
+        args.size.vcpus,
+        args.size.cpus,
+        args.runs
     );
     println!("guest: {}\n", stock.versions().kernel);
     for run in 0..args.runs {
@@ -45,7 +62,8 @@ pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     }
     let [ipi, hypercall] = MODES.map(|mode| case(args, mode));
     add_ratio(&mut samples, &ipi, &hypercall);
-    println!("\n{}\n", table::table(&samples, &ipi, &hypercall));
+    let columns = [(name(MODES[0]), ipi.as_str()), (name(MODES[1]), hypercall.as_str())];
+    println!("\n{}\n", table::table(&samples, columns, [table::HEAD, table::TAIL]));
     println!("{}", table::sentence(&samples, &ipi, &hypercall, args));
     if let Some(path) = &args.json {
         results::write(path, "demo", Some(stock.versions()), &samples)?;
@@ -64,15 +82,16 @@ fn one_run(
     signals: &Signals,
 ) -> Result<Result<ThrashRun, u8>> {
     let command = format!(
-        "thrash --threads {} --rounds {} --settle {} --report /dev/ttyS1",
+        "thrash --threads {} --rounds {} --settle {} --report /dev/report",
         args.size.vcpus,
-        args.rounds,
+        args.rounds.unwrap_or(ROUNDS),
         measure::SETTLE_MS
     );
     let guest = Guest {
+        platform: Platform::X86_64,
         kernel: stock.kernel(),
         initrd: Some(stock.initrd(Some(&command))),
-        cmdline: format!("{CONSOLE} quiet panic=-1"),
+        cmdline: format!("{} quiet panic=-1", reporting_console(Arch::X86_64)),
         vcpus: args.size.vcpus,
         memory: args.size.memory,
         flush: mode,

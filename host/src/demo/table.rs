@@ -4,8 +4,14 @@ use crate::cli::DemoArgs;
 use crate::results::{Row, Samples, Subject};
 use comfy_table::Table;
 
-/// Rows that are always shown: label and metric.
-const HEAD: [(&str, &str); 5] = [
+/// Rows of a table: label and metric.
+type Rows = [(&'static str, &'static str)];
+
+/// A column: its header, and the case that it shows.
+pub(crate) type Column<'a> = (&'a str, &'a str);
+
+/// Rows of the demo of flushes that are always shown, above the reasons of exits.
+pub(crate) const HEAD: &Rows = &[
     ("real", "real"),
     ("user", "user"),
     ("sys", "sys"),
@@ -13,8 +19,8 @@ const HEAD: [(&str, &str); 5] = [
     ("exits", "exit.all"),
 ];
 
-/// Rows of the flush engine and the scheduler, always shown as well.
-const TAIL: [(&str, &str); 9] = [
+/// Its rows of the flush engine and the scheduler, always shown as well.
+pub(crate) const TAIL: &Rows = &[
     ("IPIs sent by the guest", "irq.ipi"),
     ("flush requests", "flush.requests"),
     ("flushes deferred to entry", "flush.deferred"),
@@ -26,24 +32,25 @@ const TAIL: [(&str, &str); 9] = [
     ("vCPUs preempted", "sched.preempted"),
 ];
 
-/// The table: one column per case, and the ratio of the second to the first. Exit reasons that neither
-/// case met are left out.
-pub(crate) fn table(samples: &Samples, ipi: &str, hypercall: &str) -> Table {
-    let reasons = samples.rows().into_iter().filter(|row| row.case == ipi);
+/// The table: one column per case, and the ratio of the second to the first. Between the rows of `head` and `tail` come the
+/// reasons of exits, but for those that neither case met.
+pub(crate) fn table(samples: &Samples, columns: [Column<'_>; 2], [head, tail]: [&Rows; 2]) -> Table {
+    let [(left_name, left_case), (right_name, right_case)] = columns;
+    let reasons = samples.rows().into_iter().filter(|row| row.case == left_case);
     let reasons = reasons.map(|row| row.metric).filter(|m| m.starts_with("exit.") && m != "exit.all");
     let exits = reasons.map(|metric| (format!("  {}", metric.trim_start_matches("exit.")), metric));
-    let owned = |(label, metric): (&str, &str)| (label.to_owned(), metric.to_owned());
-    let lines = HEAD.into_iter().map(owned).chain(exits).chain(TAIL.into_iter().map(owned));
+    let owned = |(label, metric): &(&str, &str)| ((*label).to_owned(), (*metric).to_owned());
+    let lines = head.iter().map(owned).chain(exits).chain(tail.iter().map(owned));
     let mut rows = Vec::new();
     for (label, metric) in lines {
         let row = |case| samples.row(case, Subject::Quell, &metric);
-        let (Some(left), Some(right)) = (row(ipi), row(hypercall)) else { continue };
+        let (Some(left), Some(right)) = (row(left_case), row(right_case)) else { continue };
         if label.starts_with(' ') && left.max == 0.0 && right.max == 0.0 {
             continue;
         }
         rows.push([label, value(&left), value(&right), ratio(left.median, right.median)]);
     }
-    crate::table::table(["", "ipi", "hypercall", "ratio"], rows)
+    crate::table::table(["", left_name, right_name, "ratio"], rows)
 }
 
 /// One sentence with the result.
@@ -74,6 +81,7 @@ pub(crate) fn sentence(samples: &Samples, ipi: &str, hypercall: &str, args: &Dem
 fn value(row: &Row) -> String {
     match row.unit {
         "s" => format!("{:.2} s", row.median),
+        "ms" => format!("{:.1} ms", row.median),
         _ => grouped(row.median),
     }
 }
@@ -114,8 +122,14 @@ mod tests {
             samples.add_count(case, Subject::Quell, "exit.hlt", 0);
             samples.add_count(case, Subject::Quell, "exit.io", 1000);
         }
-        let text = table(&samples, "i", "h").to_string();
-        assert!(text.contains("2.00 s") && text.contains("0.50") && text.contains("1,000"), "{text}");
+        let text = table(&samples, [("left", "i"), ("right", "h")], [HEAD, TAIL]).to_string();
+        assert!(
+            text.contains("2.00 s")
+                && text.contains("0.50")
+                && text.contains("1,000")
+                && text.contains("left"),
+            "{text}"
+        );
         assert!(!text.contains("hlt"), "{text}");
     }
 }

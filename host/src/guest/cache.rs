@@ -1,6 +1,7 @@
 //! The cache of guest files: the distribution's kernel and busybox, fetched as packages with apt and
 //! unpacked, never installed. A filled cache is used without any network access.
 
+use crate::arch::Arch;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::env;
@@ -12,7 +13,12 @@ use std::process::{Command, Stdio};
 
 /// Packages that depend on the newest kernel of a flavour, best first. Debian has the first one only;
 /// Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.
-const KERNEL_PACKAGES: [&str; 3] = ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-generic"];
+const fn kernel_packages(arch: Arch) -> [&'static str; 3] {
+    match arch {
+        Arch::X86_64 => ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-generic"],
+        Arch::Aarch64 => ["linux-image-cloud-arm64", "linux-image-virtual", "linux-image-generic"],
+    }
+}
 const BUSYBOX_PACKAGE: &str = "busybox-static";
 /// The kernel's modules that make it a hypervisor, in the order in which they are loaded.
 pub(crate) const KVM_MODULES: [&str; 3] = ["irqbypass.ko", "kvm.ko", "kvm-amd.ko"];
@@ -20,7 +26,7 @@ pub(crate) const KVM_MODULES: [&str; 3] = ["irqbypass.ko", "kvm.ko", "kvm-amd.ko
 /// The guest's files, and which packages they are from.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestFiles {
-    /// The kernel: a bzImage.
+    /// The kernel: a bzImage, or an arm64 `Image`.
     pub(crate) kernel: PathBuf,
     /// A statically linked busybox.
     pub(crate) busybox: PathBuf,
@@ -49,16 +55,19 @@ pub(crate) fn directory() -> PathBuf {
 }
 
 /// The guest's files; fetches the packages unless they are there. `refresh` fetches them anew.
-pub(crate) fn guest_files(refresh: bool) -> Result<GuestFiles> {
+pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
     let cache = directory();
-    let guest = cache.join("guest");
+    let guest = cache.join(match arch {
+        Arch::X86_64 => "guest",
+        Arch::Aarch64 => "guest-aarch64",
+    });
     if !refresh && let Some(files) = cached(&guest) {
         return Ok(files);
     }
     fs::create_dir_all(&cache)
         .with_context(|| format!("cannot make the cache directory {}", cache.display()))?;
     let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
-    let versions = fetch(&cache, work.path()).context(
+    let versions = fetch(arch, &cache, work.path()).context(
         "cannot fetch the guest's kernel and busybox as packages; this needs apt and, once, network access",
     )?;
     let text = serde_json::to_string_pretty(&versions)?;
@@ -92,31 +101,40 @@ fn replace(new: &Path, old: &Path) -> Result<()> {
 }
 
 /// Fetches and unpacks into `work`: `vmlinuz`, `modules/`, `busybox`.
-fn fetch(cache: &Path, work: &Path) -> Result<Versions> {
+fn fetch(arch: Arch, cache: &Path, work: &Path) -> Result<Versions> {
+    if arch == Arch::Aarch64 {
+        // The system's lists are of its own architecture.
+        let foreign = Apt::foreign("arm64", &cache.join("apt-arm64"))?;
+        foreign.run("apt-get", &["update"], work).context(
+            "apt-get update failed for arm64; Ubuntu has that at ports.ubuntu.com, which apt's sources have to name",
+        )?;
+        return fetch_with(&foreign, arch, work);
+    }
     // First with the system's package lists; a fresh machine has none, or old ones that name versions
     // which the servers no longer have: then with private lists, which need no rights.
     let system = Apt::system();
-    match fetch_with(&system, work) {
+    match fetch_with(&system, arch, work) {
         Ok(versions) => Ok(versions),
         Err(error) => {
             eprintln!("quell: {error:#}");
             eprintln!("quell: trying again with package lists of our own");
             let private = Apt::private(&cache.join("apt"))?;
             private.run("apt-get", &["update"], work).context("apt-get update failed")?;
-            fetch_with(&private, work)
+            fetch_with(&private, arch, work)
         }
     }
 }
 
-fn fetch_with(apt: &Apt, work: &Path) -> Result<Versions> {
-    let kernel_package = KERNEL_PACKAGES
+fn fetch_with(apt: &Apt, arch: Arch, work: &Path) -> Result<Versions> {
+    let flavours = kernel_packages(arch);
+    let kernel_package = flavours
         .iter()
         .find_map(|name| apt.kernel_behind(name, work).map(|image| (*name, image)))
-        .with_context(|| format!("apt knows none of {}", KERNEL_PACKAGES.join(", ")))?;
+        .with_context(|| format!("apt knows none of {}", flavours.join(", ")))?;
     let (flavour, kernel_package) = kernel_package;
     eprintln!("quell: fetching {kernel_package} and {BUSYBOX_PACKAGE}");
-    if flavour != KERNEL_PACKAGES[0] {
-        eprintln!("quell: this distribution has no {}; using {flavour}", KERNEL_PACKAGES[0]);
+    if flavour != flavours[0] {
+        eprintln!("quell: this distribution has no {}; using {flavour}", flavours[0]);
     }
     apt.run("apt-get", &["download", &kernel_package, BUSYBOX_PACKAGE], work)?;
     let kernel = unpack(work, &kernel_package)?;
@@ -203,6 +221,21 @@ impl Apt {
             options.extend([OsString::from("-o"), option]);
         }
         Ok(Self { options })
+    }
+
+    /// The same for packages of another architecture, of which none is installed: neither this system's dpkg nor its lists
+    /// are touched.
+    fn foreign(architecture: &str, directory: &Path) -> Result<Self> {
+        let mut apt = Self::private(directory)?;
+        let status = directory.join("status");
+        fs::write(&status, "")?;
+        let mut option = OsString::from("Dir::State::status=");
+        option.push(status);
+        apt.options.extend(["-o".into(), option]);
+        for name in ["APT::Architecture", "APT::Architectures"] {
+            apt.options.extend(["-o".into(), format!("{name}={architecture}").into()]);
+        }
+        Ok(apt)
     }
 
     fn command(&self, program: &str, args: &[&str], directory: &Path) -> Command {

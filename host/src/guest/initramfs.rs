@@ -3,10 +3,9 @@
 
 use super::cache::GuestFiles;
 use super::cpio::Archive;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 
 const INIT: &[u8] = include_bytes!("init");
 const SESSION: &[u8] = include_bytes!("session");
@@ -14,7 +13,7 @@ const SESSION: &[u8] = include_bytes!("session");
 const INITTAB: &[u8] = b"::once:/etc/session\n";
 
 /// The part that every run has: busybox under all its names, `programs` (name and file), and init.
-pub(crate) fn base(files: &GuestFiles, programs: &[(&str, &Path)]) -> Result<Vec<u8>> {
+pub(crate) fn base(files: &GuestFiles, programs: &[(&str, PathBuf)]) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for directory in ["bin", "dev", "etc", "proc", "root", "sys", "tmp"] {
         archive.directory(directory);
@@ -25,7 +24,7 @@ pub(crate) fn base(files: &GuestFiles, programs: &[(&str, &Path)]) -> Result<Vec
     let busybox = fs::read(&files.busybox)
         .with_context(|| format!("cannot read busybox at {}", files.busybox.display()))?;
     archive.file("bin/busybox", 0o755, &busybox);
-    for applet in applets(&files.busybox)? {
+    for applet in applets(&busybox).with_context(|| format!("{}", files.busybox.display()))? {
         if applet != "busybox" {
             archive.symlink(&format!("bin/{applet}"), "busybox");
         }
@@ -47,13 +46,40 @@ pub(crate) fn command(command: &str) -> Vec<u8> {
     archive.finish()
 }
 
-/// The names that busybox answers to; it is static, so it runs here as it does in the guest.
-fn applets(busybox: &Path) -> Result<Vec<String>> {
-    let output = Command::new(busybox)
-        .arg("--list")
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot run {}", busybox.display()))?;
-    ensure!(output.status.success(), "{} --list failed", busybox.display());
-    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+/// The names that busybox answers to. The program may be of an architecture that does not run here, so its table of names
+/// is looked for: strings that end with 0 one behind the other, `[` and `[[` first.
+fn applets(busybox: &[u8]) -> Result<Vec<String>> {
+    const FIRST: &[u8] = b"\0[\0[[\0";
+    let at = busybox.windows(FIRST.len()).position(|window| window == FIRST);
+    let table = &busybox[at.context("the program has no table of names")? + 1..];
+    let is_letter = |byte: &u8| byte.is_ascii_alphanumeric() || b"[-_.".contains(byte);
+    let names = table.split(|byte| *byte == 0);
+    let names: Vec<_> = names
+        .take_while(|name| !name.is_empty() && name.iter().all(is_letter))
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .collect();
+    let missing =
+        ["init", "mount", "poweroff", "sh"].into_iter().find(|name| !names.iter().any(|n| n == name));
+    match missing {
+        Some(name) => bail!("the program has no {name}"),
+        None => Ok(names),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_busybox_has_no_names() {
+        assert!(applets(b"").is_err());
+        assert!(applets(b"\0[\0[[\0acpid\0sh\0\0init\0mount\0poweroff\0").is_err(), "init is elsewhere");
+    }
+
+    #[test]
+    fn names_end_where_the_table_does() {
+        let names =
+            applets(b"x\0[\0[[\0init\0mkfs.ext2\0mount\0poweroff\0sh\0\0usage: %s").expect("has some");
+        assert_eq!(names, ["[", "[[", "init", "mkfs.ext2", "mount", "poweroff", "sh"]);
+    }
 }

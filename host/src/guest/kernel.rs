@@ -1,5 +1,7 @@
 //! A look at a guest kernel before it is handed to the machine.
 
+use crate::arch::Arch;
+use crate::machine::flat::ArmHeader;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::Path;
@@ -7,7 +9,7 @@ use std::path::Path;
 /// What loading the kernel takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelInfo {
-    /// Highest guest physical address that the kernel uses before it looks at the memory map.
+    /// How far into the guest's memory the kernel reaches before it looks at the memory map.
     pub(crate) memory_end: u64,
 }
 
@@ -15,15 +17,33 @@ pub(crate) struct KernelInfo {
 const DEFAULT_LOAD_ADDRESS: u64 = 16 << 20;
 
 /// Checks that the file is a kernel that a guest can start with.
-pub(crate) fn inspect_file(path: &Path) -> Result<KernelInfo> {
+pub(crate) fn inspect_file(arch: Arch, path: &Path) -> Result<KernelInfo> {
     ensure!(path.exists(), "there is no kernel at {}", path.display());
     let image = fs::read(path).with_context(|| format!("cannot read the kernel {}", path.display()))?;
-    inspect(&image).with_context(|| format!("{} is not a kernel that Quell can start", path.display()))
+    inspect(arch, &image).with_context(|| format!("{} is not a kernel that Quell can start", path.display()))
 }
 
-/// Checks a kernel image: a 64-bit Linux bzImage, or an ELF64 executable for AMD64 with a PVH note.
-pub(crate) fn inspect(image: &[u8]) -> Result<KernelInfo> {
-    if image.starts_with(b"\x7fELF") { inspect_elf(image) } else { inspect_bzimage(image) }
+/// Checks a kernel image: a 64-bit Linux bzImage, or an ELF64 executable for AMD64 with a PVH note; an uncompressed arm64 `Image`.
+fn inspect(arch: Arch, image: &[u8]) -> Result<KernelInfo> {
+    match arch {
+        Arch::Aarch64 => inspect_arm_image(image),
+        Arch::X86_64 if image.starts_with(b"\x7fELF") => inspect_elf(image),
+        Arch::X86_64 => inspect_bzimage(image),
+    }
+}
+
+/// Source: the kernel's Documentation/arch/arm64/booting.rst.
+fn inspect_arm_image(image: &[u8]) -> Result<KernelInfo> {
+    let Some(header) = ArmHeader::of(image) else {
+        ensure!(!image.starts_with(b"\x1f\x8b"), "it is compressed by gzip; unpack it first (gzip -d)");
+        ensure!(
+            image.get(4..8) != Some(b"zimg"),
+            "it is an EFI program that unpacks itself; unpack it first"
+        );
+        bail!("it is not an arm64 boot image ({} bytes)", image.len());
+    };
+    ensure!(header.image_size != 0, "it is a kernel older than 3.17, which does not say how large it is");
+    Ok(KernelInfo { memory_end: header.text_offset.saturating_add(header.image_size) })
 }
 
 /// Source: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
@@ -80,6 +100,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::flat::tests::arm_image;
 
     fn bzimage() -> Vec<u8> {
         let mut image = vec![0; 0x300];
@@ -93,7 +114,7 @@ mod tests {
     }
 
     fn reason(image: &[u8]) -> String {
-        inspect(image).expect_err("is refused").to_string()
+        inspect(Arch::X86_64, image).expect_err("is refused").to_string()
     }
 
     #[test]
@@ -116,7 +137,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_arm_image_is_refused_with_its_reason() {
+        let reason = |image: &[u8]| inspect(Arch::Aarch64, image).expect_err("is refused").to_string();
+        assert!(reason(b"\x1f\x8b\x08").contains("gzip"));
+        assert!(reason(b"MZ\0\0zimg").contains("EFI"));
+        assert!(reason(&bzimage()).contains("not an arm64"));
+        assert!(reason(&arm_image(0x8_0000, 0)).contains("3.17"));
+        assert!(inspect(Arch::X86_64, &arm_image(0, 4096)).is_err());
+    }
+
+    #[test]
+    fn an_arm_image_says_how_much_memory_it_takes() {
+        for (image, end) in
+            [(arm_image(0, 0x200_0000), 0x200_0000), (arm_image(0x8_0000, u64::MAX), u64::MAX)]
+        {
+            assert_eq!(inspect(Arch::Aarch64, &image).expect("is one").memory_end, end);
+        }
+    }
+
+    #[test]
     fn a_bzimage_says_how_much_memory_it_takes() {
-        assert_eq!(inspect(&bzimage()).expect("is one").memory_end, 0x0300_0000);
+        assert_eq!(inspect(Arch::X86_64, &bzimage()).expect("is one").memory_end, 0x0300_0000);
     }
 }

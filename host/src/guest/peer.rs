@@ -5,7 +5,7 @@
 
 use super::cache::{GuestFiles, KVM_MODULES};
 use super::cpio::Archive;
-use crate::machine::spec::QEMU;
+use crate::arch::Arch;
 use crate::size::MIB;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeSet;
@@ -47,7 +47,7 @@ pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>) -> Result<Vec<u8>> 
         ensure!(path.is_file(), "the kernel's package ({}) has no {module}", files.versions.kernel);
         tree.add(&format!("modules/{module}"), &path)?;
     }
-    let qemu = program(QEMU)?;
+    let qemu = program(Arch::X86_64.qemu())?;
     tree.add("bin/qemu", &qemu)?;
     for library in libraries(&qemu)? {
         let name = library.to_string_lossy();

@@ -4,6 +4,7 @@ use super::ram::Ram;
 use anyhow::{Result, bail, ensure};
 use hostlink::config::MAX_VCPUS;
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
+use hostlink::exit::ExitCode;
 use std::mem::offset_of;
 use std::ops::Range;
 
@@ -96,6 +97,16 @@ impl Snapshot {
     }
 }
 
+/// How the hypervisor says in the beacon at physical address `beacon` that the run has ended; `None` if it does not.
+pub(crate) fn exit_code(ram: &Ram, beacon: u64) -> Result<Option<ExitCode>> {
+    let word = ram.load(beacon.saturating_add(offset_of!(Beacon, cpu_count) as u64))?;
+    Ok(i32::try_from(word >> 32).ok().and_then(ExitCode::from_code))
+}
+
+// `exit_code` loads two halves at once: the count of CPUs below, the code above.
+const _: () = assert!(offset_of!(Beacon, exit) == offset_of!(Beacon, cpu_count) + 4);
+const _: () = assert!(offset_of!(Beacon, cpu_count).is_multiple_of(8));
+
 // `read` loads two halves at once: the count of rows below, the count of columns above.
 const _: () = assert!(offset_of!(Beacon, counter_count) == offset_of!(Beacon, vcpu_count) + 4);
 const _: () = assert!(offset_of!(Beacon, vcpu_count).is_multiple_of(8));
@@ -110,7 +121,7 @@ mod tests {
     const ROWS: u64 = 0x2000;
 
     fn ram(magic: u64, vcpus: u32, columns: u32) -> Ram {
-        let ram = Ram::new(0x40000).expect("makes");
+        let ram = Ram::new(0x40000, 0).expect("makes");
         let file = File::from(ram.fd().try_clone_to_owned().expect("clones"));
         let counts = u64::from(columns) << 32 | u64::from(vcpus);
         for (offset, word) in [(0, magic), (8, ROWS), (16, 2_000_000_000), (24, counts), (32, 2)] {
@@ -134,6 +145,23 @@ mod tests {
         assert!(Snapshot::read(&ram(BEACON_MAGIC, 0xffff, 0), BEACON).is_err());
         assert!(Snapshot::read(&ram(BEACON_MAGIC, 255, Counter::COUNT as u32), BEACON).is_ok());
         assert!(Snapshot::read(&ram(BEACON_MAGIC, 1, 1), u64::MAX).is_err());
+    }
+
+    #[test]
+    fn the_beacon_says_how_a_run_ended_if_it_did() {
+        let said = |word: u64| {
+            let ram = ram(0, 1, 1);
+            let file = File::from(ram.fd().try_clone_to_owned().expect("clones"));
+            let at = BEACON + offset_of!(Beacon, cpu_count) as u64;
+            file.write_all_at(&word.to_le_bytes(), at).expect("writes");
+            exit_code(&ram, BEACON).expect("reads")
+        };
+        let status = |code: ExitCode| (code as u64) << 32 | 2;
+        assert_eq!((said(2), said(1 << 32 | 2), said(u64::MAX)), (None, None, None));
+        for code in ExitCode::ALL {
+            assert_eq!(said(status(code)), Some(code));
+        }
+        assert!(exit_code(&ram(0, 1, 1), u64::MAX).is_err());
     }
 
     #[test]

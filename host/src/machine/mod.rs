@@ -1,8 +1,10 @@
 //! The emulated machine: its command line, its process, its memory, and what it tells.
 
 pub(crate) mod bundle;
+mod console;
 pub(crate) mod control;
 pub(crate) mod counters;
+pub(crate) mod flat;
 pub(crate) mod process;
 pub(crate) mod ram;
 pub(crate) mod signals;

@@ -1,17 +1,19 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and the end of it all.
 
+use super::console::{Kept, read, read_split};
 use super::control::{Control, Registration};
-use super::counters::Snapshot;
+use super::counters::{Snapshot, exit_code};
 use super::ram::Ram;
 use super::signals::Signals;
-use super::spec::{Channels, Console, Payload, QEMU, Spec};
+use super::spec::{Channels, Console, Payload, Spec};
+use crate::arch::Arch;
 use anyhow::{Context, Result, anyhow};
 use hostlink::exit::ExitCode;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::Value;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
@@ -88,6 +90,7 @@ pub(crate) struct Machine {
     started: Instant,
     deadline: Option<Instant>,
     signals: Signals,
+    arch: Arch,
     ram: Ram,
     beacon: Option<u64>,
     reports: Receiver<Value>,
@@ -130,22 +133,32 @@ impl Machine {
             control: control.as_ref().map(Registration::path),
             qemu_log: &files.path().join("qemu.log"),
         };
-        let ram = Ram::new(spec.memory)?;
+        let arch = spec.platform.arch();
+        let ram = Ram::new(spec.memory, arch.ram_base())?;
 
         let interactive = spec.console == Console::Terminal;
         let mut command = command(spec, &ram, &channels);
         command.stderr(File::create(files.path().join("qemu.err"))?);
         let terminal = if interactive { SavedTerminal::save() } else { None };
         let started = Instant::now();
-        let mut child = command.spawn().with_context(|| format!("cannot start {QEMU}"))?;
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", arch.qemu()))?;
 
         let console = Arc::new(Mutex::new(Vec::new()));
         let mut readers = Vec::new();
-        if let Some(stdout) = child.stdout.take() {
-            let (console, echo) = (Arc::clone(&console), spec.console == Console::Echo);
-            readers.push(thread::spawn(move || read_console(stdout, &console, echo)));
-        }
         let (sender, reports) = mpsc::channel();
+        if let Some(stdout) = child.stdout.take() {
+            let kept = Kept { console: Arc::clone(&console), echo: spec.console == Console::Echo };
+            let splits = if arch.reports_on_console() {
+                // QEMU may be writing there, too.
+                Some((sender.clone(), OpenOptions::new().append(true).open(&log)?))
+            } else {
+                None
+            };
+            readers.push(thread::spawn(move || match splits {
+                Some((sender, log)) => read_split(stdout, &kept, &sender, log),
+                None => read(stdout, |bytes| kept.take(bytes)),
+            }));
+        }
         readers.push(thread::spawn(move || read_reports(&listener, &sender)));
         let beacon = match spec.payload {
             Payload::Quell { beacon, .. } => beacon,
@@ -157,6 +170,7 @@ impl Machine {
             started,
             deadline: spec.timeout.map(|timeout| started + timeout),
             signals: signals.clone(),
+            arch,
             ram,
             beacon,
             reports,
@@ -212,6 +226,12 @@ impl Machine {
             thread::sleep(POLL_PERIOD);
         }
         Err(anyhow!("the guest's console did not show '{text}'"))
+    }
+
+    /// What the guest's console has shown so far.
+    pub(crate) fn shown(&self) -> String {
+        let console = self.console.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&console).replace('\r', "")
     }
 
     /// Has `watcher` see the counters every `period` while the machine runs, once there are any.
@@ -300,7 +320,11 @@ impl Machine {
         if let Some(signal) = self.signals.caught() {
             return Ok(End::Interrupted(signal));
         }
-        let code = status.code().and_then(ExitCode::from_qemu_status);
+        let code = match (self.arch, self.beacon) {
+            (Arch::X86_64, _) => status.code().and_then(ExitCode::from_qemu_status),
+            (Arch::Aarch64, Some(beacon)) if status.success() => exit_code(&self.ram, beacon)?,
+            (Arch::Aarch64, _) => None,
+        };
         Ok(match (code, status.success()) {
             (Some(code), _) => End::Hypervisor(code),
             (None, true) if self.triple_faulted()? => End::TripleFault,
@@ -331,7 +355,7 @@ impl Drop for Machine {
 
 /// The call of QEMU: its standard streams, its memory, and its death with this process's.
 fn command(spec: &Spec, ram: &Ram, channels: &Channels<'_>) -> Command {
-    let mut command = Command::new(QEMU);
+    let mut command = Command::new(spec.platform.arch().qemu());
     command.args(spec.arguments(ram, channels));
     match spec.console {
         Console::Terminal => command.stdin(Stdio::inherit()).stdout(Stdio::inherit()),
@@ -376,26 +400,6 @@ impl Drop for SavedTerminal {
 
 fn lossy(path: &std::path::Path) -> String {
     fs::read(path).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// Copies the console to `kept`, and to standard output if `echo` says so, until QEMU closes it.
-fn read_console(mut source: impl Read, kept: &Mutex<Vec<u8>>, echo: bool) {
-    let mut buffer = [0; 4096];
-    loop {
-        let count = match source.read(&mut buffer) {
-            Ok(0) => return,
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(_) => return,
-        };
-        let bytes = &buffer[..count];
-        kept.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
-        if echo {
-            let mut stdout = io::stdout().lock();
-            // Nobody may be reading any more; the machine runs on regardless.
-            let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
-        }
-    }
 }
 
 /// Passes on the JSON lines of the first connection; lines that are none are skipped: the guest's

@@ -14,13 +14,15 @@ const PAGE_SIZE: u64 = 4096;
 
 /// Memory of a machine.
 pub(crate) struct Ram {
+    /// Physical address of its first byte.
+    base: u64,
     file: File,
     map: MmapRaw,
 }
 
 impl Ram {
-    /// Makes `bytes` of zeroed memory; a page takes room once it is written.
-    pub(crate) fn new(bytes: u64) -> Result<Self> {
+    /// Makes `bytes` of zeroed memory at physical address `base`, a multiple of a page's size; a page takes room once it is written.
+    pub(crate) fn new(bytes: u64, base: u64) -> Result<Self> {
         let make = || -> std::io::Result<File> {
             let file = File::from(memfd_create("quell-ram", MemfdFlags::CLOEXEC)?);
             file.set_len(bytes)?;
@@ -28,7 +30,7 @@ impl Ram {
         };
         let file = make().context("cannot make the machine's memory")?;
         let map = MmapRaw::map_raw(&file).context("cannot map the machine's memory")?;
-        Ok(Self { file, map })
+        Ok(Self { base, file, map })
     }
 
     /// The descriptor, for the child's inheritance.
@@ -48,26 +50,29 @@ impl Ram {
         let last = start.checked_add(bytes).and_then(|end| end.checked_sub(8));
         // What is checked here need not be checked word by word.
         self.load(last.ok_or_else(|| anyhow!("an empty range"))?)?;
+        self.load(start)?;
         ensure!(start.is_multiple_of(PAGE_SIZE) && bytes.is_multiple_of(PAGE_SIZE), "whole pages only");
-        let base = self.map.as_mut_ptr().cast::<u64>();
+        let words_at = self.map.as_mut_ptr().cast::<u64>();
+        let offset = start - self.base;
         let digest = |page: u64| {
-            let first = usize::try_from((start + page * PAGE_SIZE) / 8).unwrap_or(usize::MAX);
+            let first = usize::try_from((offset + page * PAGE_SIZE) / 8).unwrap_or(usize::MAX);
             (first..first + words).fold(0u64, |digest, index| {
                 // SAFETY: inside the mapping, by the load above; as in `load`.
-                let word = unsafe { AtomicU64::from_ptr(base.add(index)) }.load(Ordering::Relaxed);
+                let word = unsafe { AtomicU64::from_ptr(words_at.add(index)) }.load(Ordering::Relaxed);
                 (digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
             })
         };
         Ok((0..bytes / PAGE_SIZE).map(digest).collect())
     }
 
-    /// The 64-bit word at `offset`, which other processes may be writing; acquires what the writer
+    /// The 64-bit word at physical address `address`, which other processes may be writing; acquires what the writer
     /// released with it. Fails where the memory has no whole word.
-    pub(crate) fn load(&self, offset: u64) -> Result<u64> {
-        let index = usize::try_from(offset).ok().filter(|at| at.is_multiple_of(size_of::<u64>()));
+    pub(crate) fn load(&self, address: u64) -> Result<u64> {
+        let offset = address.checked_sub(self.base).and_then(|offset| usize::try_from(offset).ok());
+        let index = offset.filter(|at| at.is_multiple_of(size_of::<u64>()));
         let index =
             index.filter(|at| at.checked_add(size_of::<u64>()).is_some_and(|end| end <= self.map.len()));
-        let index = index.ok_or_else(|| anyhow!("no word at {offset:#x} of the machine's memory"))?;
+        let index = index.ok_or_else(|| anyhow!("no word at {address:#x} of the machine's memory"))?;
         // SAFETY: the word is inside the mapping and aligned (the mapping is by page), the mapping lives
         // as long as `self`, and this process accesses it by atomic loads only.
         let word = unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(index).cast()) };
@@ -82,7 +87,7 @@ mod tests {
 
     #[test]
     fn words_outside_or_across_the_end_are_errors() {
-        let ram = Ram::new(4096).expect("makes");
+        let ram = Ram::new(4096, 0).expect("makes");
         for offset in [4096, 4089, 4, u64::MAX, u64::MAX - 7] {
             assert!(ram.load(offset).is_err(), "{offset:#x}");
         }
@@ -91,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_page_that_changes_has_another_digest() {
-        let ram = Ram::new(16384).expect("makes");
+        let ram = Ram::new(16384, 0).expect("makes");
         let before = ram.page_digests(4096, 8192).expect("reads");
         ram.file.write_all_at(&[1], 12287).expect("writes");
         let after = ram.page_digests(4096, 8192).expect("reads");
@@ -100,8 +105,21 @@ mod tests {
     }
 
     #[test]
+    fn addresses_count_from_the_base() {
+        let ram = Ram::new(8192, 1 << 30).expect("makes");
+        ram.file.write_all_at(&7u64.to_le_bytes(), 4096).expect("writes");
+        for below in [0, 4096, (1 << 30) - 8, (1 << 30) + 8192] {
+            assert!(ram.load(below).is_err(), "{below:#x}");
+        }
+        assert_eq!(ram.load((1 << 30) + 4096).expect("reads"), 7);
+        assert!(ram.page_digests((1 << 30) - 4096, 8192).is_err());
+        let digests = ram.page_digests(1 << 30, 8192).expect("reads");
+        assert_ne!(digests[0], digests[1]);
+    }
+
+    #[test]
     fn what_another_writes_is_seen() {
-        let ram = Ram::new(8192).expect("makes");
+        let ram = Ram::new(8192, 0).expect("makes");
         ram.file.write_all_at(&0x1122_3344_5566_7788u64.to_le_bytes(), 4096).expect("writes");
         assert_eq!(ram.load(4096).expect("reads"), 0x1122_3344_5566_7788);
     }

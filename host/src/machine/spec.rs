@@ -1,20 +1,18 @@
 //! What to emulate, and the QEMU command line for it.
 
 use super::ram::Ram;
+use crate::arch::Platform;
 use crate::size::MIB;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// The emulator.
-pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
 /// What the machine starts.
 #[derive(Clone, Debug)]
 pub(crate) enum Payload {
     /// The hypervisor with a guest in a bundle.
     Quell {
-        /// Its ELF file.
+        /// Its file for `-kernel`: ELF, or a flat boot image on Arm.
         hypervisor: PathBuf,
         /// The bundle.
         bundle: PathBuf,
@@ -23,7 +21,7 @@ pub(crate) enum Payload {
     },
     /// A Linux kernel directly on the machine.
     Bare {
-        /// A bzImage.
+        /// A bzImage, or an arm64 `Image`.
         kernel: PathBuf,
         /// Its initial RAM disk.
         initrd: Option<PathBuf>,
@@ -60,9 +58,20 @@ pub(crate) enum Clock {
     Instructions,
 }
 
+/// Counts of executed instructions by kind, as `host/plugin` makes them.
+#[derive(Clone, Debug)]
+pub(crate) struct Counting {
+    /// The plugin's library.
+    pub(crate) plugin: PathBuf,
+    /// The file that it writes when QEMU ends by itself.
+    pub(crate) output: PathBuf,
+}
+
 /// A machine to run.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
+    /// What is emulated.
+    pub(crate) platform: Platform,
     /// What it starts.
     pub(crate) payload: Payload,
     /// Its CPUs.
@@ -77,6 +86,8 @@ pub(crate) struct Spec {
     pub(crate) timeout: Option<Duration>,
     /// The file that receives the hypervisor's log; one that is removed afterwards without.
     pub(crate) log: Option<PathBuf>,
+    /// Whether QEMU counts what is executed, by which plugin and into which file.
+    pub(crate) counting: Option<Counting>,
     /// More arguments for QEMU, for those who work on the hypervisor.
     pub(crate) qemu_args: Vec<String>,
 }
@@ -89,11 +100,12 @@ pub(crate) fn memory_around(guest_bytes: u64, bundle_bytes: u64) -> u64 {
 
 /// The files and sockets that one run of QEMU uses.
 pub(crate) struct Channels<'a> {
-    /// UNIX socket on which the guest's report channel, the second serial port, arrives.
+    /// UNIX socket on which the guest's report channel, the second serial port, arrives; not used where reports come on the
+    /// console.
     pub(crate) report: &'a Path,
     /// The hypervisor's log.
     pub(crate) log: &'a Path,
-    /// UNIX socket at which QEMU offers the control channel, the fourth serial port; none without hypervisor.
+    /// UNIX socket at which QEMU offers the control channel, the fourth serial port or one on PCI; none without hypervisor.
     pub(crate) control: Option<&'a Path>,
     /// QEMU's own log.
     pub(crate) qemu_log: &'a Path,
@@ -101,8 +113,9 @@ pub(crate) struct Channels<'a> {
 
 impl Spec {
     /// A machine by the clock, which runs until it ends, with its console captured.
-    pub(crate) fn new(payload: Payload, cpus: u32, memory: u64) -> Self {
+    pub(crate) fn new(platform: Platform, payload: Payload, cpus: u32, memory: u64) -> Self {
         Self {
+            platform,
             payload,
             cpus,
             memory,
@@ -110,15 +123,16 @@ impl Spec {
             console: Console::Capture,
             timeout: None,
             log: None,
+            counting: None,
             qemu_args: Vec::new(),
         }
     }
 
-    /// The arguments for [`QEMU`].
+    /// The arguments for QEMU.
     pub(crate) fn arguments(&self, ram: &Ram, channels: &Channels<'_>) -> Vec<OsString> {
         let mut args = Arguments::default();
         args.words("-nodefaults -no-user-config -no-reboot -display none -monitor none");
-        args.words("-machine q35,memory-backend=ram -cpu EPYC,+svm,+npt");
+        self.machine(&mut args);
         args.pair("-smp", self.cpus.to_string());
         args.pair("-m", format!("{}M", self.memory / MIB));
         let path = ram.path_in_child();
@@ -139,22 +153,67 @@ impl Spec {
             Console::Echo | Console::Capture => "-chardev stdio,id=console,signal=off",
         });
         args.words("-serial chardev:console");
-        args.option("-chardev", "socket,id=report,path=", channels.report);
-        args.words("-serial chardev:report");
         if let Some(control) = channels.control {
             args.option("-chardev", "socket,id=control,server=on,wait=off,path=", control);
-            // COM4: its interrupt is that of COM2, which has none enabled.
-            args.words("-device isa-serial,index=3,chardev=control");
         }
-        args.option("-chardev", "file,id=log,path=", channels.log);
-        args.words("-device isa-debugcon,iobase=0xe9,chardev=log");
-        args.words("-device isa-debug-exit,iobase=0xf4,iosize=0x04");
-        args.words("-d cpu_reset");
-        args.option("-D", "", channels.qemu_log);
+        match self.platform {
+            Platform::X86_64 => x86_devices(&mut args, channels),
+            Platform::Aarch64(_) => self.arm_devices(&mut args, channels),
+        }
+        if let Some(counting) = &self.counting {
+            args.option("-plugin", "file=", &counting.plugin);
+            let value = args.0.last_mut();
+            let output = counting.output.to_string_lossy().replace(',', ",,");
+            value.into_iter().for_each(|value| value.push(format!(",out={output}")));
+        }
         self.payload.arguments(&mut args);
         args.0.extend(self.qemu_args.iter().map(OsString::from));
         args.0
     }
+
+    /// Board and CPU.
+    fn machine(&self, args: &mut Arguments) {
+        let Platform::Aarch64(cpu) = self.platform else {
+            args.words("-machine q35,memory-backend=ram -cpu EPYC,+svm,+npt");
+            return;
+        };
+        let mut machine = "virt,memory-backend=ram,gic-version=3".to_owned();
+        if let Payload::Quell { .. } = self.payload {
+            // Without, there is no EL2: what runs directly on the machine runs as it does as a guest.
+            machine += ",virtualization=on";
+        }
+        if self.clock == Clock::Instructions {
+            machine += ",dtb-randomness=off";
+        }
+        args.pair("-machine", machine);
+        args.pair("-cpu", cpu.qemu());
+    }
+
+    /// Beside the console there are two serial ports on PCI, for the control channel and the hypervisor's log. How a run ended
+    /// is in the beacon.
+    fn arm_devices(&self, args: &mut Arguments, channels: &Channels<'_>) {
+        if channels.control.is_some() {
+            // This tool appends lines of the log that come on the console.
+            args.option("-chardev", "file,id=log,append=on,path=", channels.log);
+            args.words("-device pci-serial-2x,chardev1=control,chardev2=log");
+        }
+    }
+}
+
+/// Serial ports beside the console, and the ports for the hypervisor's log and its last word.
+fn x86_devices(args: &mut Arguments, channels: &Channels<'_>) {
+    args.option("-chardev", "socket,id=report,path=", channels.report);
+    args.words("-serial chardev:report");
+    if channels.control.is_some() {
+        // COM4: its interrupt is that of COM2, which has none enabled.
+        args.words("-device isa-serial,index=3,chardev=control");
+    }
+    args.option("-chardev", "file,id=log,path=", channels.log);
+    args.words("-device isa-debugcon,iobase=0xe9,chardev=log");
+    args.words("-device isa-debug-exit,iobase=0xf4,iosize=0x04");
+    // Says of a triple fault.
+    args.words("-d cpu_reset");
+    args.option("-D", "", channels.qemu_log);
 }
 
 impl Payload {
@@ -209,9 +268,13 @@ impl Arguments {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::ArmCpu;
 
-    fn arguments(clock: Clock, console: Console) -> Vec<String> {
+    const ARM: Platform = Platform::Aarch64(ArmCpu::CortexA72);
+
+    fn arguments(platform: Platform, clock: Clock, console: Console) -> Vec<String> {
         let spec = Spec {
+            platform,
             payload: Payload::Quell { hypervisor: "/h".into(), bundle: "/b".into(), beacon: None },
             cpus: 2,
             memory: 768 * MIB,
@@ -219,9 +282,10 @@ mod tests {
             console,
             timeout: None,
             log: None,
+            counting: Some(Counting { plugin: "/p".into(), output: "/o,1".into() }),
             qemu_args: vec!["-s".into()],
         };
-        let ram = Ram::new(4096).expect("makes");
+        let ram = Ram::new(4096, 0).expect("makes");
         let channels = Channels {
             report: Path::new("/a,b/report"),
             log: "/l".as_ref(),
@@ -234,16 +298,29 @@ mod tests {
 
     #[test]
     fn only_the_deterministic_machine_counts_instructions() {
-        let has_icount = |clock| arguments(clock, Console::Capture).iter().any(|arg| arg == "-icount");
-        assert!(!has_icount(Clock::Wall));
-        assert!(has_icount(Clock::Instructions));
+        for platform in [Platform::X86_64, ARM] {
+            let has_icount =
+                |clock| arguments(platform, clock, Console::Capture).iter().any(|arg| arg == "-icount");
+            assert!(!has_icount(Clock::Wall));
+            assert!(has_icount(Clock::Instructions));
+        }
     }
 
     #[test]
     fn commas_in_paths_do_not_end_options() {
-        let args = arguments(Clock::Wall, Console::Terminal);
+        let args = arguments(Platform::X86_64, Clock::Wall, Console::Terminal);
         assert!(args.contains(&"socket,id=report,path=/a,,b/report".to_owned()), "{args:?}");
+        assert!(args.contains(&"file=/p,out=/o,,1".to_owned()), "{args:?}");
         assert_eq!(args.last().map(String::as_str), Some("-s"));
+    }
+
+    #[test]
+    fn arm_machines_have_the_cpu_that_was_named_and_no_isa_device() {
+        let args = arguments(ARM, Clock::Wall, Console::Capture);
+        assert!(args.contains(&"cortex-a72".to_owned()), "{args:?}");
+        assert!(args.iter().any(|arg| arg.contains("virtualization=on")), "{args:?}");
+        assert!(args.iter().all(|arg| !arg.contains("isa-")), "{args:?}");
+        assert!(args.contains(&"pci-serial-2x,chardev1=control,chardev2=log".to_owned()), "{args:?}");
     }
 
     #[test]

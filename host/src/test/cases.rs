@@ -1,6 +1,7 @@
 //! The tests that boot guests under QEMU: what each does and what is expected of it, as rows of a table.
 
 use super::checks::Check;
+use crate::arch::Platform;
 use crate::image::Entry;
 use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
@@ -16,6 +17,8 @@ pub(super) struct Case {
     pub(super) only_long: bool,
     /// What is changed in the hypervisor, as in `hostlink::config`.
     pub(super) settings: &'static [&'static str],
+    /// What it runs on. Tests of the tool itself name it in their arguments.
+    pub(super) platform: Platform,
 }
 
 /// How a test is run and what is expected of it.
@@ -29,6 +32,8 @@ pub(super) enum Body {
     Probe(&'static str, ProbeEnd),
     /// tlbcheck runs.
     Check(Check),
+    /// QEMU's plugin counts what a program executes that is known instruction by instruction.
+    Counts,
     /// A CD is made and started: what starts on it, by UEFI or by BIOS, and what its console has to show.
     Disc { entry: Entry, uefi: bool, shows: &'static str },
     /// tlbcheck is started as a Linux kernel, on the emulated machine itself, with this command line.
@@ -98,7 +103,13 @@ pub(super) enum TestFile {
     Zeroes(u64),
 }
 
-const fn stock(
+/// A test of the usual hypervisor on the usual platform.
+pub(super) const fn case(name: &'static str, about: &'static str, body: Body) -> Case {
+    let platform = Platform::X86_64;
+    Case { name, about, body, long: None, only_long: false, settings: &[], platform }
+}
+
+pub(super) const fn stock(
     name: &'static str,
     about: &'static str,
     (vcpus, cpus): (u32, u32),
@@ -107,42 +118,35 @@ const fn stock(
     expect: Expect,
 ) -> Case {
     let body = Body::Stock(Stock { vcpus, cpus, flush, command, expect });
-    Case { name, about, body, long: None, only_long: false, settings: &[] }
+    case(name, about, body)
 }
 
-const fn typed(name: &'static str, about: &'static str, texts: &'static [&'static str]) -> Case {
-    Case { name, about, body: Body::Typed(texts), long: None, only_long: false, settings: &[] }
+pub(super) const fn typed(name: &'static str, about: &'static str, texts: &'static [&'static str]) -> Case {
+    case(name, about, Body::Typed(texts))
 }
 
 const fn probe(name: &'static str, about: &'static str, test: &'static str, end: ProbeEnd) -> Case {
-    Case { name, about, body: Body::Probe(test, end), long: None, only_long: false, settings: &[] }
+    case(name, about, Body::Probe(test, end))
 }
 
-const fn tool(
+pub(super) const fn tool(
     name: &'static str,
     about: &'static str,
     args: &'static [&'static str],
     file: TestFile,
     (status, message): (i32, &'static str),
 ) -> Case {
-    Case {
-        name,
-        about,
-        body: Body::Tool { args, file, status, message },
-        long: None,
-        only_long: false,
-        settings: &[],
-    }
+    case(name, about, Body::Tool { args, file, status, message })
 }
 
 const fn talk(name: &'static str, about: &'static str, command: &'static str, what: Talk) -> Case {
     let body = Body::Talk { command, about: what };
-    Case { name, about, body, long: None, only_long: false, settings: &["paranoid=on"] }
+    case(name, about, body).with(&["paranoid=on"])
 }
 
 impl Case {
     /// The same, with something else to do under `--long`.
-    const fn or_long(self, told: &'static str) -> Self {
+    pub(super) const fn or_long(self, told: &'static str) -> Self {
         Self { long: Some(told), ..self }
     }
 
@@ -151,8 +155,13 @@ impl Case {
         Self { only_long: true, ..self }
     }
 
+    /// The same on another platform.
+    pub(super) const fn on(self, platform: Platform) -> Self {
+        Self { platform, ..self }
+    }
+
     /// The same, on a hypervisor that is changed.
-    const fn with(self, settings: &'static [&'static str]) -> Self {
+    pub(super) const fn with(self, settings: &'static [&'static str]) -> Self {
         Self { settings, ..self }
     }
 }
@@ -160,20 +169,20 @@ impl Case {
 /// Says that it has begun, and then works until it is ended; the ROM comes and goes meanwhile and must read the same each time.
 const WORK: &str = "cd /sys/bus/pci/devices/0000:00:01.0 && echo 1 > rom && sum=$(md5sum < rom) || exit; \
     while echo 0 > rom; echo 1 > rom; do \
-        test \"$(md5sum < rom)\" = \"$sum\" || echo '{\"event\":\"wrong\"}' > /dev/ttyS1; \
+        test \"$(md5sum < rom)\" = \"$sum\" || echo '{\"event\":\"wrong\"}' > /dev/report; \
     done & \
-    echo '{\"event\":\"ready\"}' > /dev/ttyS1; thrash --threads 4 --rounds 100000";
-const STALE: &str = "stale --threads 8 --seconds 5 --report /dev/ttyS1";
+    echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
+pub(super) const STALE: &str = "stale --threads 8 --seconds 5 --report /dev/report";
 /// On a busy machine the emulated CPUs seldom run at the same time.
 const STALE_TRIES: &str =
-    "for try in 1 2 3; do stale --threads 8 --seconds 5 --report /dev/ttyS1 || exit; done";
-const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/ttyS1";
+    "for try in 1 2 3; do stale --threads 8 --seconds 5 --report /dev/report || exit; done";
+const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/report";
 /// More threads than a 64-bit mask of processors can name.
-const THRASH_65: &str = "thrash --threads 65 --rounds 3 --settle 100 --report /dev/ttyS1";
+const THRASH_65: &str = "thrash --threads 65 --rounds 3 --settle 100 --report /dev/report";
 /// Threads that touch their memory while a ROM comes and goes.
-const MMTEST: &str = "mmtest --threads 4 --memory 16 --toggles 200 --passes 2 --report /dev/ttyS1";
-const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --passes 2 --report /dev/ttyS1";
-const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/ttyS1";
+const MMTEST: &str = "mmtest --threads 4 --memory 16 --toggles 200 --passes 2 --report /dev/report";
+const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --passes 2 --report /dev/report";
+const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
 
 pub(super) const CASES: [Case; 37] = [
     tool(

@@ -1,7 +1,7 @@
 //! The tests that run tlbcheck: it has to pass where flushes are right, and to fail, by the row that is named for it, for
 //! each mistake that can be switched on in the hypervisor.
 
-use super::cases::{Body, Case};
+use super::cases::{Body, Case, case};
 use crate::check::VCPUS;
 use crate::check::subject::On;
 use crate::image::Entry;
@@ -25,25 +25,25 @@ pub(super) struct Check {
 const SKIPPED_ON_QUELL: [&str; 5] =
     ["pcid-mixes", "pcid-cr3", "pcid-toggle", "invpcid-", "xmm-without-offer-accepted"];
 
-const fn clean(
+pub(super) const fn clean(
     name: &'static str,
     about: &'static str,
     on: On,
     may_skip: Option<&'static [&'static str]>,
 ) -> Case {
     let body = Body::Check(Check { on, cpus: 4, vcpus: VCPUS, defect: None, rows: None, may_skip });
-    Case { name, about, body, long: None, only_long: false, settings: &[] }
+    case(name, about, body)
 }
 
 /// The mistake, and the row that is named for it.
 const fn caught(name: &'static str, about: &'static str, defect: Option<Defect>, row: &'static str) -> Case {
     let body =
         Body::Check(Check { on: On::Quell, cpus: 4, vcpus: 4, defect, rows: Some(row), may_skip: None });
-    Case { name, about, body, long: None, only_long: false, settings: &[] }
+    case(name, about, body)
 }
 
 const fn without_kicks(case: Case) -> Case {
-    Case { settings: &["kick=off"], ..case }
+    case.with(&["kick=off"])
 }
 
 const fn disc(
@@ -53,7 +53,7 @@ const fn disc(
     uefi: bool,
     shows: &'static str,
 ) -> Case {
-    Case { name, about, body: Body::Disc { entry, uefi, shows }, long: None, only_long: false, settings: &[] }
+    case(name, about, Body::Disc { entry, uefi, shows })
 }
 
 pub(super) const CHECKS: [Case; 20] = [
@@ -73,14 +73,11 @@ pub(super) const CHECKS: [Case; 20] = [
         " 0 failed",
     ),
     disc("disc_checks_quell_by_bios", "and Quell with tlbcheck", Entry::CheckQuell, false, " 0 failed"),
-    Case {
-        name: "linux_protocol_starts_tlbcheck",
-        about: "a loader that knows Linux only starts tlbcheck's bzImage",
-        body: Body::Bzimage { cmdline: "check json report=com2 only=invlpg-*,ipi-*" },
-        long: None,
-        only_long: false,
-        settings: &[],
-    },
+    case(
+        "linux_protocol_starts_tlbcheck",
+        "a loader that knows Linux only starts tlbcheck's bzImage",
+        Body::Bzimage { cmdline: "check json report=com2 only=invlpg-*,ipi-*" },
+    ),
     clean("tlbcheck_bare", "tlbcheck finds nothing wrong with the emulated machine", On::Bare, None),
     clean(
         "tlbcheck_on_quell",

@@ -1,17 +1,19 @@
 //! Runs the tests that boot guests under QEMU; the table of them is in [`super::cases`].
 
 use super::Tally;
+use super::arm;
 use super::cases::{Body, Case, Expect, ProbeEnd, Stock, Talk, TestFile};
 use super::checks::Check;
 use super::progress::Progress;
 use super::talk;
+use crate::arch::{Arch, Platform};
 use crate::check::{self, Verdict};
 use crate::cli::ImageArgs;
 use crate::image::{self, Entry};
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Payload, Spec};
-use crate::run::{CONSOLE, switches, tail};
+use crate::run::{reporting_console, switches, tail};
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
@@ -47,6 +49,8 @@ const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
 struct Lab<'a> {
     stock: LazyCell<Result<StockGuest>>,
     hypervisor: LazyCell<Result<Hypervisor>>,
+    arm_stock: LazyCell<Result<StockGuest>>,
+    arm_hypervisor: LazyCell<Result<Hypervisor>>,
     probe: LazyCell<Result<PathBuf>>,
     directory: &'a Path,
     signals: &'a Signals,
@@ -65,9 +69,11 @@ pub(super) fn run_all(
 ) -> Result<Tally> {
     let directory = tempfile::Builder::new().prefix("quell-test-").tempdir()?;
     let lab = Lab {
-        stock: LazyCell::new(StockGuest::prepare),
-        hypervisor: LazyCell::new(Hypervisor::build),
-        probe: LazyCell::new(|| workspace::build(workspace::PROBE)),
+        stock: LazyCell::new(|| StockGuest::prepare(Arch::X86_64)),
+        hypervisor: LazyCell::new(|| Hypervisor::build(Arch::X86_64)),
+        arm_stock: LazyCell::new(|| StockGuest::prepare(Arch::Aarch64)),
+        arm_hypervisor: LazyCell::new(|| Hypervisor::build(Arch::Aarch64)),
+        probe: LazyCell::new(|| workspace::build(workspace::PROBE, Arch::X86_64)),
         directory: directory.path(),
         signals,
         long,
@@ -105,10 +111,11 @@ impl Lab<'_> {
         match &case.body {
             Body::Stock(stock) => self.stock(case, stock, told(stock.command)),
             Body::Check(check) => self.check(case, check),
+            Body::Counts => arm::counts(case.platform, self.directory, self.signals),
             Body::Disc { entry, uefi, shows } => self.disc(*entry, *uefi, shows),
             Body::Bzimage { cmdline } => self.bzimage(cmdline),
             Body::Talk { command, about } => self.talk(case, command, *about),
-            Body::Typed(texts) => self.typed(texts),
+            Body::Typed(texts) => self.typed(case.platform, texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
             Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
         }
@@ -118,6 +125,7 @@ impl Lab<'_> {
         let switches = Switches { defect: check.defect, ..switches(case.settings)? };
         let is_wrong = switches.defect.is_some() || !switches.kick;
         let run = check::Run {
+            platform: case.platform,
             on: check.on,
             cpus: check.cpus,
             vcpus: check.vcpus,
@@ -178,9 +186,9 @@ impl Lab<'_> {
     /// Starts tlbcheck's bzImage by QEMU's loader for Linux kernels.
     fn bzimage(&self, cmdline: &str) -> Result<()> {
         let kernel = self.directory.join("tlbcheck.bzimage");
-        image::write_bzimage(&workspace::build(workspace::TLBCHECK)?, &kernel)?;
+        image::write_bzimage(&workspace::build(workspace::TLBCHECK, Arch::X86_64)?, &kernel)?;
         let payload = Payload::Bare { kernel, initrd: None, cmdline: cmdline.to_owned() };
-        let mut spec = Spec::new(payload, 2, 256 * MIB);
+        let mut spec = Spec::new(Platform::X86_64, payload, 2, 256 * MIB);
         spec.timeout = Some(BOOT_TIMEOUT);
         let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
         self.hung.set(matches!(outcome.end, End::TimedOut));
@@ -202,7 +210,7 @@ impl Lab<'_> {
     }
 
     fn talk(&self, case: &Case, command: &str, about: Talk) -> Result<()> {
-        let mut guest = self.stock_guest(Some(command))?;
+        let mut guest = self.stock_guest(case.platform, Some(command))?;
         (guest.vcpus, guest.memory) = (4, talk::GUEST_MEMORY);
         guest.switches = switches(case.settings)?;
         let mut said = Err(anyhow!("the guest did not begin to work"));
@@ -224,7 +232,7 @@ impl Lab<'_> {
     }
 
     fn stock(&self, case: &Case, test: &Stock, command: &str) -> Result<()> {
-        let mut guest = self.stock_guest(Some(command))?;
+        let mut guest = self.stock_guest(case.platform, Some(command))?;
         guest.vcpus = test.vcpus;
         guest.switches = switches(case.settings)?;
         guest.flush = test.flush;
@@ -254,8 +262,8 @@ impl Lab<'_> {
         })
     }
 
-    fn typed(&self, texts: &[&str]) -> Result<()> {
-        let mut guest = self.stock_guest(None)?;
+    fn typed(&self, platform: Platform, texts: &[&str]) -> Result<()> {
+        let mut guest = self.stock_guest(platform, None)?;
         guest.reset = ResetPolicy::Reboot;
         let mut left = texts.iter();
         let mut read = 0;
@@ -286,6 +294,7 @@ impl Lab<'_> {
             vcpus: processors,
             memory: 64 * MIB,
             flush: FlushMode::Hypercall,
+            platform: Platform::X86_64,
             reset: ResetPolicy::Exit,
             switches: switches(case.settings)?,
         };
@@ -339,15 +348,19 @@ impl Lab<'_> {
         Ok(())
     }
 
-    fn stock_guest(&self, command: Option<&str>) -> Result<Guest> {
-        let stock = made(&self.stock)?;
+    fn stock_guest(&self, platform: Platform, command: Option<&str>) -> Result<Guest> {
+        let stock = made(match platform.arch() {
+            Arch::X86_64 => &self.stock,
+            Arch::Aarch64 => &self.arm_stock,
+        })?;
         Ok(Guest {
             kernel: stock.kernel(),
             initrd: Some(stock.initrd(command)),
-            cmdline: format!("{CONSOLE} panic=-1"),
+            cmdline: format!("{} panic=-1", reporting_console(platform.arch())),
             vcpus: 2,
             memory: 512 * MIB,
             flush: FlushMode::Hypercall,
+            platform,
             reset: ResetPolicy::Exit,
             switches: Switches::default(),
         })
@@ -359,7 +372,11 @@ impl Lab<'_> {
         cpus: u32,
         observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
-        let mut spec = guest.on_quell(made(&self.hypervisor)?, cpus, Clock::Wall, self.directory)?;
+        let hypervisor = made(match guest.platform.arch() {
+            Arch::X86_64 => &self.hypervisor,
+            Arch::Aarch64 => &self.arm_hypervisor,
+        })?;
+        let mut spec = guest.on_quell(hypervisor, cpus, Clock::Wall, self.directory)?;
         spec.timeout = Some(if self.long { LONG_TIMEOUT } else { BOOT_TIMEOUT });
         let outcome = Machine::start(&spec, self.signals)?.run(observe)?;
         self.hung.set(matches!(outcome.end, End::TimedOut));

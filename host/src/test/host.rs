@@ -41,7 +41,7 @@ impl Step {
 }
 
 /// Everything that cargo checks. The bare-metal images are linted for their own target.
-pub(super) const STEPS: [Step; 10] = [
+pub(super) const STEPS: [Step; 11] = [
     step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
     step(
         "unit-tests",
@@ -86,6 +86,21 @@ pub(super) const STEPS: [Step; 10] = [
             "image",
             "--target",
             "x86_64-unknown-none",
+            "--",
+            "-Dwarnings",
+        ],
+    ),
+    step(
+        "lint-workloads-arm",
+        "clippy on the programs of Arm64 guests",
+        &[
+            "clippy",
+            "--release",
+            "--package",
+            "quell-workloads",
+            "--bins",
+            "--target",
+            "aarch64-unknown-linux-musl",
             "--",
             "-Dwarnings",
         ],

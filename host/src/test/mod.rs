@@ -1,5 +1,6 @@
 //! `quell test`: every test there is. Host tests and linters by cargo, then guests under QEMU.
 
+mod arm;
 mod cases;
 mod checks;
 mod guests;
@@ -63,7 +64,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
 
 /// The tests that boot machines.
 fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
-    cases::CASES.iter().chain(&checks::CHECKS)
+    cases::CASES.iter().chain(&checks::CHECKS).chain(arm::rows())
 }
 
 /// Prints the last line, and says what the process's status is.

@@ -9,7 +9,7 @@ use std::path::Path;
 const DOCUMENTS: [(&str, &str); 2] = [("docs/coherence.md", "coherence"), ("docs/pitfalls.md", "")];
 
 /// Where the tests of each prefix are.
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 12] = [
     ("coherence", "crates/coherence/src"),
     ("pvflush", "crates/pvflush/src"),
     ("tlfs", "crates/tlfs/src"),
@@ -18,6 +18,8 @@ const SOURCES: [(&str, &str); 10] = [
     ("machine", "crates/machine"),
     ("hypervisor", "hypervisor/src"),
     ("host", "host/src"),
+    ("hostlink", "crates/hostlink/src"),
+    ("plugin", "host/plugin/src"),
     ("probe", "guests/probe/src/tests"),
     ("tlbcheck", "tlbcheck/src"),
 ];

@@ -10,6 +10,8 @@ use hostlink::config::{self, BootCpu, NestedPage, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 #[cfg(feature = "defects")]
 use hostlink::defect::Defect;
+#[cfg(target_arch = "aarch64")]
+use hostlink::exit::ExitCode;
 use memslots::space::ZapWay;
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
 use paging::Level;
@@ -366,6 +368,12 @@ impl Machine {
             self.nudge(self.sched.wake(vcpu.index, Line::Work));
         }
     }
+}
+
+/// Leaves the code with which the run ends to whoever reads the beacon, where no device takes it.
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn leave_exit_code(code: ExitCode) {
+    QUELL_BEACON.exit.store(code as u32, Ordering::Release);
 }
 
 /// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked instruction.

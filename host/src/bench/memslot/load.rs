@@ -1,10 +1,10 @@
 //! A Linux guest whose threads use their memory while the ROM comes and goes, by the clock.
 
 use super::{Bench, finished};
+use crate::arch::{Arch, Platform};
 use crate::machine::counters::Snapshot;
 use crate::machine::process::{Flow, Machine};
 use crate::results::{Samples, Subject};
-use crate::run::CONSOLE;
 use crate::size::MIB;
 use crate::table::{judge, table};
 use crate::vm::{Guest, StockGuest};
@@ -53,7 +53,7 @@ const PAIRS: [Pair; 2] = [
 
 /// Runs both modes in turn.
 pub(super) fn measure(bench: &Bench<'_>, samples: &mut Samples) -> Result<()> {
-    let stock = StockGuest::prepare()?;
+    let stock = StockGuest::prepare(Arch::X86_64)?;
     for run in 1..=bench.args.runs {
         for (pair, (zap, case)) in PAIRS.iter().flat_map(|pair| pair.modes.map(|mode| (pair, mode))) {
             eprintln!("{case}: run {run} of {} …", bench.args.runs);
@@ -78,16 +78,17 @@ fn load(bench: &Bench<'_>, stock: &StockGuest, pair: &Pair, zap: Zap) -> Result<
     let used = pair.memory_max.min(bench.args.memory - KERNEL_MEMORY);
     let memory = used + KERNEL_MEMORY;
     let command = format!(
-        "mmtest --threads {THREADS} --memory {} --rounds {ROUNDS} --settle {SETTLE_MS} --report /dev/ttyS1",
+        "mmtest --threads {THREADS} --memory {} --rounds {ROUNDS} --settle {SETTLE_MS} --report /dev/report",
         (used / MIB / u64::from(THREADS)).max(1)
     );
     let guest = Guest {
         kernel: stock.kernel(),
         initrd: Some(stock.initrd(Some(&command))),
-        cmdline: format!("{CONSOLE} quiet panic=-1"),
+        cmdline: format!("{} quiet panic=-1", Arch::X86_64.console()),
         vcpus: THREADS,
         memory,
         flush: FlushMode::Hypercall,
+        platform: Platform::X86_64,
         reset: ResetPolicy::Exit,
         switches: Switches { zap, nested_page: pair.page, ..Switches::default() },
     };

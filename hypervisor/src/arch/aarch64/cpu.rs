@@ -3,16 +3,14 @@
 use core::arch::asm;
 use core::cell::Cell;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, Ordering};
 
 use coherence::tlbi::Stage2Tlb;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 
 use super::features::Features;
-use super::sysreg::isb;
 use super::{flush, gic, interrupts, power};
-use crate::vm::PerCpu;
+use crate::vm::{PerCpu, machine};
 
 /// What belongs to one CPU beside [`PerCpu`]'s own.
 pub(crate) struct CpuData {
@@ -172,25 +170,9 @@ pub(crate) fn stop() -> ! {
     }
 }
 
-/// Whether there is a debugger or emulator that serves semihosting calls: the boot arguments say so.
-static HAS_SEMIHOSTING: AtomicBool = AtomicBool::new(false);
-
-/// Remembers that semihosting calls are served.
-pub(crate) fn set_semihosting() {
-    HAS_SEMIHOSTING.store(true, Ordering::Relaxed);
-}
-
-/// Ends the run with `code`: by semihosting, which passes the code on, else by PSCI.
+/// Ends the run with `code`, which the host tool finds in the beacon: PSCI passes none on.
 pub(crate) fn exit(code: ExitCode) -> ! {
-    isb();
-    if HAS_SEMIHOSTING.load(Ordering::Relaxed) {
-        /// Semihosting's SYS_EXIT_EXTENDED, and "application exit" (Arm, Semihosting for AArch32 and AArch64, 2024Q3, section 7.8).
-        const EXIT_EXTENDED: u64 = 0x20;
-        const APPLICATION_EXIT: u64 = 0x20026;
-        let block = [APPLICATION_EXIT, code as u64];
-        // SAFETY: the boot arguments say that the call is served; the block is read only.
-        unsafe { asm!("hlt #0xf000", in("x0") EXIT_EXTENDED, in("x1") &raw const block, options(nostack)) };
-    }
+    machine::leave_exit_code(code);
     power::off();
     stop()
 }

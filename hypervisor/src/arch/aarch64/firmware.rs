@@ -50,8 +50,6 @@ pub(crate) struct Machine {
     pub(crate) conduit: Option<Conduit>,
     /// The boot module: a bundle.
     pub(crate) module: Option<Range<u64>>,
-    /// The boot arguments say that semihosting calls are served.
-    pub(crate) semihosting: bool,
 }
 
 /// Bytes of the device tree at `address`, or `None` if there is none.
@@ -150,8 +148,6 @@ fn read_chosen(root: FdtNode<'_>, machine: &mut Machine) {
     {
         machine.module = Some(start..end);
     }
-    let is_said = |text: &str| text.split_ascii_whitespace().any(|word| word == "semihosting");
-    machine.semihosting = text(&chosen, "bootargs", is_said).unwrap_or(false);
 }
 
 /// A number of one cell or two.

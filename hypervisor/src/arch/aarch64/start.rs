@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use hostlink::exit::ExitCode;
 
-use super::{boot, clock, console, cpu, entry, features, firmware, gic, interrupts, pci, power, translation};
+use super::{boot, clock, console, entry, features, firmware, gic, interrupts, pci, power, translation};
 use crate::vm::memory::{self, FreeMemory};
 use crate::vm::percpu::{self, BLOCK_SIZE};
 use crate::vm::{self, PerCpu, machine, panic, run};
@@ -43,9 +43,6 @@ unsafe fn begin(tree: u64) -> Result<firmware::Machine, &'static str> {
     if let Ok(machine) = &machine {
         if let Some((registers, _)) = &machine.console {
             console::init(registers.start);
-        }
-        if machine.semihosting {
-            cpu::set_semihosting();
         }
         if let Some(conduit) = machine.conduit {
             power::set_conduit(conduit);

@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::{io, ptr};
 
 // System V: the address in RDI; the value in RAX, and in RDX whether there is none.
+#[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .text.stale_load,\"ax\",@progbits",
     ".balign 64",
@@ -18,6 +19,22 @@ global_asm!(
     "    ret",
     "stale_load_absent:",
     "    mov edx, 1",
+    "    ret",
+    ".popsection",
+);
+
+// AAPCS64: the address in X0; the value in X0, and in X1 whether there is none.
+#[cfg(target_arch = "aarch64")]
+global_asm!(
+    ".pushsection .text.stale_load,\"ax\",%progbits",
+    ".balign 64",
+    "stale_load:",
+    "    mov x1, #0",
+    "stale_load_access:",
+    "    ldr x0, [x0]",
+    "    ret",
+    "stale_load_absent:",
+    "    mov x1, #1",
     "    ret",
     ".popsection",
 );
@@ -50,15 +67,28 @@ pub(crate) fn install() -> io::Result<()> {
 
 extern "C" fn on_fault(signal: libc::c_int, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes the interrupted context, which is ours until the handler returns.
-    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
-    let rip = &mut registers[libc::REG_RIP as usize];
-    if *rip == (&raw const stale_load_access).addr() as i64 {
-        *rip = (&raw const stale_load_absent).addr() as i64;
+    let machine = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
+    let at = program_counter(machine);
+    if *at == (&raw const stale_load_access).addr() as Register {
+        *at = (&raw const stale_load_absent).addr() as Register;
     } else {
         // The instruction is tried again, and ends the process.
         // SAFETY: the default action is always valid.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+type Register = i64;
+#[cfg(target_arch = "aarch64")]
+type Register = u64;
+
+/// Where the interrupted program goes on.
+fn program_counter(machine: &mut libc::mcontext_t) -> &mut Register {
+    #[cfg(target_arch = "x86_64")]
+    return &mut machine.gregs[libc::REG_RIP as usize];
+    #[cfg(target_arch = "aarch64")]
+    return &mut machine.pc;
 }
 
 /// The word at `address`, unless nothing readable is mapped there.

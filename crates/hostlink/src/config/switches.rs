@@ -1,0 +1,267 @@
+//! What tests and comparisons change in the hypervisor.
+
+use crate::defect::Defect;
+use core::fmt;
+
+/// Which APIC id each vCPU has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ApicIds {
+    /// Its VP index.
+    #[default]
+    Ascending,
+    /// The first vCPU has id 0, and the others the ids from the number of vCPUs minus 1 down to 1.
+    Reversed,
+}
+
+/// Which translations go when a memory slot goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Zap {
+    /// Those of the slot.
+    #[default]
+    Slot,
+    /// All of the guest's. They come back fault by fault: what precision is worth is measured against this.
+    Everything,
+}
+
+/// Largest page of the nested page table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NestedPage {
+    /// 4 KiB.
+    Small,
+    /// 2 MiB.
+    Large,
+    /// 1 GiB, where the processor has them.
+    #[default]
+    Huge,
+}
+
+impl NestedPage {
+    const ALL: [Self; 3] = [Self::Small, Self::Large, Self::Huge];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Small => "4K",
+            Self::Large => "2M",
+            Self::Huge => "1G",
+        }
+    }
+}
+
+/// How translations go from a guest's stage 2 when memory goes (Arm).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage2Unmap {
+    /// Leaves are gathered and one flush follows, by range instructions where the processor has them.
+    #[default]
+    Range,
+    /// Each leaf is cleared and flushed by itself: what ranges are worth is measured against this.
+    Page,
+    /// Leaves are gathered, and the flush that follows is of all that the guest's VMID tags.
+    Whole,
+}
+
+impl Stage2Unmap {
+    const ALL: [Self; 3] = [Self::Range, Self::Page, Self::Whole];
+
+    /// The value of `stage2_unmap` that stands for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Range => "range",
+            Self::Page => "page",
+            Self::Whole => "whole",
+        }
+    }
+}
+
+/// What keeps a guest's local TLB instructions right when a vCPU changes CPU (Arm).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalTlbi {
+    /// The CPU where it arrives drops what it holds of the guest.
+    #[default]
+    Arrival,
+    /// HCR_EL2.FB: the instructions reach all CPUs.
+    Broadcast,
+}
+
+impl LocalTlbi {
+    const ALL: [Self; 2] = [Self::Arrival, Self::Broadcast];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Arrival => "arrival",
+            Self::Broadcast => "broadcast",
+        }
+    }
+}
+
+/// What tests change. The defaults are what everybody else wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switches {
+    /// Which APIC id each vCPU has.
+    pub apic_ids: ApicIds,
+    /// Most pages that a flush drops one by one; `None` leaves it to what was measured.
+    pub flush_pages: Option<u32>,
+    /// Whether a flush ends the stay in guest mode of its targets. Without, it is broken: tests prove by that
+    /// that they notice.
+    pub kick: bool,
+    /// Which translations go when a memory slot goes.
+    pub zap: Zap,
+    /// Largest page of the nested page table.
+    pub nested_page: NestedPage,
+    /// Whether the nested page table is compared with the slots after each change of them.
+    pub paranoid: bool,
+    /// How translations go from stage 2 when memory goes (Arm).
+    pub stage2_unmap: Stage2Unmap,
+    /// What keeps local TLB instructions right when a vCPU changes CPU (Arm).
+    pub local_tlbi: LocalTlbi,
+    /// Bits of VMIDs, 1 to 16; `None` for as many as the processor has (Arm).
+    pub vmid_bits: Option<u8>,
+    /// What is wrong with flush hypercalls; only an image with defects built in takes one.
+    pub defect: Option<Defect>,
+}
+
+impl Default for Switches {
+    fn default() -> Self {
+        Self {
+            apic_ids: ApicIds::Ascending,
+            flush_pages: None,
+            kick: true,
+            zap: Zap::Slot,
+            nested_page: NestedPage::Huge,
+            paranoid: false,
+            stage2_unmap: Stage2Unmap::Range,
+            local_tlbi: LocalTlbi::Arrival,
+            vmid_bits: None,
+            defect: None,
+        }
+    }
+}
+
+impl Switches {
+    /// Their keys.
+    pub const KEYS: [&str; 10] = [
+        "apic_ids",
+        "flush_pages",
+        "kick",
+        "zap",
+        "nested_page",
+        "paranoid",
+        "stage2_unmap",
+        "local_tlbi",
+        "vmid_bits",
+        "defect",
+    ];
+
+    /// Sets the switch `key` of the table above; false if there is no such switch.
+    ///
+    /// # Errors
+    ///
+    /// What the value should be.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<bool, &'static str> {
+        match key {
+            "apic_ids" => {
+                self.apic_ids = match value {
+                    "ascending" => ApicIds::Ascending,
+                    "reversed" => ApicIds::Reversed,
+                    _ => return Err("ascending or reversed"),
+                };
+            }
+            "flush_pages" => {
+                self.flush_pages = match (value, value.parse()) {
+                    ("measured", _) => None,
+                    (_, Ok(pages @ 16..=1_000_000)) => Some(pages),
+                    _ => return Err("a number from 16 to 1000000, or measured"),
+                };
+            }
+            "kick" => self.kick = on_or_off(value)?,
+            "zap" => {
+                self.zap = match value {
+                    "slot" => Zap::Slot,
+                    "everything" => Zap::Everything,
+                    _ => return Err("slot or everything"),
+                };
+            }
+            "nested_page" => {
+                let named = NestedPage::ALL.into_iter().find(|page| page.name() == value);
+                self.nested_page = named.ok_or("4K, 2M or 1G")?;
+            }
+            "paranoid" => self.paranoid = on_or_off(value)?,
+            "stage2_unmap" => {
+                let named = Stage2Unmap::ALL.into_iter().find(|way| way.name() == value);
+                self.stage2_unmap = named.ok_or("range, page or whole")?;
+            }
+            "local_tlbi" => {
+                let named = LocalTlbi::ALL.into_iter().find(|way| way.name() == value);
+                self.local_tlbi = named.ok_or("arrival or broadcast")?;
+            }
+            "vmid_bits" => {
+                self.vmid_bits = match (value, value.parse()) {
+                    ("most", _) => None,
+                    (_, Ok(bits @ 1..=16)) => Some(bits),
+                    _ => return Err("a number from 1 to 16, or most"),
+                };
+            }
+            "defect" => {
+                self.defect = match value {
+                    "none" => None,
+                    _ => Some(Defect::named(value).ok_or("none, or the name of a defect")?),
+                };
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn on_or_off(value: &str) -> Result<bool, &'static str> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("on or off"),
+    }
+}
+
+impl fmt::Display for Switches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let apic_ids = match self.apic_ids {
+            ApicIds::Ascending => "ascending",
+            ApicIds::Reversed => "reversed",
+        };
+        writeln!(f, "apic_ids={apic_ids}")?;
+        match self.flush_pages {
+            Some(pages) => writeln!(f, "flush_pages={pages}")?,
+            None => writeln!(f, "flush_pages=measured")?,
+        }
+        let zap = match self.zap {
+            Zap::Slot => "slot",
+            Zap::Everything => "everything",
+        };
+        let word = |switch| if switch { "on" } else { "off" };
+        writeln!(f, "kick={}\nzap={zap}", word(self.kick))?;
+        writeln!(f, "nested_page={}\nparanoid={}", self.nested_page.name(), word(self.paranoid))?;
+        writeln!(f, "stage2_unmap={}", self.stage2_unmap.name())?;
+        writeln!(f, "local_tlbi={}", self.local_tlbi.name())?;
+        match self.vmid_bits {
+            Some(bits) => writeln!(f, "vmid_bits={bits}")?,
+            None => writeln!(f, "vmid_bits=most")?,
+        }
+        writeln!(f, "defect={}", self.defect.map_or("none", Defect::name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn every_switch_has_a_key_that_is_written_and_read() {
+        let text = Switches::default().to_string();
+        for key in Switches::KEYS {
+            let start = std::format!("{key}=");
+            let line = text.lines().find_map(|line| line.strip_prefix(start.as_str()));
+            let value = line.expect("is written");
+            assert_eq!(Switches::default().set(key, value), Ok(true), "{key}");
+        }
+        assert_eq!(text.lines().count(), Switches::KEYS.len());
+    }
+}

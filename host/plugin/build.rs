@@ -1,0 +1,6 @@
+//! QEMU has the functions that the plugin calls: they are found when it is loaded.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,undefs");
+}

@@ -1,0 +1,150 @@
+//! The counters of a run: raw ones that only grow, and what of them belongs to each phase.
+
+use crate::kind::{KINDS, Kind, dsb_name, tlbi_name};
+use hostlink::phase::Phase;
+use serde_json::{Map, Value, json};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Number of phases.
+pub const PHASES: usize = Phase::ALL.len();
+
+/// Index of the raw counter of all instructions; those of [`Kind::index`] follow.
+const ALL: usize = 0;
+/// Number of raw counters.
+const RAW: usize = 1 + KINDS;
+
+/// The counters.
+pub struct Counts {
+    /// Since the start. The translated code of the emulator adds to them, until the process ends.
+    raw: &'static [AtomicU64; RAW],
+    /// What `raw` was when the current phase began.
+    begun: Box<[u64; RAW]>,
+    /// What belongs to each phase; what `raw` has gained over `begun` is to be added to that of the current one.
+    phases: Vec<Box<[u64; RAW]>>,
+    /// How often each phase has begun.
+    entries: [u64; PHASES],
+    current: usize,
+    /// The kinds that were ever translated: no other raw counter is anything but 0.
+    kinds: Vec<Kind>,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        let zeroes = || Box::new([0; RAW]);
+        Self {
+            raw: Box::leak(Box::new([const { AtomicU64::new(0) }; RAW])),
+            begun: zeroes(),
+            phases: (0..PHASES).map(|_| zeroes()).collect(),
+            entries: [0; PHASES],
+            current: 0,
+            kinds: Vec::new(),
+        }
+    }
+}
+
+impl Counts {
+    /// The counter of all instructions.
+    pub fn instructions(&self) -> &'static AtomicU64 {
+        &self.raw[ALL]
+    }
+
+    /// The counter of a kind, which may be used from now on.
+    pub fn kind(&mut self, kind: Kind) -> &'static AtomicU64 {
+        if !self.kinds.contains(&kind) {
+            self.kinds.push(kind);
+        }
+        &self.raw[1 + kind.index()]
+    }
+
+    /// Another phase begins; numbers beyond the last are the first one's.
+    pub fn begin(&mut self, phase: usize) {
+        self.settle();
+        self.current = if phase < PHASES { phase } else { 0 };
+        self.entries[self.current] += 1;
+    }
+
+    /// Gives the current phase what was counted since it began.
+    fn settle(&mut self) {
+        for at in self.kinds.iter().map(|kind| 1 + kind.index()).chain([ALL]) {
+            let now = self.raw[at].load(Ordering::Relaxed);
+            let gained = now.wrapping_sub(self.begun[at]);
+            self.phases[self.current][at] = self.phases[self.current][at].wrapping_add(gained);
+            self.begun[at] = now;
+        }
+    }
+
+    /// What was counted: `{"phases": [PHASE, …]}`, eight of them in the order of their numbers. A PHASE has `entries`, how often it
+    /// began; `instructions`; `tlbi` and `dsb`, objects with a number for each kind by its assembler name, those that are 0 left out;
+    /// `isb`, `dc` (by address), `dc_set_way`, `ic` and `eret`. The hint that begins a phase counts for it.
+    pub fn json(&mut self) -> Value {
+        self.settle();
+        let phases: Vec<_> = (0..PHASES).map(|phase| self.phase_json(phase)).collect();
+        json!({ "phases": phases })
+    }
+
+    fn phase_json(&self, phase: usize) -> Value {
+        let counts = &self.phases[phase];
+        let of = |kind: Kind| counts[1 + kind.index()];
+        let (mut tlbi, mut dsb) = (Map::new(), Map::new());
+        for kind in self.kinds.iter().copied().filter(|kind| of(*kind) != 0) {
+            match kind {
+                Kind::Tlbi(operation) => drop(tlbi.insert(tlbi_name(operation), of(kind).into())),
+                Kind::Dsb(crm) => drop(dsb.insert(dsb_name(crm), of(kind).into())),
+                Kind::DsbNxs => drop(dsb.insert("nxs".to_owned(), of(kind).into())),
+                _ => {}
+            }
+        }
+        json!({
+            "entries": self.entries[phase],
+            "instructions": counts[ALL],
+            "tlbi": tlbi,
+            "dsb": dsb,
+            "isb": of(Kind::Isb),
+            "dc": of(Kind::DcByAddress),
+            "dc_set_way": of(Kind::DcBySetWay),
+            "ic": of(Kind::Ic),
+            "eret": of(Kind::Eret),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(counter: &AtomicU64, count: u64) {
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn what_is_counted_belongs_to_the_phase_of_its_time() {
+        let mut counts = Counts::default();
+        let (all, isb) = (counts.instructions(), counts.kind(Kind::Isb));
+        let ish = counts.kind(Kind::Dsb(11));
+        add(all, 10);
+        counts.begin(3);
+        add(all, 5);
+        add(ish, 2);
+        counts.begin(0);
+        add(all, 1);
+        counts.begin(3);
+        add(all, 7);
+        add(isb, 1);
+        let json = counts.json();
+        let phase = |at: usize| json["phases"][at].clone();
+        assert_eq!((&phase(0)["instructions"], &phase(0)["entries"]), (&json!(11), &json!(1)));
+        assert_eq!((&phase(3)["instructions"], &phase(3)["entries"]), (&json!(12), &json!(2)));
+        assert_eq!((&phase(3)["dsb"], &phase(3)["isb"]), (&json!({"ish": 2}), &json!(1)));
+        assert_eq!((&phase(0)["dsb"], &phase(0)["isb"]), (&json!({}), &json!(0)));
+        assert_eq!(counts.json(), json, "looking changes nothing");
+    }
+
+    #[test]
+    fn a_phase_that_does_not_exist_is_the_first() {
+        let mut counts = Counts::default();
+        let all = counts.instructions();
+        counts.begin(PHASES);
+        add(all, 4);
+        assert_eq!(counts.json()["phases"][0]["instructions"], 4);
+    }
+}

@@ -1,0 +1,169 @@
+//! The architectures of machines and guests, and what differs between them for this tool.
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+
+/// The architecture of a machine, its hypervisor and its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Arch {
+    /// AMD64 with SVM
+    #[value(name = "x86_64")]
+    X86_64,
+    /// Arm64 with EL2
+    Aarch64,
+}
+
+impl Arch {
+    /// The emulator.
+    pub(crate) const fn qemu(self) -> &'static str {
+        match self {
+            Self::X86_64 => "qemu-system-x86_64",
+            Self::Aarch64 => "qemu-system-aarch64",
+        }
+    }
+
+    /// The compiler's target for what runs without an operating system.
+    pub(crate) const fn bare_target(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64-unknown-none",
+            Self::Aarch64 => "aarch64-unknown-none-softfloat",
+        }
+    }
+
+    /// The compiler's target for what runs inside Linux guests.
+    pub(crate) const fn linux_target(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64-unknown-linux-musl",
+            Self::Aarch64 => "aarch64-unknown-linux-musl",
+        }
+    }
+
+    /// Physical address of the first byte of a machine's memory: offset 0 of the file behind it.
+    pub(crate) const fn ram_base(self) -> u64 {
+        match self {
+            Self::X86_64 => 0,
+            Self::Aarch64 => 1 << 30,
+        }
+    }
+
+    /// What every Linux guest's command line starts with: its console.
+    pub(crate) const fn console(self) -> &'static str {
+        match self {
+            Self::X86_64 => "console=ttyS0",
+            Self::Aarch64 => "console=ttyAMA0",
+        }
+    }
+
+    /// Whether the guest's reports come on its console, among other lines, for want of a second serial port.
+    pub(crate) const fn reports_on_console(self) -> bool {
+        matches!(self, Self::Aarch64)
+    }
+}
+
+/// A model of CPU for Arm machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ArmCpu {
+    /// Everything that QEMU has: VHE, range TLBI, 16 bits of VMID, FWB, break-before-make level 2
+    Max,
+    /// VHE and 16 bits of VMID, but neither range TLBI nor FWB
+    NeoverseN1,
+    /// Neither VHE nor range TLBI nor FWB, and 8 bits of VMID
+    CortexA72,
+}
+
+impl ArmCpu {
+    /// All of them, the default first.
+    pub(crate) const ALL: [Self; 3] = [Self::Max, Self::NeoverseN1, Self::CortexA72];
+
+    /// Its name, on the command line and in results.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Max => "max",
+            Self::NeoverseN1 => "neoverse-n1",
+            Self::CortexA72 => "cortex-a72",
+        }
+    }
+
+    /// The value of QEMU's `-cpu`. The architected algorithm of pointer authentication takes most of the emulation's time.
+    pub(crate) const fn qemu(self) -> &'static str {
+        match self {
+            Self::Max => "max,pauth-impdef=on",
+            Self::NeoverseN1 => "neoverse-n1",
+            Self::CortexA72 => "cortex-a72",
+        }
+    }
+}
+
+/// What is emulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Platform {
+    /// A q35 machine with an EPYC.
+    X86_64,
+    /// A `virt` machine with this CPU.
+    Aarch64(ArmCpu),
+}
+
+impl Platform {
+    /// Its architecture.
+    pub(crate) const fn arch(self) -> Arch {
+        match self {
+            Self::X86_64 => Arch::X86_64,
+            Self::Aarch64(_) => Arch::Aarch64,
+        }
+    }
+
+    /// What the names of cases in results end with, so that those of several platforms can be told apart.
+    pub(crate) fn suffix(self) -> String {
+        match self {
+            Self::X86_64 => String::new(),
+            Self::Aarch64(cpu) => format!("@{}", cpu.name()),
+        }
+    }
+}
+
+/// The platform on the command line.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct PlatformArgs {
+    /// Architecture of the machine and its guest
+    #[arg(long, value_name = "ARCH", default_value = "x86_64")]
+    arch: Arch,
+    /// Model of CPU of an aarch64 machine [default: max]
+    #[arg(long, value_name = "MODEL")]
+    cpu: Option<ArmCpu>,
+}
+
+impl PlatformArgs {
+    /// The platform. There is one model of x86_64 only.
+    pub(crate) fn platform(self) -> Result<Platform> {
+        ensure!(
+            self.arch == Arch::Aarch64 || self.cpu.is_none(),
+            "--cpu names a model of aarch64; give --arch aarch64 as well"
+        );
+        Ok(match self.arch {
+            Arch::X86_64 => Platform::X86_64,
+            Arch::Aarch64 => Platform::Aarch64(self.cpu.unwrap_or(ArmCpu::Max)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_of_another_architecture_is_refused() {
+        let of = |arch, cpu| PlatformArgs { arch, cpu }.platform();
+        let error = of(Arch::X86_64, Some(ArmCpu::Max)).expect_err("is refused");
+        assert!(error.to_string().contains("--arch aarch64"), "{error}");
+        assert_eq!(of(Arch::X86_64, None).expect("is one"), Platform::X86_64);
+        assert_eq!(of(Arch::Aarch64, None).expect("is one"), Platform::Aarch64(ArmCpu::Max));
+    }
+
+    #[test]
+    fn models_are_named_on_the_command_line_as_in_results() {
+        for cpu in ArmCpu::ALL {
+            assert_eq!(ArmCpu::from_str(cpu.name(), false), Ok(cpu));
+            assert!(cpu.qemu().starts_with(cpu.name()));
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What QEMU's plugin (`host/plugin`) has counted of an Arm machine, by phase.
+
+use crate::machine::spec::Counting;
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use hostlink::phase::Phase;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// What was executed in one phase.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Counts {
+    /// How often it began.
+    pub(crate) entries: u64,
+    /// Instructions, of all kinds.
+    pub(crate) instructions: u64,
+    tlbi: BTreeMap<String, u64>,
+    dsb: BTreeMap<String, u64>,
+    /// Cache maintenance by address.
+    pub(crate) dc: u64,
+    /// Exception returns.
+    pub(crate) eret: u64,
+}
+
+impl Counts {
+    /// TLB maintenance instructions of all kinds.
+    pub(crate) fn tlbi(&self) -> u64 {
+        self.tlbi.values().sum()
+    }
+
+    /// Data synchronization barriers of all kinds.
+    pub(crate) fn dsb(&self) -> u64 {
+        self.dsb.values().sum()
+    }
+
+    /// Those of one kind, by its assembler name.
+    pub(crate) fn of_kind(&self, name: &str) -> u64 {
+        self.tlbi.get(name).or_else(|| self.dsb.get(name)).copied().unwrap_or(0)
+    }
+
+    /// What two phases come to together.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        let mut sum = self.clone();
+        sum.entries += other.entries;
+        sum.instructions += other.instructions;
+        sum.dc += other.dc;
+        sum.eret += other.eret;
+        for (all, more) in [(&mut sum.tlbi, &other.tlbi), (&mut sum.dsb, &other.dsb)] {
+            for (name, count) in more {
+                *all.entry(name.clone()).or_default() += count;
+            }
+        }
+        sum
+    }
+}
+
+/// The counts of a whole run.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Phases {
+    phases: Vec<Counts>,
+}
+
+impl Phases {
+    /// Has a machine counted, whose file is to be in `directory`; builds the plugin if need be.
+    pub(crate) fn counting(directory: &Path) -> Result<Counting> {
+        Ok(Counting { plugin: workspace::build_plugin()?, output: directory.join("counts.json") })
+    }
+
+    /// The counts of a machine that has ended by itself.
+    pub(crate) fn read(counting: &Counting) -> Result<Self> {
+        let text = fs::read_to_string(&counting.output)
+            .context("QEMU's plugin wrote no counts; it does so when QEMU ends by itself")?;
+        Self::parse(&text)
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let counts: Self = serde_json::from_str(text).context("the counts of QEMU's plugin")?;
+        let (found, expected) = (counts.phases.len(), Phase::ALL.len());
+        ensure!(found == expected, "QEMU's plugin counted {found} phases instead of {expected}");
+        Ok(counts)
+    }
+
+    /// What was executed in a phase; an error if it never began. A run begins with [`Phase::None`] without saying so.
+    pub(crate) fn of(&self, phase: Phase) -> Result<&Counts> {
+        let counts = &self.phases[phase as usize];
+        ensure!(counts.entries != 0 || phase == Phase::None, "phase {phase:?} was never begun");
+        Ok(counts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(phases: usize) -> String {
+        let phase = |number| {
+            format!(
+                r#"{{"entries":{},"instructions":{number},"tlbi":{{"alle1is":1,"vae2":2}},"dsb":{{"ish":4}},
+                    "isb":0,"dc":{number},"dc_set_way":0,"ic":0,"eret":0}}"#,
+                number % 2
+            )
+        };
+        format!(r#"{{"phases":[{}]}}"#, (0..phases).map(phase).collect::<Vec<_>>().join(","))
+    }
+
+    #[test]
+    fn what_is_not_the_plugins_is_an_error() {
+        for bad in ["", "{}", r#"{"phases":[1]}"#, &text(7)] {
+            assert!(Phases::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_phase_that_never_began_is_an_error_but_for_the_first() {
+        let phases = Phases::parse(&text(8)).expect("parses");
+        assert!(phases.of(Phase::None).is_ok() && phases.of(Phase::Reclaim).is_err());
+        let blocking = phases.of(Phase::Blocking).expect("began");
+        assert_eq!((blocking.instructions, blocking.tlbi(), blocking.dsb()), (1, 3, 4));
+        let both = blocking.and(phases.of(Phase::DirtyEnable).expect("began"));
+        assert_eq!((both.instructions, both.dc, both.tlbi(), both.of_kind("vae2")), (4, 4, 6, 4));
+    }
+}

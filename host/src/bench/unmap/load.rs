@@ -1,0 +1,226 @@
+//! The machines of the benchmark: a bare guest that uses memory, and what is asked of its hypervisor meanwhile.
+
+use super::super::phases::Phases;
+use crate::arch::Platform;
+use crate::ctl::dirty_runs;
+use crate::ctl::fields::Fields;
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::{Clock, Counting};
+use crate::run::tail;
+use crate::size::MIB;
+use crate::vm::{Guest, Hypervisor};
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Stage2Unmap, Switches};
+use hostlink::ctl::{LogWay, Request};
+use hostlink::exit::ExitCode;
+use hostlink::phase::Phase;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Memory of the guest itself.
+const MEMORY: u64 = 64 * MIB;
+/// The memory that is added, and where: it fills an entry of a table that is not the last one.
+const AT: u64 = 4 << 30;
+const SIZE: u64 = 1 << 30;
+const PAGE: u64 = 4096;
+/// Pages of it.
+pub(super) const PAGES: u64 = SIZE / PAGE;
+
+/// What is done with the memory once the guest uses all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// It is taken away.
+    Delete,
+    /// Stores to it are logged while the guest writes each page again; then the log is fetched.
+    Log,
+}
+
+/// What is done next, when what was before is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Add the memory.
+    Add,
+    /// Tell the guest to write one word of each page, in a phase of its own.
+    Touch,
+    /// Take the memory away.
+    Delete,
+    /// Begin to log.
+    LogStart,
+    /// Fetch the log, which names every page.
+    LogFetch,
+    /// Tell the guest to switch the machine off.
+    PowerOff,
+}
+
+impl Work {
+    const fn steps(self) -> &'static [Step] {
+        match self {
+            Self::Delete => &[Step::Add, Step::Touch, Step::Delete, Step::PowerOff],
+            Self::Log => {
+                &[Step::Add, Step::Touch, Step::LogStart, Step::Touch, Step::LogFetch, Step::PowerOff]
+            }
+        }
+    }
+}
+
+/// A machine that has begun.
+pub(super) struct Load {
+    machine: Machine,
+    counting: Option<Counting>,
+    timeout: Duration,
+    _directory: TempDir,
+}
+
+/// What came of it.
+pub(super) struct Done {
+    /// How long the hypervisor took to answer the last request.
+    pub(super) asked: Duration,
+    /// What was counted, if something was.
+    pub(super) phases: Option<Phases>,
+}
+
+impl Load {
+    /// Starts the guest on a machine of one CPU. Stage 2 has pages of 4 KiB only.
+    pub(super) fn start(
+        hypervisor: &Hypervisor,
+        platform: Platform,
+        stage2_unmap: Stage2Unmap,
+        clock: Clock,
+        timeout: Duration,
+        signals: &Signals,
+    ) -> Result<Self> {
+        let arch = platform.arch();
+        let guest = Guest {
+            platform,
+            kernel: workspace::bootable(workspace::build(workspace::LOAD, arch)?, arch)?,
+            initrd: None,
+            cmdline: String::new(),
+            vcpus: 1,
+            memory: MEMORY,
+            flush: FlushMode::Hypercall,
+            reset: ResetPolicy::Exit,
+            switches: Switches { stage2_unmap, nested_page: NestedPage::Small, ..Switches::default() },
+        };
+        guest.check()?;
+        let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+        let mut spec = guest.on_quell(hypervisor, 1, clock, directory.path())?;
+        spec.memory += SIZE;
+        spec.timeout = Some(timeout);
+        let is_counted = clock == Clock::Instructions;
+        let counting = if is_counted { Some(Phases::counting(directory.path())?) } else { None };
+        spec.counting.clone_from(&counting);
+        Ok(Self { machine: Machine::start(&spec, signals)?, counting, timeout, _directory: directory })
+    }
+
+    /// Does the work, to the machine's end.
+    pub(super) fn run(self, work: Work) -> Result<Done> {
+        let Self { mut machine, counting, timeout, _directory } = self;
+        let mut script = Script { slot: 0, asked: Duration::ZERO, read: 0, timeout };
+        script
+            .work(work, &mut machine)
+            .with_context(|| format!("the guest's console ends with:\n{}", tail(&machine.shown())))?;
+        let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
+        ensure!(
+            outcome.end == End::Hypervisor(ExitCode::GuestPowerOff),
+            "the machine ended with {:?}; the guest's console:\n{}\nthe hypervisor's log:\n{}",
+            outcome.end,
+            tail(&outcome.console),
+            tail(&outcome.log)
+        );
+        let phases = counting.as_ref().map(Phases::read).transpose()?;
+        Ok(Done { asked: script.asked, phases })
+    }
+}
+
+/// What the guest says on its console when it takes commands, a line each, and when it is done with one.
+const READY: &str = "load: ready";
+const DONE: &str = "load: done: ";
+
+/// How far a run is.
+struct Script {
+    slot: u16,
+    /// How long the last request took to be answered.
+    asked: Duration,
+    /// Bytes of the console that were looked at.
+    read: usize,
+    /// Longest time for a step.
+    timeout: Duration,
+}
+
+impl Script {
+    fn work(&mut self, work: Work, machine: &mut Machine) -> Result<()> {
+        self.read = machine.await_console(READY, self.read, self.timeout)?;
+        work.steps().iter().try_for_each(|step| self.take(*step, machine))
+    }
+
+    fn take(&mut self, step: Step, machine: &mut Machine) -> Result<()> {
+        let slot = self.slot;
+        match step {
+            Step::Touch => {
+                let [begin, end] = [Phase::FaultIn, Phase::None].map(Phase::hint);
+                let commands = [
+                    format!("hint={begin:#x}"),
+                    format!("touch={AT:#x},{SIZE:#x},{PAGE:#x}"),
+                    format!("hint={end:#x}"),
+                ];
+                machine.type_text(&format!("{}\n", commands.join(" ")))?;
+                for _ in commands {
+                    self.read = machine.await_console(DONE, self.read, self.timeout)?;
+                }
+            }
+            Step::PowerOff => machine.type_text("poweroff\n")?,
+            Step::Add => {
+                let answer = self.ask(machine, &Request::Add { gpa: AT, size: SIZE, read_only: false })?;
+                self.slot = slot_of(&answer)?;
+            }
+            Step::Delete => drop(self.ask(machine, &Request::Delete { slot })?),
+            Step::LogStart => {
+                drop(self.ask(machine, &Request::LogStart { slot, way: LogWay::WriteProtection })?);
+            }
+            Step::LogFetch => {
+                let runs = dirty_runs(&self.ask(machine, &Request::LogFetch { slot })?)?;
+                let pages: u64 = runs.iter().map(|run| run.end - run.start).sum();
+                ensure!(pages == PAGES, "{pages} pages are in the log, and {PAGES} were written");
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, machine: &Machine, request: &Request) -> Result<Vec<String>> {
+        let mut control = machine.control()?;
+        let begun = Instant::now();
+        let answer = control.ask(request)?;
+        self.asked = begun.elapsed();
+        Ok(answer)
+    }
+}
+
+/// The slot's number in the answer to a request that adds memory.
+fn slot_of(answer: &[String]) -> Result<u16> {
+    let fields = Fields::parse(answer.first().context("an empty answer")?)?;
+    let slot = fields.number("slot").and_then(|slot| u16::try_from(slot).ok());
+    slot.with_context(|| format!("the hypervisor's answer has no slot: {answer:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_there_before_it_is_used_and_the_machine_is_switched_off_last() {
+        for work in [Work::Delete, Work::Log] {
+            let steps = work.steps();
+            assert_eq!((steps[0], steps[1]), (Step::Add, Step::Touch));
+            assert_eq!(steps.last(), Some(&Step::PowerOff));
+        }
+    }
+
+    #[test]
+    fn an_answer_without_a_slot_is_an_error() {
+        assert!(slot_of(&[]).is_err() && slot_of(&["gpa=1".to_owned()]).is_err());
+        assert!(slot_of(&["slot=70000".to_owned()]).is_err());
+        assert_eq!(slot_of(&["slot=0x3 gpa=1".to_owned()]).expect("has one"), 3);
+    }
+}

@@ -1,0 +1,197 @@
+//! The guest's console as this tool reads it.
+//!
+//! It may carry more than the guest's own output: reports to the host tool, and lines of the hypervisor's log.
+//!
+//! Arm machines have one serial port of their own. A report is a line that begins with `{` and is a JSON object; a line of the log begins with
+//! [`LOG`]. All else is the console's. Whether a line is one of those is known at its end, so such a line is held back until
+//! then; of all others each byte is passed on at once, as somebody may be typing at a prompt.
+
+use serde_json::Value;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What lines of the hypervisor's log begin with.
+const LOG: &[u8] = b"quell: ";
+/// Longest line that is held back. A longer one is the console's.
+const LINE_MAX: usize = 1 << 16;
+
+/// What came.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Piece {
+    /// Output of the guest.
+    Console(Vec<u8>),
+    /// A report.
+    Report(Value),
+    /// A line of the log, its end included.
+    Log(Vec<u8>),
+}
+
+/// Takes the console apart.
+#[derive(Debug, Default)]
+pub(crate) struct Splitter {
+    /// The beginning of the line, while it may become a report or one of the log.
+    held: Vec<u8>,
+    /// Whether the line's beginning has been passed on already.
+    is_console: bool,
+}
+
+impl Splitter {
+    /// What these bytes, which came behind those before, complete.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let is_end = part.ends_with(b"\n");
+            if self.is_console {
+                show(&mut pieces, part);
+            } else {
+                self.held.extend_from_slice(part);
+                if is_end {
+                    let line = std::mem::take(&mut self.held);
+                    pass(&mut pieces, line);
+                } else if !may_be_ours(&self.held) || self.held.len() > LINE_MAX {
+                    self.is_console = true;
+                    let begun = std::mem::take(&mut self.held);
+                    show(&mut pieces, &begun);
+                }
+            }
+            if is_end {
+                self.is_console = false;
+            }
+        }
+        pieces
+    }
+
+    /// What was held back when the console ended.
+    pub(crate) fn finish(self) -> Option<Piece> {
+        (!self.held.is_empty()).then_some(Piece::Console(self.held))
+    }
+}
+
+/// Whether a line that begins so can become a report or one of the log.
+fn may_be_ours(begun: &[u8]) -> bool {
+    let common = begun.len().min(LOG.len());
+    begun.first().is_none_or(|byte| *byte == b'{') || begun[..common] == LOG[..common]
+}
+
+/// Passes on a whole line.
+fn pass(pieces: &mut Vec<Piece>, line: Vec<u8>) {
+    if line.starts_with(LOG) {
+        pieces.push(Piece::Log(line));
+        return;
+    }
+    let report = serde_json::from_slice::<Value>(line.trim_ascii()).ok().filter(Value::is_object);
+    match report {
+        Some(report) => pieces.push(Piece::Report(report)),
+        None => show(pieces, &line),
+    }
+}
+
+/// Adds console output, to the last piece if that is some.
+fn show(pieces: &mut Vec<Piece>, bytes: &[u8]) {
+    match pieces.last_mut() {
+        Some(Piece::Console(shown)) => shown.extend_from_slice(bytes),
+        _ => pieces.push(Piece::Console(bytes.to_vec())),
+    }
+}
+
+/// Where the guest's output goes.
+pub(super) struct Kept {
+    pub(super) console: Arc<Mutex<Vec<u8>>>,
+    /// Whether it goes to standard output as well.
+    pub(super) echo: bool,
+}
+
+impl Kept {
+    pub(super) fn take(&self, bytes: &[u8]) {
+        self.console.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        if self.echo {
+            let mut stdout = io::stdout().lock();
+            // Nobody may be reading any more; the machine runs on regardless.
+            let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
+        }
+    }
+}
+
+/// Passes on what comes, until QEMU closes it.
+pub(super) fn read(mut source: impl Read, mut take: impl FnMut(&[u8])) {
+    let mut buffer = [0; 4096];
+    loop {
+        match source.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(count) => take(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Reads a console that carries reports, and lines for the log, as well.
+pub(super) fn read_split(source: impl Read, kept: &Kept, reports: &Sender<Value>, mut log: File) {
+    let mut splitter = Splitter::default();
+    let mut pass = |piece| match piece {
+        Piece::Console(bytes) => kept.take(&bytes),
+        // Both fail only where nobody looks any more.
+        Piece::Report(report) => drop(reports.send(report)),
+        Piece::Log(line) => drop(log.write_all(&line)),
+    };
+    read(source, |bytes| splitter.feed(bytes).into_iter().for_each(&mut pass));
+    splitter.finish().into_iter().for_each(pass);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// All pieces, with neighbouring ones of the console joined.
+    fn split(parts: &[&[u8]]) -> Vec<Piece> {
+        let mut splitter = Splitter::default();
+        let mut all: Vec<Piece> = Vec::new();
+        let pieces: Vec<_> = parts.iter().flat_map(|part| splitter.feed(part)).collect();
+        for piece in pieces.into_iter().chain(splitter.finish()) {
+            match piece {
+                Piece::Console(bytes) => show(&mut all, &bytes),
+                other => all.push(other),
+            }
+        }
+        all
+    }
+
+    const TEXT: &[u8] =
+        b"boot\r\n{\"event\":\"boot\"}\r\nquell: a log line\r\n{no json}\n# quell: x\n{\"a\":1} b\n# ";
+
+    #[test]
+    fn reports_and_log_are_told_apart_however_the_bytes_arrive() {
+        let expected = [
+            Piece::Console(b"boot\r\n".to_vec()),
+            Piece::Report(json!({"event": "boot"})),
+            Piece::Log(b"quell: a log line\r\n".to_vec()),
+            Piece::Console(b"{no json}\n# quell: x\n{\"a\":1} b\n# ".to_vec()),
+        ];
+        assert_eq!(split(&[TEXT]), expected);
+        for size in 1..TEXT.len() {
+            let parts: Vec<_> = TEXT.chunks(size).collect();
+            assert_eq!(split(&parts), expected, "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_is_shown_at_once() {
+        let mut splitter = Splitter::default();
+        assert_eq!(splitter.feed(b"\n# "), [Piece::Console(b"\n# ".to_vec())]);
+        assert_eq!(splitter.feed(b"q"), [Piece::Console(b"q".to_vec())]);
+        assert_eq!(splitter.feed(b"\nqu"), [Piece::Console(b"\n".to_vec())]);
+        assert_eq!(splitter.feed(b"it"), [Piece::Console(b"quit".to_vec())]);
+    }
+
+    #[test]
+    fn what_is_held_back_is_neither_lost_nor_without_bound() {
+        assert_eq!(split(&[b"{\"a\":"]), [Piece::Console(b"{\"a\":".to_vec())]);
+        let mut splitter = Splitter::default();
+        assert_eq!(splitter.feed(&vec![b'{'; LINE_MAX]), []);
+        assert_eq!(splitter.feed(b"{"), [Piece::Console(vec![b'{'; LINE_MAX + 1])]);
+        assert_eq!(splitter.feed(b"\n{\"b\":2}\n").last(), Some(&Piece::Report(json!({"b": 2}))));
+    }
+}

@@ -1,0 +1,238 @@
+//! The tests of Arm machines: what runs directly on them, and what runs on Quell there; and QEMU's plugin, by a program that is
+//! known instruction by instruction.
+
+use super::cases::{Body, Case, Expect, STALE, TestFile, case, stock, tool, typed};
+use super::checks::clean;
+use crate::arch::{ArmCpu, Platform};
+use crate::bench::phases::Phases;
+use crate::check::subject::On;
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::{Clock, Payload, Spec};
+use crate::size::MIB;
+use anyhow::{Result, ensure};
+use hostlink::config::FlushMode;
+use hostlink::phase::Phase;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
+const N1: Platform = Platform::Aarch64(ArmCpu::NeoverseN1);
+const A72: Platform = Platform::Aarch64(ArmCpu::CortexA72);
+
+/// Whether there is a hypervisor for Arm, and a tlbcheck: [`ON_QUELL`] is run.
+const HAS_QUELL: bool = true;
+
+/// The rows.
+pub(super) fn rows() -> impl Iterator<Item = &'static Case> {
+    BARE.iter().chain(ON_QUELL.iter().filter(|_| HAS_QUELL))
+}
+
+/// A stock guest directly on a machine with this CPU.
+macro_rules! bare {
+    ($name:literal, $about:literal, $cpu:literal $(,)?) => {
+        tool(
+            $name,
+            $about,
+            &["run", "--arch", "aarch64", "--cpu", $cpu, "--bare", "--timeout", "120", "--exec", NPROC],
+            TestFile::None,
+            (7, ""),
+        )
+    };
+}
+
+/// Ends with 7 if all is as it should be.
+const NPROC: &str = "test $(nproc) = 2 && test $(uname -m) = aarch64 && exit 7";
+const EIGHT: &str = "test \"$(nproc)\" = 8";
+/// Flushes a lot; says nothing, for there is no IPI that could be counted.
+const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
+
+const BARE: [Case; 6] = [
+    tool(
+        "arm_model_without_its_architecture",
+        "a model of CPU is refused where there is no such architecture",
+        &["run", "--cpu", "cortex-a72"],
+        TestFile::None,
+        (1, "--arch aarch64"),
+    ),
+    tool(
+        "arm_kernel_that_is_not_an_image",
+        "a file that is no arm64 boot image is refused",
+        &["run", "--arch", "aarch64", "--kernel", "{}"],
+        TestFile::Text,
+        (1, "not an arm64 boot image"),
+    ),
+    bare!(
+        "arm_bare_max",
+        "Debian's arm64 kernel runs to power-off, and its command's status is passed on",
+        "max",
+    ),
+    bare!("arm_bare_neoverse_n1", "the same on a neoverse-n1", "neoverse-n1"),
+    bare!("arm_bare_cortex_a72", "and on a cortex-a72", "cortex-a72"),
+    case("arm_plugin_counts", "QEMU's plugin counts instructions by kind and phase, each once", Body::Counts)
+        .on(MAX),
+];
+
+const ON_QUELL: [Case; 17] = [
+    tool(
+        "arm_exec_status_passed_on",
+        "the command's status is the tool's on Arm as well",
+        &["run", "--arch", "aarch64", "--timeout", "120", "--exec", NPROC],
+        TestFile::None,
+        (7, ""),
+    ),
+    tool(
+        "arm_panic_is_reported_with_symbols",
+        "a panic of the hypervisor ends the run with status 70 and a backtrace with names",
+        &["run", "--arch", "aarch64", "--exec", "reboot -f", "--reset", "panic", "--timeout", "100"],
+        TestFile::None,
+        (70, "hypervisor::arch::aarch64"),
+    ),
+    quell("arm_one_vcpu_on_one_cpu", "the smallest guest boots", (1, 1), "test \"$(nproc)\" = 1").on(MAX),
+    quell("arm_nproc_is_8_on_max", "all vCPUs come up, four to a CPU", (8, 2), EIGHT).on(MAX),
+    quell("arm_nproc_is_8_on_neoverse_n1", "so they do on a neoverse-n1", (8, 2), EIGHT).on(N1),
+    quell("arm_nproc_is_8_on_cortex_a72", "and on a cortex-a72, which has no VHE", (8, 2), EIGHT).on(A72),
+    quell("arm_nproc_is_64", "32 vCPUs to a CPU come up as well", (64, 2), "test \"$(nproc)\" = 64").on(MAX),
+    quell("arm_thrash", "four threads flush a lot on two CPUs", (4, 2), THRASH).on(MAX),
+    stale("arm_o1_nothing_stale_on_max", "no reader sees a page that was taken away").on(MAX),
+    stale("arm_o1_nothing_stale_on_neoverse_n1", "nor on a neoverse-n1").on(N1),
+    stale("arm_o1_nothing_stale_on_cortex_a72", "nor on a cortex-a72").on(A72),
+    stale("a21_nothing_stale_with_broadcast", "nor where local TLB instructions reach all CPUs")
+        .with(&["local_tlbi=broadcast"])
+        .on(MAX),
+    stale("a4_nothing_stale_with_one_bit_of_vmid", "nor where generations of VMIDs roll over all the time")
+        .with(&["vmid_bits=1"])
+        .on(MAX),
+    Case {
+        body: Body::Stock(super::cases::Stock {
+            vcpus: 2,
+            cpus: 2,
+            flush: FlushMode::Hypercall,
+            command: "poweroff; sleep 60",
+            expect: Expect::PowerOff,
+        }),
+        ..quell("arm_poweroff_ends_the_run", "with the guest's consent and status 0", (2, 2), "").on(MAX)
+    },
+    typed(
+        "arm_reboot_reboots",
+        "typed at the console; the guest comes up again",
+        &["reboot\n", "poweroff\n"],
+    )
+    .on(MAX),
+    clean("arm_tlbcheck_bare", "tlbcheck finds nothing wrong with the emulated machine", On::Bare, None)
+        .on(MAX),
+    clean("arm_tlbcheck_on_quell", "nor with Quell", On::Quell, None).on(MAX),
+];
+
+/// A stock guest on Quell, whose command has to succeed.
+const fn quell(name: &'static str, about: &'static str, size: (u32, u32), command: &'static str) -> Case {
+    stock(name, about, size, FlushMode::Hypercall, command, Expect::Success)
+}
+
+/// The hunter for stale translations, on Quell.
+const fn stale(name: &'static str, about: &'static str) -> Case {
+    stock(name, about, (8, 2), FlushMode::Hypercall, STALE, Expect::NothingStale)
+}
+
+/// The program whose instructions are counted: an arm64 boot image's header, whose first word branches behind it, and code.
+const PROGRAM: [u32; 38] = [
+    0x1400_0010, // b 1f
+    0,
+    0x0020_0000, // text_offset
+    0,
+    0x0000_1000, // image_size
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0x644d_5241, // magic
+    0,
+    0xd503_2c3f, // 1: hint #0x61
+    0xd503_3a9f, // dsb ishst
+    0xd508_831f, // tlbi vmalle1is
+    0xd503_3b9f, // dsb ish
+    0xd503_3fdf, // isb
+    0xd280_0c80, // mov x0, #100
+    0xf100_0400, // 2: subs x0, x0, #1
+    0x54ff_ffe1, // b.ne 2b
+    0xd503_2c5f, // hint #0x62
+    0xd508_871f, // tlbi vmalle1
+    0xd503_379f, // dsb nsh
+    0xd508_751f, // ic iallu
+    0xd2a1_2001, // movz x1, #0x900, lsl #16: the PL011
+    0xd280_0640, // mov x0, #50
+    0xb940_1822, // 3: ldr w2, [x1, #0x18]: QEMU translates what accesses devices a second time
+    0xf100_0400, // subs x0, x0, #1
+    0x54ff_ffc1, // b.ne 3b
+    0xd503_2c1f, // hint #0x60
+    0xd280_0100, // mov x0, #8
+    0xf2b0_8000, // movk x0, #0x8400, lsl #16: PSCI's SYSTEM_OFF
+    0xd400_0002, // hvc #0
+    0x1400_0000, // b .
+];
+
+/// Has the program counted twice, the second time with a loop that is one turn longer.
+pub(super) fn counts(platform: Platform, directory: &Path, signals: &Signals) -> Result<()> {
+    let counted = count(platform, &PROGRAM, directory, signals)?;
+    let first = counted.of(Phase::Blocking)?;
+    ensure!(first.instructions == 206, "{} instructions instead of 206", first.instructions);
+    ensure!(
+        (first.of_kind("vmalle1is"), first.of_kind("ishst"), first.of_kind("ish")) == (1, 1, 1)
+            && (first.tlbi(), first.dsb(), first.dc, first.eret) == (1, 2, 0, 0),
+        "the first phase is counted as {first:?}"
+    );
+    let second = counted.of(Phase::Reclaim)?;
+    ensure!(
+        (second.instructions, second.of_kind("vmalle1"), second.of_kind("nsh")) == (156, 1, 1)
+            && (second.entries, second.tlbi(), second.dsb()) == (1, 1, 1),
+        "the second phase is counted as {second:?}"
+    );
+    ensure!(counted.of(Phase::PerPage).is_err(), "a phase was counted that never began");
+    let mut longer = PROGRAM;
+    longer[21] += 1 << 5; // mov x0, #101
+    let counted = count(platform, &longer, directory, signals)?;
+    let longer = counted.of(Phase::Blocking)?.instructions;
+    ensure!(longer == 208, "one more turn of the loop makes {longer} instructions instead of 208");
+    Ok(())
+}
+
+fn count(platform: Platform, program: &[u32], directory: &Path, signals: &Signals) -> Result<Phases> {
+    let kernel = directory.join("counted.img");
+    fs::write(&kernel, program.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>())?;
+    let payload = Payload::Bare { kernel, initrd: None, cmdline: String::new() };
+    let counting = Phases::counting(directory)?;
+    let spec = Spec {
+        clock: Clock::Instructions,
+        timeout: Some(Duration::from_secs(60)),
+        counting: Some(counting.clone()),
+        ..Spec::new(platform, payload, 1, 128 * MIB)
+    };
+    let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
+    ensure!(
+        outcome.end == End::PowerOff,
+        "the machine ended with {:?}: {}",
+        outcome.end,
+        outcome.qemu_messages
+    );
+    Phases::read(&counting)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let others = || super::super::cases::CASES.iter().chain(&super::super::checks::CHECKS);
+        let all: Vec<_> = others().chain(&BARE).chain(&ON_QUELL).map(|case| case.name).collect();
+        for (index, name) in all.iter().enumerate() {
+            assert!(!all[..index].contains(name), "{name} twice");
+        }
+    }
+}

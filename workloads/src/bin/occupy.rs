@@ -1,0 +1,181 @@
+//! Uses memory that comes and goes: for measuring what it costs to take it away.
+//!
+//! In each round it says that it waits, and reads a line; then memory has been added at a physical address that the kernel knows
+//! nothing of. It maps it through `/dev/mem`, writes to each page, and says so. While it is taken away, a thread that has nothing to do
+//! with it looks at the clock without a pause: the longest time between two looks is how long its processor was stopped. The next
+//! line ends the round. It ends with its input, or at the line `end`.
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use serde_json::json;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use workloads::options::{self, number, pairs, unknown};
+use workloads::report::Report;
+
+const USAGE: &str = "usage: occupy --at ADDRESS --mib N [--report PATH]";
+const PAGE_BYTES: usize = 4096;
+/// The highest address that a mapping of `/dev/mem` may have, and the most that is mapped.
+const AT_MAX: u64 = 1 << 47;
+const MIB_MAX: u64 = 1 << 20;
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Options {
+    at: u64,
+    bytes: usize,
+    report: Option<PathBuf>,
+}
+
+impl Options {
+    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let mut options = Self::default();
+        for pair in pairs(args) {
+            let (name, value) = pair?;
+            match name.as_str() {
+                "--at" => options.at = number(&name, &value, 1, AT_MAX)?,
+                "--mib" => options.bytes = (number(&name, &value, 1, MIB_MAX)? as usize) << 20,
+                "--report" => options.report = Some(value.into()),
+                _ => return Err(unknown(&name)),
+            }
+        }
+        if options.at == 0 || options.bytes == 0 {
+            return Err("an address and a size are needed".to_owned());
+        }
+        if !options.at.is_multiple_of(PAGE_BYTES as u64) {
+            return Err(format!("--at {}: not a multiple of {PAGE_BYTES}", options.at));
+        }
+        Ok(options)
+    }
+}
+
+fn main() -> ExitCode {
+    let options = match options::of_process("occupy", USAGE, Options::parse) {
+        Ok(options) => options,
+        Err(status) => return status,
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("occupy: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> io::Result<()> {
+    let memory = OpenOptions::new().read(true).write(true).open("/dev/mem")?;
+    let mut report = Report::open(options.report.as_deref())?;
+    let mut lines = io::stdin().lock().lines();
+    loop {
+        report.line(&json!({"event": "waiting"}))?;
+        if is_end(lines.next().transpose()?) {
+            return report.line(&json!({"event": "end"}));
+        }
+        let touched = touch(&memory, options.at, options.bytes)?;
+        let stop = AtomicBool::new(false);
+        let (stalled, ended) = thread::scope(|scope| -> io::Result<_> {
+            let looker = scope.spawn(|| longest_stall(&stop));
+            let ended = report
+                .line(&json!({"event": "touched", "us": micros(touched)}))
+                .and_then(|()| lines.next().transpose());
+            stop.store(true, Ordering::Relaxed);
+            let stalled = looker.join().map_err(|_| io::Error::other("a thread panicked"))?;
+            Ok((stalled, ended?))
+        })?;
+        report.line(&json!({"event": "round", "stall_us": micros(stalled)}))?;
+        if is_end(ended) {
+            return report.line(&json!({"event": "end"}));
+        }
+    }
+}
+
+/// Whether a line, or that there is none, ends it all.
+fn is_end(line: Option<String>) -> bool {
+    line.is_none_or(|line| line.trim() == "end")
+}
+
+/// Microseconds; years of them fit.
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Writes to each page of the memory at a physical address; returns how long that took.
+fn touch(memory: &File, at: u64, bytes: usize) -> io::Result<Duration> {
+    let rights = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at a place of the kernel's choice.
+    let map = unsafe { mmap(ptr::null_mut(), bytes, rights, MapFlags::SHARED, memory, at) }?;
+    let begin = Instant::now();
+    for offset in (0..bytes).step_by(PAGE_BYTES) {
+        // SAFETY: inside the mapping, aligned, and accessed atomically by this program only.
+        let word = unsafe { AtomicU64::from_ptr(map.cast::<u8>().add(offset).cast()) };
+        word.store(offset as u64 + 1, Ordering::Relaxed);
+    }
+    let time = begin.elapsed();
+    // SAFETY: the mapping is the one that was made above, and nothing refers to it any more.
+    unsafe { munmap(map, bytes) }?;
+    Ok(time)
+}
+
+/// The longest time between two looks at the clock until `stop` is set.
+fn longest_stall(stop: &AtomicBool) -> Duration {
+    let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
+    while !stop.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        longest = longest.max(now - last);
+        last = now;
+    }
+    longest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    fn parse(args: &[&str]) -> Result<Options, String> {
+        Options::parse(args.iter().map(|arg| (*arg).to_owned()))
+    }
+
+    #[test]
+    fn an_address_and_a_size_are_needed() {
+        for args in [
+            &[][..],
+            &["--at", "4096"],
+            &["--mib", "1"],
+            &["--at", "0", "--mib", "1"],
+            &["--at", "4097", "--mib", "1"],
+            &["--at", "4096", "--mib", "1", "--more", "1"],
+        ] {
+            assert!(parse(args).is_err(), "{args:?}");
+        }
+        let options = parse(&["--at", "8192", "--mib", "2"]).expect("parses");
+        assert_eq!(options, Options { at: 8192, bytes: 2 << 20, report: None });
+    }
+
+    #[test]
+    fn each_page_is_written_once() {
+        let path = std::env::temp_dir().join(format!("quell-occupy-{}", std::process::id()));
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
+        let file = file.expect("makes");
+        file.set_len(4 * PAGE_BYTES as u64).expect("grows");
+        touch(&file, PAGE_BYTES as u64, 2 * PAGE_BYTES).expect("writes");
+        let mut contents = vec![0; 4 * PAGE_BYTES];
+        file.read_exact_at(&mut contents, 0).expect("reads");
+        std::fs::remove_file(&path).expect("removes");
+        let words: Vec<_> =
+            contents.chunks(PAGE_BYTES).map(|page| page[..8].iter().any(|b| *b != 0)).collect();
+        assert_eq!(words, [false, true, true, false]);
+    }
+
+    #[test]
+    fn a_stall_is_as_long_as_nobody_looked() {
+        let stop = AtomicBool::new(true);
+        assert_eq!(longest_stall(&stop), Duration::ZERO);
+        assert!(is_end(None) && is_end(Some("end\n".to_owned())) && !is_end(Some(String::new())));
+    }
+}
