@@ -90,13 +90,14 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
     ///
     /// One that takes translations of whole tables away is at its flush after the first step that does not
     /// [wait](Progress::Waiting), however many they are: the tables are gone through after the flush, when the slots are
-    /// settled and nobody waits any more.
+    /// settled and nobody waits any more, in steps of their own.
     pub fn step(&mut self, entries_max: u32, mut retire: impl FnMut(Retired)) -> Progress {
         if self.owed.awaits_flush() {
             return Progress::Flush;
         }
         let mut walk = self.walk.take();
         let mut has_walked = false;
+        let was_settled = self.generation().is_some();
         // Each turn but the one that walks ends, or takes a task from the list.
         loop {
             if let Some(walk) = walk.take() {
@@ -110,6 +111,10 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
                 }
             }
             if let Stage::Over(_) = self.stage {
+                if !was_settled && self.owed.has_tables() {
+                    // Who waits for the change does not wait for the tables.
+                    return Progress::More;
+                }
                 return if self.owed.free(entries_max) { Progress::More } else { Progress::Done };
             }
             let at_once = (!has_walked).then_some(entries_max);

@@ -116,6 +116,11 @@ impl<M: TableMemory> Owed<M> {
         Some(thaw)
     }
 
+    /// Whether there are tables to be freed.
+    pub(super) const fn has_tables(&self) -> bool {
+        self.freeing.is_some()
+    }
+
     /// Frees tables, for about as long as it takes to visit so many entries; false if there are none.
     pub(super) fn free(&mut self, entries_max: u32) -> bool {
         let Some(freeing) = &mut self.freeing else { return false };

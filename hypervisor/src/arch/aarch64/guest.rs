@@ -49,6 +49,11 @@ pub(crate) fn largest_page() -> Level {
     Level::Page1G
 }
 
+/// Whether the processor notes in stage 2 which pages are stored to.
+pub(crate) fn notes_stores() -> bool {
+    Features::get().contains(Features::DIRTY_STATE)
+}
+
 /// Refuses a configuration that this image or processor cannot serve.
 pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
     match config.switches.defect {

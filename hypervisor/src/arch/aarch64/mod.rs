@@ -10,6 +10,7 @@
 //! | `sysreg` | system registers by name |
 //! | `entry` | into the guest and out of it; EL2's vectors |
 //! | `gic`, `interrupts` | the real interrupt controller, and what its interrupts mean |
+//! | `copy` | copying memory |
 //! | `clock`, `cpu`, `power` | the timer; the CPU itself; PSCI |
 //! | `console`, `pci` | PL011, and 16550s on the PCI bus |
 //! | `guest` | what the vCPUs share |
@@ -24,6 +25,7 @@ mod boot;
 pub(crate) mod clock;
 pub(crate) mod console;
 pub(crate) mod cpu;
+mod copy;
 mod devices;
 mod entry;
 mod exits;

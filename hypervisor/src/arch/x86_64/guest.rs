@@ -55,6 +55,11 @@ pub(crate) fn largest_page() -> Level {
     if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M }
 }
 
+/// Whether the processor notes in nested tables which pages are stored to: always.
+pub(crate) fn notes_stores() -> bool {
+    true
+}
+
 /// Refuses a configuration that this image or processor cannot serve.
 pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
     match config.switches.defect {

@@ -15,7 +15,7 @@ use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 use super::migrate::Migration;
 use super::{Answer, runs};
 use crate::arch::flush::FlushScratch;
-use crate::arch::{clock, cpu};
+use crate::arch::{clock, cpu, guest};
 use crate::vm::Machine;
 use crate::vm::slot_memory::NewSlot;
 use crate::vm::space::{SpaceFetch, SpaceJob};
@@ -340,8 +340,9 @@ pub(super) fn begin_log(vm: &'static Machine, slot: u16, way: LogWay) -> Result<
         return Err(Refusal::Slot(SlotError::HasLog));
     }
     let way = match way {
-        LogWay::DirtyBits => Way::DirtyBits,
-        LogWay::WriteProtection => Way::WriteFaults,
+        LogWay::DirtyBits if guest::notes_stores() => Way::DirtyBits,
+        // What no processor notes the hypervisor does, by a fault for each page.
+        LogWay::DirtyBits | LogWay::WriteProtection => Way::WriteFaults,
     };
     let log = vm.memory_of_slots.lock().make_log(&former);
     // SAFETY: the log lives until the slot hands it back.
