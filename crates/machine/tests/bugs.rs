@@ -60,7 +60,7 @@ found! {
     a4_vmid_is_stolen_arm64: Arm64, VmidStolen, ["a translation of another", FREE];
     a4_former_generation_is_kept_arm64: Arm64, GenerationKept, [STALE, FREE, "a translation of another"];
     a4_generation_is_flushed_before_the_vmid_is_loaded_arm64:
-        Arm64, GenerationFlushedEarly, [STALE, FREE, "a translation of another"];
+        Arm64, GenerationFlushedEarly, [STALE, FREE, "a translation of another", "break-before-make"];
     a4_former_vmid_is_invalidated_arm64: Arm64, VmidRemembered, [STALE, FREE, "break-before-make"];
     o11_completed_on_the_own_processor_alone_arm64: Arm64, CompletedLocally, [STALE, FREE, "break-before-make"];
 }

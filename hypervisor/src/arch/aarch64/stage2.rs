@@ -78,6 +78,12 @@ impl Format for Stage2 {
     }
 
     #[inline(always)]
+    fn protected(leaf: u64, level: Level) -> u64 {
+        // Memory types stay as they are, in either encoding.
+        Plain::protected(leaf, level)
+    }
+
+    #[inline(always)]
     fn dirtied(leaf: u64) -> u64 {
         Plain::dirtied(leaf)
     }
