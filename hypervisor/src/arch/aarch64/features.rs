@@ -58,10 +58,12 @@ impl fmt::Display for Features {
             (Self::REPLACES_IN_PLACE, "BBM2"),
             (Self::VHE, "VHE (not used)"),
         ];
-        for (index, (_, name)) in names.into_iter().filter(|&(bit, _)| self.contains(bit)).enumerate() {
-            core::write!(f, "{}{name}", if index == 0 { "" } else { ", " })?;
+        let mut separator = "with ";
+        for (_, name) in names.into_iter().filter(|&(bit, _)| self.contains(bit)) {
+            core::write!(f, "{separator}{name}")?;
+            separator = ", ";
         }
-        Ok(())
+        if separator == "with " { f.write_str("with nothing optional") } else { Ok(()) }
     }
 }
 

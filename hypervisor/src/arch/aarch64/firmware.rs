@@ -58,7 +58,7 @@ pub(crate) struct Machine {
 ///
 /// `address` is what the boot loader passed, and is mapped.
 pub(crate) unsafe fn tree(address: u64) -> Option<&'static [u8]> {
-    if address == 0 || address % 8 != 0 {
+    if address == 0 || !address.is_multiple_of(8) {
         return None;
     }
     let header = address as *const u32;

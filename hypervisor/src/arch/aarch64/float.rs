@@ -4,18 +4,12 @@
 use core::arch::global_asm;
 
 /// V0 to V31, FPCR, FPSR.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[repr(C, align(16))]
 pub(crate) struct FloatState {
     v: [u128; 32],
     fpcr: u64,
     fpsr: u64,
-}
-
-impl Default for FloatState {
-    fn default() -> Self {
-        Self { v: [0; 32], fpcr: 0, fpsr: 0 }
-    }
 }
 
 global_asm!(

@@ -18,13 +18,14 @@ use super::flush::Tlb;
 use super::state::{self, VcpuState};
 use super::sysreg::read;
 use super::vcpu::Inbox;
-use super::{clock, cpu, stage2};
+use super::{clock, cost, cpu, stage2};
 use crate::devices::gic::{Distributor, INTIDS_DEFAULT};
 use crate::devices::pl011::Pl011;
 use crate::devices::psci::Start;
 use crate::loader::arm64::{self, Machine as Wanted};
 use crate::loader::{LoadError, arm64::Entry};
 use crate::sched::VcpuIndex;
+use crate::tlb::Measured;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::space::Space;
 use crate::vm::{CreateError, Files};
@@ -34,8 +35,6 @@ pub(crate) use super::stage2::{Stage2 as Nested, Tables};
 
 /// Bytes of input that wait for the guest's serial port.
 const QUEUE_MAX: usize = 4096;
-/// Instructions for single pages, above which the whole VMID goes: see docs/performance.md.
-const PAGES_MAX: u32 = 512;
 /// Range instructions, above which the whole VMID goes.
 const RANGES_MAX: u32 = 16;
 
@@ -205,12 +204,26 @@ impl Shared {
     }
 }
 
+/// Up to how many pages are invalidated one by one, where there is no instruction for a range.
+fn page_limit() -> u32 {
+    let cost = cost::measure();
+    let Measured { page, miss, ticks_per_us, .. } = cost.measured();
+    let ns = |ticks: u64| ticks * 1000 / ticks_per_us.max(1);
+    log::info!(
+        "IPAS2E1IS takes {} ns, a TLB miss {} ns: up to {} pages are invalidated one by one",
+        ns(page),
+        ns(miss),
+        cost.page_limit()
+    );
+    u32::try_from(cost.page_limit()).unwrap_or(u32::MAX)
+}
+
 /// What the processors have. They are taken to be alike.
 fn setup(way: Stage2Unmap) -> Setup {
     let mut features =
         tlbi::Features::from_id(read!("id_aa64isar0_el1"), read!("s3_0_c0_c7_2"), read!("ctr_el0"));
     let limits = match way {
-        Stage2Unmap::Range => Limits { pages_max: PAGES_MAX, ranges_max: RANGES_MAX },
+        Stage2Unmap::Range => Limits { pages_max: page_limit(), ranges_max: RANGES_MAX },
         Stage2Unmap::Page => {
             features.range = false;
             Limits { pages_max: u32::MAX, ranges_max: 0 }

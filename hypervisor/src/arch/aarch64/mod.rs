@@ -15,6 +15,7 @@
 //! | `console`, `pci` | PL011, and 16550s on the PCI bus |
 //! | `guest` | what the vCPUs share |
 //! | `stage2` | format and tables of stage 2 |
+//! | `cost` | what invalidating a page costs |
 //! | `flush` | TLB instructions, and how changes of guest memory reach all processors |
 //! | `vcpu`, `state` | what a CPU needs to run a vCPU; a vCPU's private state |
 //! | `system`, `float`, `vgic` | its registers: EL1's, vectors, the virtual CPU interface |
@@ -24,8 +25,9 @@ mod abort;
 mod boot;
 pub(crate) mod clock;
 pub(crate) mod console;
-pub(crate) mod cpu;
 mod copy;
+mod cost;
+pub(crate) mod cpu;
 mod devices;
 mod entry;
 mod exits;

@@ -133,7 +133,7 @@ extern "C" fn bsp_on_block() -> ! {
     enable_cpu(cpu);
     start_others();
     log::info!(
-        "{} CPUs, {} MiB free, counter {} kHz; {}",
+        "{} CPUs, {} MiB free, counter {} kHz, {}",
         PerCpu::all().filter(|cpu| cpu.online.load(Ordering::Acquire)).count(),
         later.free.lock().total() >> 20,
         clock::hz() / 1000,

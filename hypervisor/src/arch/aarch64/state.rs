@@ -53,6 +53,8 @@ pub(crate) struct VcpuState {
     system: SystemRegisters,
     float: Box<FloatState>,
     interface: vgic::Interface,
+    /// TCR_EL1 from before stage-1 walks were forbidden.
+    walks: u64,
     /// Its index, and how many vCPUs there are.
     place: (VcpuIndex, u32),
 }
@@ -72,6 +74,7 @@ impl VcpuState {
             system: SystemRegisters::reset(),
             float: Box::default(),
             interface: vgic::Interface::reset(),
+            walks: 0,
             place: (index, count),
         }
     }
@@ -85,8 +88,14 @@ impl VcpuState {
         *self = Self { home, ..Self::new(index, count, self.counter_offset, self.configuration) };
     }
 
-    /// It was told to start.
+    /// It was told to start, as from power-on but for what its redistributor was set up for. Its registers are loaded, or
+    /// nobody's are.
     pub(crate) fn start(&mut self, start: Start) {
+        self.system = SystemRegisters::reset();
+        self.interface = vgic::Interface::reset();
+        self.interface.load();
+        self.system.load();
+        isb();
         self.registers = Registers::default();
         self.registers.x[0] = start.context;
         self.registers.pc = start.entry;
@@ -112,6 +121,18 @@ impl VcpuState {
         self.float.load();
         self.system.load();
         isb();
+    }
+
+    /// Remembers TCR_EL1 while the guest is loaded, before stage-1 walks may be forbidden.
+    pub(crate) fn note_walks(&mut self) {
+        self.walks = read!("tcr_el1");
+    }
+
+    /// The guest's own TCR_EL1 again.
+    #[cold]
+    pub(crate) fn allow_walks(&mut self) {
+        // SAFETY: the guest's register, as it was.
+        unsafe { write!("tcr_el1", self.walks) };
     }
 
     /// Saves what [`load`](Self::load) loaded. The timer is off from here on, and what it had asserted is quiet.

@@ -62,6 +62,7 @@ impl Context<'_> {
             self.count(Counter::FlushArrival);
         }
         self.workspace.arrival = Some(arrival);
+        // Stage-1 walks may be forbidden from here on; TCR_EL1 is loaded with the rest.
         self.enter_address_space();
         self.state.load();
     }
@@ -78,13 +79,16 @@ impl Context<'_> {
         self.state.save();
     }
 
-    /// VTTBR_EL2, and what has to go with it.
+    /// VTTBR_EL2, and what has to go with it. True if it has changed: then stage-1 walks may be forbidden until TCR_EL1 is
+    /// loaded (see [`tlbi::enter_vm`]).
     #[inline]
-    fn enter_address_space(&mut self) {
+    fn enter_address_space(&mut self) -> bool {
         let guest = &self.vm.guest;
         let assignment = guest.vmids.assign(CpuId(self.cpu.index), &guest.vmid);
         let is_known = self.cpu.arch.vmid.get() == assignment.vmid();
-        if !is_known || assignment.must_flush() || self.workspace.arrival.is_some() {
+        let changes = !is_known || assignment.must_flush() || self.workspace.arrival.is_some();
+        if changes {
+            self.state.note_walks();
             let arrival = self.workspace.arrival.take().unwrap_or_default();
             let arrival = arrival.with_all_vms(assignment.must_flush());
             if assignment.must_flush() {
@@ -94,12 +98,15 @@ impl Context<'_> {
             self.cpu.arch.vmid.set(assignment.vmid());
         }
         assignment.executed();
+        changes
     }
 
     /// Enters the guest and comes back with an exit; or does not enter, because something has to be looked at first, and
     /// returns false.
     pub(crate) fn enter(&mut self) -> bool {
-        self.enter_address_space();
+        if self.enter_address_space() {
+            self.state.allow_walks();
+        }
         // To fill the list registers what runs does not matter, only what the interface is set up for.
         let view = View::new(vgic::interface_setup(), 0xff);
         let maintenance = self.state.gic.fill(&mut vgic::Lists, &view);

@@ -85,11 +85,11 @@ pub(crate) enum Work {
     /// Records, from this one on.
     List { request: Request, next: usize },
     /// A change of the slots.
-    Change { job: SpaceJob<'static>, scratch: Box<FlushScratch>, after: After, took: Took, phase: Phase },
+    Change { job: Box<SpaceJob<'static>>, scratch: Box<FlushScratch>, after: After, took: Took, phase: Phase },
     /// Memory that has come back is being cleaned.
     Clean,
     /// A fetch of a log.
-    Fetch { id: SlotId, job: SpaceFetch<'static>, scratch: Box<FlushScratch> },
+    Fetch { id: SlotId, job: Box<SpaceFetch<'static>>, scratch: Box<FlushScratch> },
     /// A migration in vain.
     Migrate(Box<Migration>),
     /// Its result goes out, from this page on.
@@ -141,7 +141,7 @@ impl Work {
             }
             Request::LogFetch { slot } => begin_fetch(vm, SlotId(slot)).map(|job| Self::Fetch {
                 id: SlotId(slot),
-                job,
+                job: Box::new(job),
                 scratch: Box::new(FlushScratch::new()),
             }),
             Request::Migrate { slot, way, rounds } => {
@@ -164,7 +164,13 @@ impl Work {
     }
 
     fn change(job: SpaceJob<'static>, after: After, phase: Phase) -> Self {
-        Self::Change { job, scratch: Box::new(FlushScratch::new()), after, took: Took::default(), phase }
+        Self::Change {
+            job: Box::new(job),
+            scratch: Box::new(FlushScratch::new()),
+            after,
+            took: Took::default(),
+            phase,
+        }
     }
 
     /// Goes on for a short while.
@@ -194,7 +200,7 @@ impl Work {
                 let is_over = job.generation().is_some();
                 let step = marked(
                     if is_over && *phase == Phase::Blocking { Phase::Reclaim } else { *phase },
-                    || vm.step_job(job, scratch),
+                    || vm.step_job(&mut **job, scratch),
                 );
                 took.add(clock::now() - start);
                 if step.is_continue() {
@@ -227,7 +233,7 @@ impl Work {
                 false => Progress::Done,
             },
             Self::Fetch { job, scratch, id } => {
-                if marked(Phase::DirtyFetch, || vm.step_job(job, scratch)).is_break() {
+                if marked(Phase::DirtyFetch, || vm.step_job(&mut **job, scratch)).is_break() {
                     *self = Self::fetched(vm, *id);
                 }
                 Progress::More
@@ -326,7 +332,8 @@ fn delete(vm: &'static Machine, slot: u16) -> Result<Work, Refusal> {
     let by_page = vm.files.config.switches.stage2_unmap == Stage2Unmap::Page;
     let phase = if by_page { Phase::PerPage } else { Phase::Blocking };
     let scratch = Box::new(FlushScratch::new());
-    let job = marked(phase, || vm.space.remove(SlotId(slot))).map_err(|error| refusal(slot, error))?;
+    let job = marked(phase, || vm.space.remove(SlotId(slot)).map(Box::new));
+    let job = job.map_err(|error| refusal(slot, error))?;
     Ok(Work::Change { job, scratch, after: After::Report, took: Took::default(), phase })
 }
 
