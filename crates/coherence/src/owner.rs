@@ -124,7 +124,22 @@ impl<'a> Owner<'a> {
     /// # Errors
     /// A flush is pending: take it first, lest the walk use what it was to drop.
     pub fn begin_translation(&mut self) -> Result<Translation<'_>, Pending> {
-        let begin = |word: u64| (word & word::FLUSH == 0).then_some(word::translating(word));
+        self.begin(word::translating)
+    }
+
+    /// The same without counting it, which is a few instructions less: for who never flushes by
+    /// [broadcast](crate::broadcast). A request keeps sections from beginning, so its initiator need not tell one from
+    /// the next; a broadcast would wait for those that follow as well.
+    ///
+    /// # Errors
+    /// As for [`begin_translation`](Self::begin_translation).
+    pub fn begin_uncounted_translation(&mut self) -> Result<Translation<'_>, Pending> {
+        self.begin(|word| word | word::TRANSLATING)
+    }
+
+    #[inline(always)]
+    fn begin(&mut self, begun: impl Fn(u64) -> u64) -> Result<Translation<'_>, Pending> {
+        let begin = |word: u64| (word & word::FLUSH == 0).then(|| begun(word));
         match update(&self.target.word, begin) {
             Ok(_) => Ok(Translation { target: self.target }),
             Err(word) => Err(Pending::of(word)),

@@ -7,7 +7,7 @@ use hostlink::counters::Counter;
 
 use super::machine::{CounterRow, Machine, Vcpu, increase};
 use super::percpu::PerCpu;
-use crate::arch::vcpu::{VcpuState, Workspace};
+use crate::arch::vcpu::{VcpuState, Workspace, begin_section};
 
 /// How a vCPU goes on after an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Context<'_> {
     pub(crate) fn with_section<R>(&mut self, look: impl FnOnce(&mut VcpuState, &Machine) -> R) -> R {
         let section = loop {
             // The borrow of the owner ends with the section; `look` gets everything but the owner.
-            if let Ok(section) = self.owner.begin_translation() {
+            if let Ok(section) = begin_section(&mut self.owner) {
                 break section;
             }
             // A flush pends. It is only noted here: the walk below starts from memory, not from any cache.

@@ -1,7 +1,7 @@
 //! What a CPU needs to run a vCPU, what comes to a vCPU from outside, and one stay in the guest.
 
 use coherence::vmid::{Arrival, Resident};
-use coherence::{CpuId, tlbi};
+use coherence::{CpuId, Owner, Pending, Translation, tlbi};
 use hostlink::counters::Counter;
 
 use super::entry::{run_guest, vector};
@@ -45,6 +45,12 @@ impl Workspace {
         vgic::init_cpu();
         Self { resident: Resident::new(), arrival: None, maintenance: Maintenance::empty() }
     }
+}
+
+/// Begins a section in which the guest's translations are used by software. All flushes are broadcast.
+#[inline(always)]
+pub(crate) fn begin_section<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<'o>, Pending> {
+    owner.begin_translation()
 }
 
 impl Context<'_> {
