@@ -148,9 +148,9 @@ impl Hypervisor {
         Self::of(workspace::HYPERVISOR, arch)
     }
 
-    /// The image that can serve flush hypercalls wrongly.
-    pub(crate) fn with_defects() -> Result<Self> {
-        Self::of(workspace::HYPERVISOR_WITH_DEFECTS, Arch::X86_64)
+    /// The image that can make mistakes on purpose.
+    pub(crate) fn with_defects(arch: Arch) -> Result<Self> {
+        Self::of(workspace::HYPERVISOR_WITH_DEFECTS, arch)
     }
 
     /// The file that machines start.

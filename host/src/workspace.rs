@@ -49,7 +49,7 @@ impl Image {
 /// The hypervisor.
 pub(crate) const HYPERVISOR: Image = Image { features: &["image"], ..Image::bare("quell-hypervisor") };
 
-/// The hypervisor that can serve flush hypercalls wrongly.
+/// The hypervisor that can make mistakes on purpose.
 pub(crate) const HYPERVISOR_WITH_DEFECTS: Image =
     Image { features: &["image", "defects"], variant: Some("defects"), ..HYPERVISOR };
 

@@ -36,14 +36,14 @@ pub(crate) fn is_unwinding() -> bool {
 
 /// Defines a constructor that is `const` except under loom, whose atomics register themselves.
 macro_rules! const_fn {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty)?) -> Self $body:block) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),*) -> Self $body:block) => {
         #[cfg(not(loom))]
         $(#[$meta])*
-        $vis const fn $name($($arg: $type)?) -> Self $body
+        $vis const fn $name($($arg: $type),*) -> Self $body
 
         #[cfg(loom)]
         $(#[$meta])*
-        $vis fn $name($($arg: $type)?) -> Self $body
+        $vis fn $name($($arg: $type),*) -> Self $body
     };
 }
 pub(crate) use const_fn;

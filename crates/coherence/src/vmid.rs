@@ -133,6 +133,8 @@ impl Place {
 pub struct VmidAllocator<const CPUS: usize> {
     /// Largest VMID. 0 is the hypervisor's own, for stage 2 switched off.
     vmid_max: u16,
+    /// CPUs that enter guests, `CPUS` at most: the others' places are never looked at.
+    cpu_count: usize,
     /// 1 while somebody is in the lock.
     gate: AtomicU64,
     /// From 1. In the lock only, like the next one.
@@ -174,10 +176,11 @@ impl Assignment<'_> {
 
 impl<const CPUS: usize> VmidAllocator<CPUS> {
     const_fn! {
-        /// Of the most VMIDs that there are.
-        fn with_max(vmid_max: u16) -> Self {
+        /// Of so many CPUs, and the most VMIDs that there are.
+        fn with_max(vmid_max: u16, cpu_count: usize) -> Self {
             Self {
                 vmid_max,
+                cpu_count,
                 gate: AtomicU64::new(0),
                 generation: AtomicU64::new(1),
                 newest: AtomicU64::new(0),
@@ -190,27 +193,35 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
     }
 
     const_fn! {
-        fn with_bits(bits: u32) -> Self {
-            Self::with_max(((1u64 << bits) - 1) as u16)
+        fn with_bits(bits: u32, cpu_count: usize) -> Self {
+            Self::with_max(((1u64 << bits) - 1) as u16, cpu_count)
         }
     }
 
-    /// VMIDs of `bits` bits: 8, or 16 with FEAT_VMID16 (ID_AA64MMFR1_EL1.VMIDBits) and VTCR_EL2.VS set.
+    /// VMIDs of `bits` bits, 8, or 16 with FEAT_VMID16 (ID_AA64MMFR1_EL1.VMIDBits) and VTCR_EL2.VS set; for the CPUs with
+    /// numbers below `cpu_count`.
     ///
-    /// `None` if that is not from 1 to 16, or if there are more CPUs than VMIDs: each may hold on to one.
+    /// `None` if the bits are not from 1 to 16, if there are more CPUs than VMIDs, since each may hold on to one, or more
+    /// than `CPUS`, or none.
     #[cfg(not(loom))]
-    pub const fn new(bits: u32) -> Option<Self> {
-        if Self::fits(bits) { Some(Self::with_bits(bits)) } else { None }
+    pub const fn new(bits: u32, cpu_count: usize) -> Option<Self> {
+        if Self::fits(bits, cpu_count) { Some(Self::with_bits(bits, cpu_count)) } else { None }
     }
 
     /// As without loom.
     #[cfg(loom)]
-    pub fn new(bits: u32) -> Option<Self> {
-        Self::fits(bits).then(|| Self::with_bits(bits))
+    pub fn new(bits: u32, cpu_count: usize) -> Option<Self> {
+        Self::fits(bits, cpu_count).then(|| Self::with_bits(bits, cpu_count))
     }
 
-    const fn fits(bits: u32) -> bool {
-        bits >= 1 && bits <= 16 && CPUS < 1 << bits
+    const fn fits(bits: u32, cpu_count: usize) -> bool {
+        bits >= 1 && bits <= 16 && cpu_count >= 1 && cpu_count <= CPUS && cpu_count < 1 << bits
+    }
+
+    /// Of the CPUs in use.
+    #[inline(always)]
+    fn used(&self) -> &[Place] {
+        &self.places[..self.cpu_count]
     }
 
     /// A, B and C: the VMID for the next stay of the slot's machine on `cpu`, which is the caller's own. Out of guest mode, with
@@ -222,7 +233,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
     /// If there are not so many CPUs.
     #[inline]
     pub fn assign(&self, cpu: CpuId, slot: &VmidSlot) -> Assignment<'_> {
-        let place = &self.places[cpu.0 as usize];
+        let place = &self.used()[cpu.0 as usize];
         let wanted = slot.word.load(Ordering::Acquire);
         let former = place.active.swap(wanted, Ordering::AcqRel);
         if former & FLAGS == 0 && generation(former) == generation(wanted) && wanted != 0 {
@@ -242,7 +253,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
 
     /// The end of D: the CPU's word. It has dropped everything in the generation of its former word, unless it owes that.
     fn settle(&self, cpu: CpuId, former: u64, word: u64) -> Assignment<'_> {
-        let place = &self.places[cpu.0 as usize];
+        let place = &self.used()[cpu.0 as usize];
         let must_flush = former & OWES != 0 || generation(former) != generation(word);
         place.active.swap(if must_flush { word | OWES } else { word }, Ordering::AcqRel);
         Assignment { vmid: vmid(word), must_flush, place }
@@ -267,7 +278,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
     fn keep(&self, old: u64) -> Option<u64> {
         let kept = word(self.generation.load(Ordering::Relaxed), vmid(old));
         let mut is_reserved = false;
-        for place in &self.places {
+        for place in self.used() {
             if old != 0 && place.reserved.load(Ordering::Relaxed) == old {
                 // So that it is found under its present name in the next generation.
                 place.reserved.store(kept, Ordering::Relaxed);
@@ -293,7 +304,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
     }
 
     fn is_reserved(&self, candidate: u16) -> bool {
-        self.places.iter().any(|place| vmid(place.reserved.load(Ordering::Relaxed)) == candidate)
+        self.used().iter().any(|place| vmid(place.reserved.load(Ordering::Relaxed)) == candidate)
     }
 
     /// R and S, by `cpu`, which is out of guest mode and about to change its VMID: it holds on to none.
@@ -301,7 +312,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         let ending = self.generation.load(Ordering::Relaxed);
         self.generation.store(ending.wrapping_add(1), Ordering::Relaxed);
         self.newest.store(0, Ordering::Relaxed);
-        for (index, place) in self.places.iter().enumerate() {
+        for (index, place) in self.used().iter().enumerate() {
             if index == cpu.0 as usize {
                 place.reserved.store(0, Ordering::Relaxed);
                 continue;

@@ -1,6 +1,6 @@
 //! Mistakes that an image of the hypervisor built for tests can make on purpose, each for a test that has to notice.
 
-/// A mistake in how flush hypercalls are served.
+/// A mistake on purpose: in how flush hypercalls are served (AMD64), or in what is done to TLBs for stage 2 (Arm).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// Targets in guest mode are interrupted, and not waited for.
@@ -27,11 +27,21 @@ pub enum Defect {
     Ring3,
     /// No call is said to have done any of its elements.
     RepsDone,
+    /// Stage-2 entries stay in TLBs: IPAS2E1IS, RIPAS2E1IS and VMALLS12E1IS are left out (Arm).
+    Stage2NoTlbi,
+    /// Entries of both stages in one stay: VMALLE1IS is left out (Arm).
+    Stage2NoCombined,
+    /// What is inner shareable is completed by DSB NSH, which waits for the own processor alone (Arm).
+    Stage2DsbNsh,
+    /// Stores to tables are not ordered before the TLBI: DSB ISHST is left out (Arm).
+    Stage2NoIshst,
+    /// Nothing is dropped where a vCPU arrives on a CPU (Arm).
+    NoArrivalFlush,
 }
 
 impl Defect {
     /// All.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 17] = [
         Self::EarlyReturn,
         Self::ListPast15,
         Self::BankRank,
@@ -44,7 +54,25 @@ impl Defect {
         Self::Status,
         Self::Ring3,
         Self::RepsDone,
+        Self::Stage2NoTlbi,
+        Self::Stage2NoCombined,
+        Self::Stage2DsbNsh,
+        Self::Stage2NoIshst,
+        Self::NoArrivalFlush,
     ];
+
+    /// Whether it is one that the hypervisor for Arm can make. It makes no other, and the one for AMD64 makes none of these.
+    #[must_use]
+    pub const fn is_of_arm(self) -> bool {
+        matches!(
+            self,
+            Self::Stage2NoTlbi
+                | Self::Stage2NoCombined
+                | Self::Stage2DsbNsh
+                | Self::Stage2NoIshst
+                | Self::NoArrivalFlush
+        )
+    }
 
     /// Its value in the configuration.
     #[must_use]
@@ -62,6 +90,11 @@ impl Defect {
             Self::Status => "status",
             Self::Ring3 => "ring3",
             Self::RepsDone => "reps-done",
+            Self::Stage2NoTlbi => "stage2-no-tlbi",
+            Self::Stage2NoCombined => "stage2-no-combined",
+            Self::Stage2DsbNsh => "stage2-dsb-nsh",
+            Self::Stage2NoIshst => "stage2-no-ishst",
+            Self::NoArrivalFlush => "no-arrival-flush",
         }
     }
 

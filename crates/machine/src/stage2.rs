@@ -38,7 +38,7 @@ pub(crate) struct Stage2 {
 impl Stage2 {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
-            vmids: VmidAllocator::new(VMID_BITS).expect("enough VMIDs"),
+            vmids: VmidAllocator::new(VMID_BITS, config.cpus).expect("enough VMIDs"),
             slots: (0..config.vms).map(|_| VmidSlot::new()).collect(),
             first: vec![Cell::new(None); config.vms],
             vttbr: vec![Cell::new(0); config.cpus],

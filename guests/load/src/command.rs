@@ -6,7 +6,7 @@ const WORD: u64 = 8;
 pub const PAGE: u64 = 4096;
 /// Hints that no architecture extension gives a meaning: those that instruction counters take for marks.
 const HINTS: core::ops::RangeInclusive<u64> = 0x60..=0x7f;
-/// The longest that `spin` goes on.
+/// The longest that `spin` and `watch` go on.
 const SPIN_MAX_MS: u64 = 3_600_000;
 /// What `Walk` and `Dirty` say of bad numbers.
 const NOT_NUMBERS: &str = "a number is missing, or is none";
@@ -66,6 +66,14 @@ pub enum Command {
         /// How long; 0 is until the serial port receives a `q`.
         seconds: u64,
     },
+    /// `watch=ADDRESS,SECONDS`: all processors keep reading a word, and it is said what they find when that changes; until the
+    /// time is over, an hour at most, or the serial port receives a `q`.
+    Watch {
+        /// Guest physical address of the word; a multiple of 8.
+        address: u64,
+        /// How long.
+        seconds: u64,
+    },
     /// `spin=MS`: do nothing, awake; for an hour at most.
     Spin(u64),
     /// `hint=N`: execute that HINT instruction.
@@ -118,6 +126,7 @@ impl Command {
             ("touch", _) => walk().map(Self::Touch),
             ("read", _) => walk().map(Self::Read),
             ("dirty", _) => dirty(rest),
+            ("watch", _) => watch(rest),
             ("spin", _) => one().and_then(|ms| match ms <= SPIN_MAX_MS {
                 true => Ok(Self::Spin(ms)),
                 false => Err("that is more than an hour"),
@@ -143,6 +152,14 @@ fn dirty(text: &str) -> Result<Command, &'static str> {
     Walk::new(start, bytes, PAGE).map(|walk| Command::Dirty { walk, rate, seconds })
 }
 
+fn watch(text: &str) -> Result<Command, &'static str> {
+    let [Some(address), Some(seconds)] = numbers(text)? else { return Err(NOT_NUMBERS) };
+    if seconds > SPIN_MAX_MS / 1000 {
+        return Err("that is more than an hour");
+    }
+    Walk::new(address, WORD, WORD).map(|walk| Command::Watch { address: walk.start, seconds })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,6 +182,11 @@ mod tests {
             ("dirty=8,4096", NOT_NUMBERS),
             ("dirty=8,4096,1,1,1", "there are too many numbers"),
             ("touch=0,99999999999G,8", NOT_NUMBERS),
+            ("watch=8", NOT_NUMBERS),
+            ("watch=8,1,1", "there are too many numbers"),
+            ("watch=12,1", "numbers have to be multiples of 8"),
+            ("watch=0xfffffffffffffff8,1", "the range goes over the end of the address space"),
+            ("watch=8,3601", "that is more than an hour"),
             ("spin=3600001", "that is more than an hour"),
             ("hint=2", "hints are 0x60 to 0x7f"),
             ("hint=0x80", "hints are 0x60 to 0x7f"),
@@ -184,6 +206,7 @@ mod tests {
         let dirty = |seconds| Ok(Command::Dirty { walk, rate: 100, seconds });
         assert_eq!(Command::parse("dirty=1G,2G,100"), dirty(0));
         assert_eq!(Command::parse("dirty=1G,2G,100,5"), dirty(5));
+        assert_eq!(Command::parse("watch=4G,60"), Ok(Command::Watch { address: 4 << 30, seconds: 60 }));
         assert_eq!(Command::parse("hint=0x61"), Ok(Command::Hint(0x61)));
         assert_eq!(Command::parse("spin=5"), Ok(Command::Spin(5)));
         assert_eq!(Command::parse("halt"), Ok(Command::Halt));

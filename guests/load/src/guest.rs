@@ -10,17 +10,17 @@ use load::command::{Command, Walk};
 use load::line::Line;
 use load::pace::Pace;
 
-use crate::machine;
+use crate::{machine, watching};
 
 baremetal::entry!(main);
 
-/// The byte that ends `dirty`.
-const QUIT: u8 = b'q';
+/// The byte that ends `dirty` and `watch`.
+pub(crate) const QUIT: u8 = b'q';
 /// Looks at the clock between two at the serial port, so that a register of a device is not what the time goes to.
-const LOOKS: u32 = 1024;
+pub(crate) const LOOKS: u32 = 1024;
 
 /// Prints a line.
-fn say(text: fmt::Arguments<'_>) {
+pub(crate) fn say(text: fmt::Arguments<'_>) {
     let _ = write!({ CONSOLE }, "load: {text}\r\n");
 }
 
@@ -58,6 +58,7 @@ fn execute(word: &str, command: Command) {
         Command::Touch(walk) => touch(walk),
         Command::Read(walk) => read(walk),
         Command::Dirty { walk, rate, seconds } => dirty(walk, rate, seconds),
+        Command::Watch { address, seconds } => watching::watch(address, seconds),
         Command::Spin(ms) => {
             clock::delay(ms.saturating_mul(1000));
             Ok(0)
@@ -80,13 +81,15 @@ fn execute(word: &str, command: Command) {
 }
 
 /// Why a command could not be done.
-enum Failure {
+pub(crate) enum Failure {
     /// It would change the program itself.
     Image,
     /// Nothing is at this address, or it is not mapped.
     Fault(u64),
     /// The machine has no such thing.
     Absent,
+    /// Another processor does not come back.
+    Lost,
 }
 
 impl fmt::Display for Failure {
@@ -95,6 +98,7 @@ impl fmt::Display for Failure {
             Self::Image => f.write_str("the program itself is there"),
             Self::Fault(address) => write!(f, "fault at {address:#x}"),
             Self::Absent => f.write_str("this machine has no such thing"),
+            Self::Lost => f.write_str("another processor does not come back"),
         }
     }
 }

@@ -6,6 +6,8 @@
 mod guest;
 #[cfg(target_os = "none")]
 mod machine;
+#[cfg(target_os = "none")]
+mod watching;
 
 /// There is nothing to do on an operating system.
 #[cfg(not(target_os = "none"))]

@@ -52,13 +52,15 @@ pub(crate) fn spec(
     switches: Switches,
     directory: &Path,
 ) -> Result<Spec> {
-    let has_defect = switches.defect.is_some();
+    let (arch, has_defect) = (platform.arch(), switches.defect.is_some());
     ensure!(!has_defect || on == On::Quell, "only Quell has defects that can be switched on");
-    let arch = platform.arch();
-    ensure!(
-        !has_defect || arch == Arch::X86_64,
-        "flush hypercalls, which have the defects, are those of x86_64"
-    );
+    if let Some(defect) = switches.defect {
+        ensure!(
+            defect.is_of_arm() == (arch == Arch::Aarch64),
+            "the defect {} is one of the other architecture",
+            defect.name()
+        );
+    }
     let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
     let guest = Guest {
         platform,
@@ -75,7 +77,8 @@ pub(crate) fn spec(
     match on {
         On::Bare => guest.on_bare_machine(cpus, directory),
         On::Quell => {
-            let hypervisor = if has_defect { Hypervisor::with_defects()? } else { Hypervisor::build(arch)? };
+            let hypervisor =
+                if has_defect { Hypervisor::with_defects(arch)? } else { Hypervisor::build(arch)? };
             guest.on_quell(&hypervisor, cpus, Clock::Wall, directory)
         }
         On::Kvm => {

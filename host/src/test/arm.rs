@@ -74,7 +74,7 @@ const BARE: [Case; 6] = [
         .on(MAX),
 ];
 
-const ON_QUELL: [Case; 17] = [
+const ON_QUELL: [Case; 16] = [
     tool(
         "arm_exec_status_passed_on",
         "the command's status is the tool's on Arm as well",
@@ -100,9 +100,6 @@ const ON_QUELL: [Case; 17] = [
     stale("arm_o1_nothing_stale_on_cortex_a72", "nor on a cortex-a72").on(A72),
     stale("a21_nothing_stale_with_broadcast", "nor where local TLB instructions reach all CPUs")
         .with(&["local_tlbi=broadcast"])
-        .on(MAX),
-    stale("a4_nothing_stale_with_one_bit_of_vmid", "nor where generations of VMIDs roll over all the time")
-        .with(&["vmid_bits=1"])
         .on(MAX),
     Case {
         body: Body::Stock(super::cases::Stock {

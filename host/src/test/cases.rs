@@ -32,6 +32,8 @@ pub(super) enum Body {
     Probe(&'static str, ProbeEnd),
     /// tlbcheck runs.
     Check(Check),
+    /// Memory goes from a guest on Arm.
+    Stage2(super::stage2::Test),
     /// QEMU's plugin counts what a program executes that is known instruction by instruction.
     Counts,
     /// A CD is made and started: what starts on it, by UEFI or by BIOS, and what its console has to show.

@@ -5,6 +5,7 @@ use super::arm;
 use super::cases::{Body, Case, Expect, ProbeEnd, Stock, Talk, TestFile};
 use super::checks::Check;
 use super::progress::Progress;
+use super::stage2;
 use super::talk;
 use crate::arch::{Arch, Platform};
 use crate::check::{self, Verdict};
@@ -37,6 +38,9 @@ const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 const CHECK_TIMEOUT: u64 = 180;
 const ROWS_MIN: usize = 10;
 
+/// How often CPUs drop everything at least where generations of VMIDs begin all the time.
+const GENERATIONS_MIN: u64 = 1000;
+
 /// Status of `quell run` when its time is over.
 const TIMED_OUT: i32 = 124;
 
@@ -51,6 +55,7 @@ struct Lab<'a> {
     hypervisor: LazyCell<Result<Hypervisor>>,
     arm_stock: LazyCell<Result<StockGuest>>,
     arm_hypervisor: LazyCell<Result<Hypervisor>>,
+    arm_defects: LazyCell<Result<Hypervisor>>,
     probe: LazyCell<Result<PathBuf>>,
     directory: &'a Path,
     signals: &'a Signals,
@@ -73,6 +78,7 @@ pub(super) fn run_all(
         hypervisor: LazyCell::new(|| Hypervisor::build(Arch::X86_64)),
         arm_stock: LazyCell::new(|| StockGuest::prepare(Arch::Aarch64)),
         arm_hypervisor: LazyCell::new(|| Hypervisor::build(Arch::Aarch64)),
+        arm_defects: LazyCell::new(|| Hypervisor::with_defects(Arch::Aarch64)),
         probe: LazyCell::new(|| workspace::build(workspace::PROBE, Arch::X86_64)),
         directory: directory.path(),
         signals,
@@ -111,6 +117,11 @@ impl Lab<'_> {
         match &case.body {
             Body::Stock(stock) => self.stock(case, stock, told(stock.command)),
             Body::Check(check) => self.check(case, check),
+            Body::Stage2(test) => {
+                let has_defect = switches(case.settings)?.defect.is_some();
+                let hypervisor = made(if has_defect { &self.arm_defects } else { &self.arm_hypervisor })?;
+                stage2::run(case, test, hypervisor, self.directory, self.signals)
+            }
             Body::Counts => arm::counts(case.platform, self.directory, self.signals),
             Body::Disc { entry, uefi, shows } => self.disc(*entry, *uefi, shows),
             Body::Bzimage { cmdline } => self.bzimage(cmdline),
@@ -122,7 +133,8 @@ impl Lab<'_> {
     }
 
     fn check(&self, case: &Case, check: &Check) -> Result<()> {
-        let switches = Switches { defect: check.defect, ..switches(case.settings)? };
+        let switches = switches(case.settings)?;
+        let switches = Switches { defect: check.defect.or(switches.defect), ..switches };
         let is_wrong = switches.defect.is_some() || !switches.kick;
         let run = check::Run {
             platform: case.platform,
@@ -248,6 +260,9 @@ impl Lab<'_> {
                 Expect::NothingStale => {
                     expect_status(&outcome, 0)?;
                     expect_a_search(&outcome)?;
+                    if guest.switches.vmid_churn != 0 {
+                        expect_generations(&outcome)?;
+                    }
                 }
                 Expect::Intact => {
                     expect_status(&outcome, 0)?;
@@ -406,6 +421,14 @@ fn expect_a_search(outcome: &Outcome) -> Result<()> {
     let remaps = end["remaps"].as_object().context("the hunter did not count its remappings")?;
     ensure!(!remaps.is_empty() && remaps.values().all(|count| *count != 0), "not all ways were tried: {end}");
     ensure!(end["changes"].as_u64().is_some_and(|changes| changes > 0), "the readers saw no change: {end}");
+    Ok(())
+}
+
+/// Generations of VMIDs have begun all the time: a CPU's first entry alone counts as one.
+fn expect_generations(outcome: &Outcome) -> Result<()> {
+    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let flushes = counters.get(Counter::VmidFlushes);
+    ensure!(flushes >= GENERATIONS_MIN, "CPUs dropped everything {flushes} times only");
     Ok(())
 }
 

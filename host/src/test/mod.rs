@@ -10,6 +10,7 @@ mod mutants;
 #[cfg(test)]
 mod names;
 mod progress;
+mod stage2;
 mod talk;
 
 use crate::cli::TestArgs;
@@ -64,7 +65,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
 
 /// The tests that boot machines.
 fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
-    cases::CASES.iter().chain(&checks::CHECKS).chain(arm::rows())
+    cases::CASES.iter().chain(&checks::CHECKS).chain(arm::rows()).chain(&stage2::ROWS)
 }
 
 /// Prints the last line, and says what the process's status is.

@@ -70,7 +70,7 @@ fn sources(directory: &Path) -> String {
 }
 
 /// Whether `sources` define the test: as a function, as what a mutant of the protocol fails, or as a
-/// row of the bare guest's table, or as a mistake that the abstract machine must find. A name that ends in `*` stands for several.
+/// row of the bare guest's table, or as a mistake that the abstract machine or a model must find. A name that ends in `*` stands for several.
 fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
     let (name, end) = match name.strip_suffix('*') {
         Some(start) => (start, ""),
@@ -81,7 +81,7 @@ fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
         "tlbcheck" => return sources.contains(&format!("row(\"{name}{end}")),
         _ => {}
     }
-    if prefix == "machine" && sources.contains(&format!("    {name}: ")) {
+    if matches!(prefix, "machine" | "coherence") && sources.contains(&format!("    {name}:")) {
         return true;
     }
     let fails_ends: &[&str] = if end.is_empty() { &[""] } else { &[":", " within "] };

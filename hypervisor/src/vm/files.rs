@@ -4,6 +4,7 @@ use core::fmt;
 
 use hostlink::bundle;
 use hostlink::config::{Config, ConfigError};
+use hostlink::defect::Defect;
 use tar_no_std::TarArchiveRef;
 
 use super::panic;
@@ -40,6 +41,8 @@ pub(crate) enum CreateError {
     Vmids,
     /// Defects are not built in.
     NoDefects,
+    /// The defect is one of another architecture.
+    ForeignDefect(Defect),
 }
 
 impl fmt::Display for CreateError {
@@ -59,6 +62,9 @@ impl fmt::Display for CreateError {
             Self::Vmids => f.write_str("vmid_bits: each CPU may hold a VMID, and there must be one more"),
             Self::Clock => f.write_str("the TSC is too slow for the guest's reference clock"),
             Self::NoDefects => f.write_str("this image has no defects: it was built without that feature"),
+            Self::ForeignDefect(defect) => {
+                write!(f, "the defect {} is one of another architecture", defect.name())
+            }
         }
     }
 }

@@ -74,7 +74,7 @@ impl World {
     fn new(steps: Option<&'static Steps>) -> Self {
         Self {
             steps,
-            allocator: Allocator::new(2).expect("three CPUs, three VMIDs"),
+            allocator: Allocator::new(2, 3).expect("three CPUs, three VMIDs"),
             slots: core::array::from_fn(|_| VmidSlot::new()),
             running: core::array::from_fn(|_| Plain::new(0)),
             entry: Plain::new(0),

@@ -24,7 +24,7 @@ struct World {
 impl World {
     fn new(bits: u32, machines: usize) -> Self {
         Self {
-            allocator: VmidAllocator::new(bits).expect("enough"),
+            allocator: VmidAllocator::new(bits, CPUS).expect("enough"),
             slots: (0..machines).map(|_| VmidSlot::new()).collect(),
             tlbs: vec![vec![Vec::new(); 1 << bits]; CPUS],
             running: [None; CPUS],
@@ -74,15 +74,44 @@ impl World {
 
 #[test]
 fn bits_and_cpus_that_do_not_fit_are_refused() {
-    assert!(VmidAllocator::<1>::new(0).is_none() && VmidAllocator::<1>::new(17).is_none());
-    assert!(VmidAllocator::<1>::new(1).is_some() && VmidAllocator::<2>::new(1).is_none());
-    assert!(VmidAllocator::<255>::new(8).is_some() && VmidAllocator::<256>::new(8).is_none());
-    const { assert!(VmidAllocator::<64>::new(16).is_some()) };
+    let fits = |bits, cpu_count| VmidAllocator::<256>::new(bits, cpu_count).is_some();
+    assert!(!fits(0, 1) && !fits(17, 1) && !fits(8, 0));
+    assert!(fits(1, 1) && !fits(1, 2), "each CPU may hold on to a VMID, and 0 is none");
+    assert!(fits(2, 3) && !fits(2, 4));
+    assert!(fits(8, 255) && !fits(8, 256) && fits(16, 256) && !fits(16, 257));
+    const { assert!(VmidAllocator::<64>::new(16, 64).is_some()) };
+}
+
+#[test]
+#[should_panic(expected = "index out of bounds")]
+fn cpu_beyond_those_in_use_is_not_served() {
+    let allocator = VmidAllocator::<3>::new(2, 2).unwrap();
+    allocator.assign(CpuId(2), &VmidSlot::new()).executed();
+}
+
+#[test]
+fn a4_as_many_vmids_as_cpus_in_use_are_enough_where_there_could_be_more_cpus() {
+    // Three VMIDs, three of 256 CPUs, and three machines that run: a fourth gets what its CPU gives up.
+    let allocator = Box::new(VmidAllocator::<256>::new(2, 3).unwrap());
+    let slots: [VmidSlot; 8] = core::array::from_fn(|_| VmidSlot::new());
+    let enter = |cpu: usize, machine: usize| {
+        let assignment = allocator.assign(CpuId(cpu as u32), &slots[machine]);
+        let vmid = assignment.vmid();
+        assignment.executed();
+        vmid
+    };
+    let [first, second, mut third] = [0, 1, 2].map(|cpu| enter(cpu, cpu));
+    for machine in 3..8 {
+        let next = enter(2, machine);
+        assert_eq!(next, third, "the others' VMIDs are running");
+        third = next;
+    }
+    assert_eq!([enter(0, 0), enter(1, 1)], [first, second]);
 }
 
 #[test]
 fn zero_is_nobodys_and_each_machine_keeps_its_own() {
-    let allocator = Box::new(VmidAllocator::<2>::new(8).unwrap());
+    let allocator = Box::new(VmidAllocator::<2>::new(8, 2).unwrap());
     let slots: Vec<_> = (0..255).map(|_| VmidSlot::new()).collect();
     assert!(slots.iter().all(|slot| slot.current().is_none()), "nothing to invalidate");
     let mut vmids: Vec<_> = slots.iter().map(|slot| allocator.assign(CpuId(0), slot).vmid()).collect();
@@ -94,7 +123,7 @@ fn zero_is_nobodys_and_each_machine_keeps_its_own() {
 
 #[test]
 fn a4_first_entry_on_each_cpu_flushes_and_the_debt_stays_until_it_is_paid() {
-    let allocator = VmidAllocator::<2>::new(8).unwrap();
+    let allocator = VmidAllocator::<2>::new(8, 2).unwrap();
     let (slot, other) = (VmidSlot::new(), VmidSlot::new());
     for cpu in [CpuId(0), CpuId(1)] {
         assert!(allocator.assign(cpu, &slot).must_flush(), "somebody was here before us");
@@ -141,7 +170,7 @@ fn a4_machine_that_never_stops_keeps_its_vmid_through_many_generations() {
 
 #[test]
 fn all_sixteen_bits_are_used_before_anything_is_flushed() {
-    let allocator = Box::new(VmidAllocator::<2>::new(16).unwrap());
+    let allocator = Box::new(VmidAllocator::<2>::new(16, 2).unwrap());
     let mut flushes = 0;
     for turn in 0..0x2_0000 {
         let slot = VmidSlot::new();

@@ -115,7 +115,10 @@ pub struct Switches {
     pub local_tlbi: LocalTlbi,
     /// Bits of VMIDs, 1 to 16; `None` for as many as the processor has (Arm).
     pub vmid_bits: Option<u8>,
-    /// What is wrong with flush hypercalls; only an image with defects built in takes one.
+    /// Entries of a CPU into the guest, from one time that a machine which is made up takes a VMID in between to the next; 0 is
+    /// never (Arm). With few bits, generations of VMIDs begin all the time.
+    pub vmid_churn: u32,
+    /// What is wrong on purpose; only an image with defects built in takes one.
     pub defect: Option<Defect>,
 }
 
@@ -131,6 +134,7 @@ impl Default for Switches {
             stage2_unmap: Stage2Unmap::Range,
             local_tlbi: LocalTlbi::Arrival,
             vmid_bits: None,
+            vmid_churn: 0,
             defect: None,
         }
     }
@@ -138,7 +142,7 @@ impl Default for Switches {
 
 impl Switches {
     /// Their keys.
-    pub const KEYS: [&str; 10] = [
+    pub const KEYS: [&str; 11] = [
         "apic_ids",
         "flush_pages",
         "kick",
@@ -148,6 +152,7 @@ impl Switches {
         "stage2_unmap",
         "local_tlbi",
         "vmid_bits",
+        "vmid_churn",
         "defect",
     ];
 
@@ -200,6 +205,13 @@ impl Switches {
                     _ => return Err("a number from 1 to 16, or most"),
                 };
             }
+            "vmid_churn" => {
+                self.vmid_churn = match (value, value.parse()) {
+                    ("off", _) => 0,
+                    (_, Ok(entries @ 1..=1_000_000)) => entries,
+                    _ => return Err("a number from 1 to 1000000, or off"),
+                };
+            }
             "defect" => {
                 self.defect = match value {
                     "none" => None,
@@ -243,6 +255,10 @@ impl fmt::Display for Switches {
         match self.vmid_bits {
             Some(bits) => writeln!(f, "vmid_bits={bits}")?,
             None => writeln!(f, "vmid_bits=most")?,
+        }
+        match self.vmid_churn {
+            0 => writeln!(f, "vmid_churn=off")?,
+            entries => writeln!(f, "vmid_churn={entries}")?,
         }
         writeln!(f, "defect={}", self.defect.map_or("none", Defect::name))
     }

@@ -1,9 +1,10 @@
 //! Arm64.
 
 use core::arch::{asm, global_asm};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use baremetal::aarch64::info::BootInfo;
-use baremetal::aarch64::{boot, clock, gic, interrupts, power};
+use baremetal::aarch64::{boot, clock, gic, interrupts, power, processors};
 
 use super::Absent;
 
@@ -36,11 +37,43 @@ unsafe extern "C" {
 /// How long the processor sleeps when there is nothing to do.
 const IDLE_US: u64 = 1000;
 
-/// Lets the processor sleep until its timer.
-pub(crate) fn prepare(_: &BootInfo) {
+/// How many processors there are; the first one has number 0.
+static PROCESSORS: AtomicUsize = AtomicUsize::new(1);
+/// How long another processor may take to come back, in milliseconds: it may be waiting for a CPU.
+const PATIENCE_MS: u64 = 20_000;
+
+/// Lets the processor sleep until its timer. The others are found, and not started.
+pub(crate) fn prepare(info: &BootInfo) {
     if let Err(why) = gic::enable_distributor().and_then(|()| gic::enable()) {
         panic!("{why}");
     }
+    let own = gic::affinity();
+    processors::set_affinity(0, own);
+    let others = info.processors.iter().filter(|affinity| **affinity != own);
+    let mut count = 1;
+    for affinity in others.take(processors::MAX_PROCESSORS - 1) {
+        processors::set_affinity(count, *affinity);
+        count += 1;
+    }
+    PROCESSORS.store(count, Ordering::Relaxed);
+}
+
+/// Has other processors begin `job`, up to number `limit` - 1, and starts them if need be. Returns how many there are with the first
+/// one; numbers have no gaps.
+pub(crate) fn begin_on_others(limit: usize, job: processors::Job) -> usize {
+    let count = PROCESSORS.load(Ordering::Relaxed).min(limit);
+    for number in 1..count {
+        if processors::is_busy(number) || !processors::start(number) {
+            return number;
+        }
+        processors::give(number, job);
+    }
+    count
+}
+
+/// Waits until the processors with numbers from 1 to `count` - 1 are done; says whether they are.
+pub(crate) fn await_others(count: usize) -> bool {
+    (1..count).all(|number| processors::join(number, PATIENCE_MS))
 }
 
 /// Sleeps for a while.

@@ -2,7 +2,7 @@
 
 use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::power::{self, Switch};
-use baremetal::x86_64::{boot, clock, firmware};
+use baremetal::x86_64::{boot, clock, firmware, processors};
 use spin::Once;
 
 use super::Absent;
@@ -33,6 +33,16 @@ pub(crate) fn nanoseconds(ticks: u64) -> u64 {
 /// There are no hints.
 pub(crate) fn hint(_: u8) -> Result<u64, Absent> {
     Err(Absent)
+}
+
+/// Only the first processor is made use of.
+pub(crate) fn begin_on_others(_: usize, _: processors::Job) -> usize {
+    1
+}
+
+/// There are none.
+pub(crate) fn await_others(_: usize) -> bool {
+    true
 }
 
 /// Sleeps for good.

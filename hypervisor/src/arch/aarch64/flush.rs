@@ -8,6 +8,7 @@ use core::ops::{ControlFlow, Range};
 use coherence::tlbi::{self, Context, LeafLevel, Setup, Stage2Tlb, Stale};
 use coherence::{CpuId, Hardware, Ledger, Members, Target, Targets};
 use hostlink::config::MAX_VCPUS;
+use hostlink::defect::Defect;
 use paging::{FlushRange, FlushReceipt, Invalidation, Level, Stamp};
 
 use super::sysreg::{read, write};
@@ -24,12 +25,28 @@ pub(crate) type FlushScratch = Ledger<BANKS>;
 /// The processor's instructions.
 pub(crate) struct Tlb;
 
-/// Defines a method that executes one instruction.
+/// Whether the hypervisor is to make this mistake.
+#[cfg(feature = "defects")]
+pub(crate) fn makes(defect: Defect) -> bool {
+    machine::try_machine().is_some_and(|vm| vm.defect() == Some(defect))
+}
+
+/// Images for users make none.
+#[cfg(not(feature = "defects"))]
+#[inline(always)]
+pub(crate) const fn makes(_: Defect) -> bool {
+    false
+}
+
+/// Defines a method that executes one instruction; a defect may leave it out.
 macro_rules! instruction {
-    ($($name:ident: $text:literal;)*) => {
+    ($($name:ident: $text:literal $(but $defect:ident)?;)*) => {
         $(
             #[inline(always)]
             fn $name(&self) {
+                $(if makes(Defect::$defect) {
+                    return;
+                })?
                 // SAFETY: maintenance of translations that are the guest's, or a barrier; memory is not left out of
                 // what it may affect, so that the compiler moves nothing across.
                 unsafe { asm!($text, options(nostack, preserves_flags)) };
@@ -40,13 +57,12 @@ macro_rules! instruction {
 
 impl Stage2Tlb for Tlb {
     instruction! {
-        order_stores: "dsb ishst";
-        complete: "dsb ish";
+        order_stores: "dsb ishst" but Stage2NoIshst;
         complete_local: "dsb nsh";
         complete_caches: "dsb sy";
         context_sync: "isb";
-        combined: "tlbi vmalle1is";
-        everything: "tlbi vmalls12e1is";
+        combined: "tlbi vmalle1is" but Stage2NoCombined;
+        everything: "tlbi vmalls12e1is" but Stage2NoTlbi;
         all_vms: "tlbi alle1is";
         local_combined: "tlbi vmalle1";
         local_all_vms: "tlbi alle1";
@@ -55,13 +71,28 @@ impl Stage2Tlb for Tlb {
     }
 
     #[inline(always)]
+    fn complete(&self) {
+        if makes(Defect::Stage2DsbNsh) {
+            return self.complete_local();
+        }
+        // SAFETY: a barrier, across which the compiler moves nothing.
+        unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
     fn page(&self, operand: u64) {
+        if makes(Defect::Stage2NoTlbi) {
+            return;
+        }
         // SAFETY: as above.
         unsafe { asm!("tlbi ipas2e1is, {}", in(reg) operand, options(nostack, preserves_flags)) };
     }
 
     #[inline(always)]
     fn range(&self, operand: u64) {
+        if makes(Defect::Stage2NoTlbi) {
+            return;
+        }
         // RIPAS2E1IS by its encoding, since the image is for processors without it, too: used with the feature only.
         // SAFETY: as above.
         unsafe { asm!("sys #4, c8, c0, #2, {}", in(reg) operand, options(nostack, preserves_flags)) };

@@ -28,7 +28,7 @@ use crate::sched::VcpuIndex;
 use crate::tlb::Measured;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::space::Space;
-use crate::vm::{CreateError, Files};
+use crate::vm::{CreateError, Files, PerCpu};
 
 /// Format of stage 2, and where its tables come from.
 pub(crate) use super::stage2::{Stage2 as Nested, Tables};
@@ -57,6 +57,7 @@ pub(crate) fn notes_stores() -> bool {
 pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
     match config.switches.defect {
         Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
+        Some(defect) if !defect.is_of_arm() => Err(CreateError::ForeignDefect(defect)),
         _ => Ok(()),
     }
 }
@@ -103,8 +104,10 @@ impl Uart {
 pub(crate) struct Shared {
     pub(crate) distributor: Box<Mutex<Distributor>>,
     pub(crate) uart: Mutex<Uart>,
-    pub(crate) vmids: Box<VmidAllocator<MAX_CPUS_USED>>,
+    pub(crate) vmids: Box<VmidAllocator<MAX_CPUS>>,
     pub(crate) vmid: VmidSlot,
+    /// As the configuration's switch of that name.
+    pub(crate) vmid_churn: u32,
     setup: Setup,
     root: u64,
     counter_offset: u64,
@@ -112,9 +115,6 @@ pub(crate) struct Shared {
     local_maintenance: LocalMaintenance,
     vcpus: u32,
 }
-
-/// CPUs that the VMID allocator counts with: fewer than an 8-bit VMID has values.
-const MAX_CPUS_USED: usize = if MAX_CPUS < 255 { MAX_CPUS } else { 255 };
 
 impl Shared {
     /// For a guest whose stage 2 is `space`'s.
@@ -126,8 +126,9 @@ impl Shared {
         let shared = Self {
             distributor: Box::new(Mutex::new(Distributor::new(config.vcpus as u8, INTIDS_DEFAULT))),
             uart: Mutex::new(Uart::new()),
-            vmids: Box::new(VmidAllocator::new(bits).ok_or(CreateError::Vmids)?),
+            vmids: Box::new(VmidAllocator::new(bits, PerCpu::all().count()).ok_or(CreateError::Vmids)?),
             vmid: VmidSlot::new(),
+            vmid_churn: config.switches.vmid_churn,
             setup: setup(config.switches.stage2_unmap),
             root: space.root().0,
             counter_offset: clock::now(),

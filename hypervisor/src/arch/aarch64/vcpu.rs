@@ -1,11 +1,12 @@
 //! What a CPU needs to run a vCPU, what comes to a vCPU from outside, and one stay in the guest.
 
-use coherence::vmid::{Arrival, Resident};
+use coherence::vmid::{Arrival, Resident, VmidSlot};
 use coherence::{CpuId, Owner, Pending, Translation, tlbi};
 use hostlink::counters::Counter;
+use hostlink::defect::Defect;
 
 use super::entry::{run_guest, vector};
-use super::flush::Tlb;
+use super::flush::{self, Tlb};
 use super::{interrupts, vgic};
 use crate::devices::gic::{self, Deactivate, Effect, Maintenance, View};
 use crate::devices::psci::Power;
@@ -37,13 +38,15 @@ pub(crate) struct Workspace {
     pub(crate) arrival: Option<Arrival>,
     /// What the interface was told last.
     maintenance: Maintenance,
+    /// Entries into the guest since a machine that is made up took a VMID here.
+    entries: u32,
 }
 
 impl Workspace {
     /// For the calling CPU.
     pub(crate) fn new(_: &PerCpu) -> Self {
         vgic::init_cpu();
-        Self { resident: Resident::new(), arrival: None, maintenance: Maintenance::empty() }
+        Self { resident: Resident::new(), arrival: None, maintenance: Maintenance::empty(), entries: 0 }
     }
 }
 
@@ -67,7 +70,7 @@ impl Context<'_> {
         if arrival.stage1 {
             self.count(Counter::FlushArrival);
         }
-        self.workspace.arrival = Some(arrival);
+        self.workspace.arrival = (!flush::makes(Defect::NoArrivalFlush)).then_some(arrival);
         // Stage-1 walks may be forbidden from here on; TCR_EL1 is loaded with the rest.
         self.enter_address_space();
         self.state.load();
@@ -107,9 +110,24 @@ impl Context<'_> {
         changes
     }
 
+    /// Every so many entries another machine is about to run on this CPU, one that never has before: it takes a VMID. It leaves
+    /// before it enters its guest, so that VTTBR_EL2 stays, and what it owes is left to whoever comes next.
+    #[cold]
+    fn churn(&mut self) {
+        self.workspace.entries += 1;
+        if self.workspace.entries >= self.vm.guest.vmid_churn {
+            self.workspace.entries = 0;
+            let stranger = VmidSlot::new();
+            let _it_does_not_run = self.vm.guest.vmids.assign(CpuId(self.cpu.index), &stranger);
+        }
+    }
+
     /// Enters the guest and comes back with an exit; or does not enter, because something has to be looked at first, and
     /// returns false.
     pub(crate) fn enter(&mut self) -> bool {
+        if self.vm.guest.vmid_churn != 0 {
+            self.churn();
+        }
         if self.enter_address_space() {
             self.state.allow_walks();
         }

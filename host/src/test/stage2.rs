@@ -1,0 +1,437 @@
+//! Whether it is noticed when the hypervisor for Arm leaves translations where they are: by guests that go on looking at memory
+//! that has gone, and, where the emulator shows no difference, by the instructions that were executed.
+//!
+//! QEMU's TLB has no VMID tags, keeps no entries of stage 2 alone but for pages with tables of stage 1, and completes all
+//! maintenance at the next barrier of any kind: it cannot show what DSB ISHST and the domain of the last DSB are for. It drops
+//! everything when TCR_EL1 is written, so that what an arriving vCPU could meet is never there.
+
+use super::cases::{Body, Case, Expect, STALE, case, stock};
+use crate::arch::{ArmCpu, Platform};
+use crate::bench::phases::{Counts, Phases};
+use crate::ctl::fields::Fields;
+use crate::machine::process::{End, Flow, Machine, Outcome};
+use crate::machine::signals::Signals;
+use crate::machine::spec::{Clock, Counting, Spec};
+use crate::run::{switches, tail};
+use crate::size::MIB;
+use crate::vm::{Guest, Hypervisor};
+use crate::workspace;
+use anyhow::{Context, Result, anyhow, ensure};
+use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches};
+use hostlink::counters::Counter;
+use hostlink::ctl::Request;
+use hostlink::exit::ExitCode;
+use hostlink::phase::Phase;
+use std::path::Path;
+use std::time::Duration;
+
+/// What is done, and what has to come of it. What is wrong with the hypervisor is in the case's settings.
+pub(super) enum Test {
+    /// Memory goes and comes back while all vCPUs look at it. `true` if one of them has to go on with what was there.
+    Watch(bool),
+    /// So many pages go, and these instructions are executed for it.
+    Counts(u64, Sequence),
+    /// [`MANY`] pages go by range instructions, and what was executed is refused for this reason.
+    Refused(&'static str),
+    /// Two vCPUs take turns on a CPU. `true` if nothing is dropped when one arrives.
+    Arrivals(bool),
+}
+
+/// Maintenance for memory that goes. Nothing else of these kinds may be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sequence {
+    /// Range instructions, and those for one page each.
+    ripas2e1is: u64,
+    ipas2e1is: u64,
+    /// For entries of both stages, and for all of the VMID's.
+    vmalle1is: u64,
+    vmalls12e1is: u64,
+    ish: u64,
+}
+
+const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
+const N1: Platform = Platform::Aarch64(ArmCpu::NeoverseN1);
+const A72: Platform = Platform::Aarch64(ArmCpu::CortexA72);
+
+/// Pages that go one by one where there are no range instructions, and more than are done so.
+const FEW: u64 = 100;
+const MANY: u64 = 2048;
+
+/// One range, entries of both stages, a DSB for each.
+const BY_RANGE: Sequence = Sequence { ripas2e1is: 1, ipas2e1is: 0, vmalle1is: 1, vmalls12e1is: 0, ish: 2 };
+/// Page by page; the DSBs are not more for that.
+const BY_PAGE: Sequence = Sequence { ripas2e1is: 0, ipas2e1is: FEW, ..BY_RANGE };
+const WHOLE: Sequence = Sequence { ripas2e1is: 0, ipas2e1is: 0, vmalle1is: 0, vmalls12e1is: 1, ish: 1 };
+
+impl Sequence {
+    /// With the last instruction and its DSB once more, as the errata demand.
+    const fn repeated(self) -> Self {
+        let by_address = self.vmalls12e1is == 0;
+        Self {
+            vmalle1is: self.vmalle1is + by_address as u64,
+            vmalls12e1is: self.vmalls12e1is + !by_address as u64,
+            ish: self.ish + 1,
+            ..self
+        }
+    }
+
+    /// Whether this is what was counted, and no maintenance beside it.
+    fn check(&self, counted: &Counts) -> Result<()> {
+        let of = |name| counted.of_kind(name);
+        ensure!(of("nsh") == 0, "DSB NSH waits for the own processor alone: {counted:?}");
+        let found = Self {
+            ripas2e1is: of("ripas2e1is"),
+            ipas2e1is: of("ipas2e1is"),
+            vmalle1is: of("vmalle1is"),
+            vmalls12e1is: of("vmalls12e1is"),
+            ish: of("ish"),
+        };
+        ensure!(found == *self, "{found:?} instead of {self:?}");
+        let total = self.ripas2e1is + self.ipas2e1is + self.vmalle1is + self.vmalls12e1is;
+        ensure!(counted.tlbi() == total, "there are other TLBIs: {counted:?}");
+        ensure!(of("ishst") >= 1, "stores to tables are not ordered before the TLBI: {counted:?}");
+        Ok(())
+    }
+}
+
+pub(super) const ROWS: [Case; 18] = [
+    watch(
+        "p19_memory_that_goes_is_gone_on_max",
+        "all vCPUs notice, and see zeroes when other memory comes",
+        false,
+    ),
+    watch("p19_memory_that_goes_is_gone_on_neoverse_n1", "so they do on a neoverse-n1", false).on(N1),
+    watch("p19_memory_that_goes_is_gone_on_cortex_a72", "and on a cortex-a72", false).on(A72),
+    watch("p19_memory_that_goes_is_gone_whole", "and where all that the VMID tags is dropped", false)
+        .with(&["stage2_unmap=whole"]),
+    watch("p19_missing_combined_is_caught", "without VMALLE1IS a vCPU goes on reading", true)
+        .with(&["defect=stage2-no-combined"]),
+    watch("stage2_missing_tlbi_is_caught", "and so it does without VMALLS12E1IS", true)
+        .with(&["defect=stage2-no-tlbi", "stage2_unmap=whole"]),
+    counts(
+        "o12_sequence_on_max",
+        "one range instruction, VMALLE1IS, two DSB ISH, DSB ISHST before",
+        MANY,
+        BY_RANGE,
+    ),
+    counts("o12_sequence_on_cortex_a72", "without range instructions, one for each page", FEW, BY_PAGE)
+        .on(A72),
+    counts("o12_sequence_whole_on_cortex_a72", "and VMALLS12E1IS where that is too many", MANY, WHOLE)
+        .on(A72),
+    counts("o2_sequence_is_repeated_on_neoverse_n1", "its errata demand one more", FEW, BY_PAGE.repeated())
+        .on(N1),
+    refused("o12_missing_ishst_is_counted", "without DSB ISHST", "not ordered before")
+        .with(&["defect=stage2-no-ishst"]),
+    refused("o11_dsb_nsh_is_counted", "with DSB NSH for ISH", "DSB NSH waits")
+        .with(&["defect=stage2-dsb-nsh"]),
+    refused("stage2_missing_ranges_are_counted", "without RIPAS2E1IS", "ripas2e1is: 0")
+        .with(&["defect=stage2-no-tlbi"]),
+    refused("p19_missing_combined_is_counted", "without VMALLE1IS", "vmalle1is: 0")
+        .with(&["defect=stage2-no-combined"]),
+    arrivals("a3_arrivals_drop", "each arrival of another vCPU on a CPU drops what that holds", false),
+    arrivals("a3_missing_arrival_flush_is_counted", "and it is seen if none does", true)
+        .with(&["defect=no-arrival-flush"]),
+    stock(
+        "a4_nothing_stale_while_generations_roll_over",
+        "other machines take VMIDs all the time, of which there are three",
+        (4, 2),
+        FlushMode::Hypercall,
+        STALE,
+        Expect::NothingStale,
+    )
+    .with(&["vmid_bits=2", "vmid_churn=3"])
+    .on(MAX),
+    super::cases::tool(
+        "arm_foreign_defect_is_refused",
+        "a defect of flush hypercalls is none that the hypervisor for Arm could make",
+        &["check", "--arch", "aarch64", "--on", "quell", "--defect", "ring3"],
+        super::cases::TestFile::None,
+        (1, "architecture"),
+    ),
+];
+
+const fn watch(name: &'static str, about: &'static str, is_stale: bool) -> Case {
+    case(name, about, Body::Stage2(Test::Watch(is_stale))).on(MAX)
+}
+
+const fn counts(name: &'static str, about: &'static str, pages: u64, sequence: Sequence) -> Case {
+    case(name, about, Body::Stage2(Test::Counts(pages, sequence))).on(MAX)
+}
+
+const fn refused(name: &'static str, about: &'static str, why: &'static str) -> Case {
+    case(name, about, Body::Stage2(Test::Refused(why))).on(MAX)
+}
+
+const fn arrivals(name: &'static str, about: &'static str, is_missing: bool) -> Case {
+    case(name, about, Body::Stage2(Test::Arrivals(is_missing))).on(MAX)
+}
+
+/// Memory of the guest itself.
+const MEMORY: u64 = 64 * MIB;
+const PAGE: u64 = 4096;
+/// Where memory comes and goes.
+const AT: u64 = 4 << 30;
+/// A word of its second page, and what `touch` in steps of words has left there.
+const WORD: u64 = AT + PAGE + 8;
+const LEFT: u64 = (PAGE + 8) / 8;
+/// Longest time for a step, and for a whole run.
+const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// How long it takes to be sure that a vCPU does not notice: memory has gone before the request is answered.
+const NOTICING: Duration = Duration::from_secs(2);
+/// vCPUs that watch.
+const WATCHERS: usize = 2;
+
+/// Runs a test.
+pub(super) fn run(
+    case: &Case,
+    test: &Test,
+    hypervisor: &Hypervisor,
+    directory: &Path,
+    signals: &Signals,
+) -> Result<()> {
+    let mut switches = switches(case.settings)?;
+    switches.nested_page = NestedPage::Small;
+    let lab = Lab { case, hypervisor, directory, signals, switches };
+    match test {
+        Test::Watch(is_stale) => lab.watch(*is_stale),
+        Test::Counts(pages, sequence) => sequence.check(&lab.counts(*pages)?),
+        Test::Refused(why) => match BY_RANGE.check(&lab.counts(MANY)?) {
+            Ok(()) => Err(anyhow!("the instructions are those of a hypervisor without mistakes")),
+            Err(error) => {
+                let error = error.to_string();
+                ensure!(error.contains(why), "the instructions are wrong, but not for '{why}': {error}");
+                Ok(())
+            }
+        },
+        Test::Arrivals(is_missing) => lab.arrivals(*is_missing),
+    }
+}
+
+struct Lab<'a> {
+    case: &'a Case,
+    hypervisor: &'a Hypervisor,
+    directory: &'a Path,
+    signals: &'a Signals,
+    switches: Switches,
+}
+
+impl Lab<'_> {
+    /// A machine whose guest takes commands.
+    fn spec(&self, (vcpus, cpus): (u32, u32), clock: Clock) -> Result<Spec> {
+        let (platform, arch) = (self.case.platform, self.case.platform.arch());
+        let guest = Guest {
+            platform,
+            kernel: workspace::bootable(workspace::build(workspace::LOAD, arch)?, arch)?,
+            initrd: None,
+            cmdline: String::new(),
+            vcpus,
+            memory: MEMORY,
+            flush: FlushMode::Hypercall,
+            reset: ResetPolicy::Exit,
+            switches: self.switches,
+        };
+        guest.check()?;
+        let mut spec = guest.on_quell(self.hypervisor, cpus, clock, self.directory)?;
+        spec.timeout = Some(TIMEOUT);
+        Ok(spec)
+    }
+
+    fn start(&self, spec: &Spec) -> Result<Script> {
+        let mut script = Script { machine: Machine::start(spec, self.signals)?, read: 0 };
+        script.await_text("load: ready")?;
+        Ok(script)
+    }
+
+    fn watch(&self, is_stale: bool) -> Result<()> {
+        let mut script = self.start(&self.spec((WATCHERS as u32, WATCHERS as u32), Clock::Wall)?)?;
+        let watched = script.watch(if is_stale { NOTICING } else { PATIENCE });
+        let outcome = script.end()?;
+        let noticed = watched.map_err(|error| with_ends(error, &outcome))?;
+        ensure!(
+            noticed != is_stale,
+            match is_stale {
+                true => anyhow!("all vCPUs have noticed that memory has gone"),
+                false => with_ends(anyhow!("a vCPU goes on reading memory that has gone"), &outcome),
+            }
+        );
+        Ok(())
+    }
+
+    fn counted(&self, spec: &mut Spec) -> Result<Counting> {
+        let counting = Phases::counting(self.directory)?;
+        spec.counting = Some(counting.clone());
+        Ok(counting)
+    }
+
+    /// What is executed while so many pages go.
+    fn counts(&self, pages: u64) -> Result<Counts> {
+        let mut spec = self.spec((1, 1), Clock::Instructions)?;
+        let counting = self.counted(&mut spec)?;
+        let mut script = self.start(&spec)?;
+        let worked = script.come_and_go(pages * PAGE);
+        let outcome = script.end()?;
+        worked.map_err(|error| with_ends(error, &outcome))?;
+        let phases = Phases::read(&counting)?;
+        Ok(phases.of(Phase::Blocking)?.and(phases.of(Phase::Reclaim)?))
+    }
+
+    fn arrivals(&self, is_missing: bool) -> Result<()> {
+        let mut spec = self.spec((WATCHERS as u32, 1), Clock::Instructions)?;
+        let counting = self.counted(&mut spec)?;
+        let mut script = self.start(&spec)?;
+        let worked = script.take_turns();
+        let outcome = script.end()?;
+        worked.map_err(|error| with_ends(error, &outcome))?;
+        let counters = outcome.counters.context("there are no counters")?;
+        let arrivals = counters.get(Counter::FlushArrival);
+        ensure!(arrivals >= ARRIVALS_MIN, "{arrivals} arrivals are too few to tell anything");
+        let drops = Phases::read(&counting)?.of(Phase::None)?.of_kind("vmalle1");
+        ensure!((drops < arrivals) == is_missing, "{drops} VMALLE1 for {arrivals} arrivals");
+        Ok(())
+    }
+}
+
+/// Arrivals of which there have to be this many: the guest's own instructions are few beside them.
+const ARRIVALS_MIN: u64 = 20;
+
+/// Adds the ends of console and log to an error.
+fn with_ends(error: anyhow::Error, outcome: &Outcome) -> anyhow::Error {
+    let (console, log) = (tail(&outcome.console), tail(&outcome.log));
+    anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")
+}
+
+/// A machine, and how far its console was read.
+struct Script {
+    machine: Machine,
+    read: usize,
+}
+
+impl Script {
+    fn await_text(&mut self, text: &str) -> Result<()> {
+        self.read = self.machine.await_console(text, self.read, PATIENCE)?;
+        Ok(())
+    }
+
+    /// Types a command, and waits until it is done.
+    fn command(&mut self, command: &str) -> Result<()> {
+        self.machine.type_text(&format!("{command}\n"))?;
+        self.await_text("load: done: ")
+    }
+
+    fn add(&self, size: u64) -> Result<u16> {
+        let answer = self.machine.control()?.ask(&Request::Add { gpa: AT, size, read_only: false })?;
+        let fields = Fields::parse(answer.first().context("an empty answer")?)?;
+        let slot = fields.number("slot").and_then(|slot| u16::try_from(slot).ok());
+        slot.with_context(|| format!("the hypervisor's answer has no slot: {answer:?}"))
+    }
+
+    fn delete(&self, slot: u16) -> Result<()> {
+        self.machine.control()?.ask(&Request::Delete { slot }).map(drop)
+    }
+
+    /// Every vCPU says this of the memory, in any order, within some time.
+    fn all_say(&mut self, what: &str, patience: Duration) -> Result<()> {
+        let mut last = self.read;
+        for number in 0..WATCHERS {
+            let line = format!("load: watch: processor {number} {what}");
+            last = last.max(self.machine.await_console(&line, self.read, patience)?);
+        }
+        self.read = last;
+        Ok(())
+    }
+
+    /// Memory comes, goes and comes back; says whether all vCPUs have noticed in time that it went.
+    fn watch(&mut self, noticing: Duration) -> Result<bool> {
+        let slot = self.add(16 * PAGE)?;
+        self.command(&format!("touch={AT:#x},{:#x},8", 16 * PAGE))?;
+        self.machine.type_text(&format!("watch={WORD:#x},60\n"))?;
+        self.all_say(&format!("reads {LEFT:#x}"), PATIENCE)?;
+        self.delete(slot)?;
+        let noticed = self.all_say("faults", noticing).is_ok();
+        if noticed {
+            self.add(16 * PAGE)?;
+            self.all_say("reads 0x0", PATIENCE)?;
+        }
+        // What has not been noticed may have several reasons: the guest has to be alive.
+        self.machine.type_text("q")?;
+        self.await_text(&format!("load: done: watch={WORD:#x},60 count={WATCHERS}"))?;
+        Ok(noticed)
+    }
+
+    fn come_and_go(&mut self, size: u64) -> Result<()> {
+        let slot = self.add(size)?;
+        self.command(&format!("touch={AT:#x},{size:#x},{PAGE:#x}"))?;
+        self.delete(slot)
+    }
+
+    /// Both vCPUs are awake for some time.
+    fn take_turns(&mut self) -> Result<()> {
+        let slot = self.add(PAGE)?;
+        self.command(&format!("watch={AT:#x},1"))?;
+        self.delete(slot)
+    }
+
+    /// Switches the machine off.
+    fn end(mut self) -> Result<Outcome> {
+        // If the guest is lost, time is up soon.
+        self.machine.type_text("poweroff\n")?;
+        let outcome = self.machine.run(|_, _| Ok(Flow::Continue))?;
+        ensure!(
+            outcome.end == End::Hypervisor(ExitCode::GuestPowerOff),
+            "the machine ended with {:?}; the guest's console:\n{}\nthe hypervisor's log:\n{}",
+            outcome.end,
+            tail(&outcome.console),
+            tail(&outcome.log)
+        );
+        Ok(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn counted(tlbi: Value, dsb: Value) -> Counts {
+        let counts = json!({"entries": 1, "instructions": 9, "tlbi": tlbi, "dsb": dsb, "dc": 0, "eret": 0});
+        serde_json::from_value(counts).expect("are counts")
+    }
+
+    #[test]
+    fn o11_o12_each_instruction_that_is_missing_or_too_many_is_refused() {
+        let (tlbi, dsb) = (json!({"ripas2e1is": 1, "vmalle1is": 1}), json!({"ishst": 1, "ish": 2}));
+        BY_RANGE.check(&counted(tlbi.clone(), dsb.clone())).expect("is right");
+        for bad in [
+            json!({"vmalle1is": 1}),
+            json!({"ripas2e1is": 1}),
+            json!({"ripas2e1is": 2, "vmalle1is": 1}),
+            json!({"ripas2e1is": 1, "vmalle1is": 1, "alle1is": 1}),
+            json!({"ripas2e1is": 1, "vmalle1": 1}),
+        ] {
+            assert!(BY_RANGE.check(&counted(bad.clone(), dsb.clone())).is_err(), "{bad}");
+        }
+        for bad in [
+            json!({"ish": 2}),
+            json!({"ishst": 1, "ish": 1}),
+            json!({"ishst": 1, "ish": 2, "nsh": 1}),
+            json!({"ishst": 1, "nsh": 2}),
+        ] {
+            assert!(BY_RANGE.check(&counted(tlbi.clone(), bad.clone())).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn errata_repeat_the_last_instruction_with_its_barrier() {
+        assert_eq!(BY_PAGE.repeated(), Sequence { vmalle1is: 2, ish: 3, ..BY_PAGE });
+        assert_eq!(WHOLE.repeated(), Sequence { vmalls12e1is: 2, ish: 2, ..WHOLE });
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for row in &ROWS {
+            let count = super::super::all_cases().filter(|case| case.name == row.name).count();
+            assert_eq!(count, 1, "{}", row.name);
+        }
+    }
+}
