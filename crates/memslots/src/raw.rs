@@ -163,10 +163,36 @@ impl<'a> Window<'a> {
         }
     }
 
+    /// Copies whole words from the beginning of `bytes` to that of the window, and returns how many bytes; none unless both are
+    /// aligned. Where loads have to be aligned, a word from anywhere takes an instruction for each byte and more to put them
+    /// together.
+    fn write_words(&self, bytes: &[u8]) -> usize {
+        /// Words in a turn of the loop.
+        const TURN: usize = 8;
+        let bytes = &bytes[..bytes.len().min(self.len)];
+        // SAFETY: any eight bytes are a `u64`.
+        let (before, words, _) = unsafe { bytes.align_to::<u64>() };
+        if !before.is_empty() || !self.start.addr().is_multiple_of(WORD) {
+            return 0;
+        }
+        let (turns, _) = words.as_chunks::<TURN>();
+        let mut at = self.start.cast::<u64>();
+        for turn in turns {
+            for (index, word) in turn.iter().enumerate() {
+                // SAFETY: aligned, and as far into the window as the word is into `bytes`, which are no more; the window is
+                // mapped and only accessed by atomics.
+                unsafe { AtomicU64::from_ptr(at.add(index)) }.store(*word, Relaxed);
+            }
+            // SAFETY: at most the end of what was written.
+            at = unsafe { at.add(TURN) };
+        }
+        size_of_val(turns)
+    }
+
     /// Copies `bytes` in, or as many as there is room for; pieces as in [`read`](Self::read).
     pub(crate) fn write(&self, bytes: &[u8]) {
         let len = bytes.len().min(self.len);
-        let mut done = 0;
+        let mut done = self.write_words(bytes);
         while done < len {
             // SAFETY: `done` is below the window's length.
             let at = unsafe { self.start.add(done) };
@@ -247,3 +273,51 @@ macro_rules! word {
 
 word!(AtomicU32, u32);
 word!(AtomicU64, u64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// Copies `len` bytes from `from` bytes behind an aligned place to `to` bytes behind another; what came of it, and what has to.
+    fn copied(from: usize, to: usize, len: usize) -> (Vec<u8>, Vec<u8>) {
+        const WORDS: usize = 64;
+        let source: [u64; WORDS] =
+            core::array::from_fn(|index| (index as u64 + 1).wrapping_mul(0x0123_4567_89ab_cdef));
+        let bytes: Vec<u8> = source.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        // SAFETY: any word is eight bytes, in place.
+        let (_, in_place, _) = unsafe { source.align_to::<u8>() };
+        let memory: [AtomicU64; WORDS] = core::array::from_fn(|_| AtomicU64::new(u64::MAX));
+        let host = PhysAddr((&raw const memory).expose_provenance() as u64 + to as u64);
+        // SAFETY: the array outlives the window, which stays within it; it is made of atomics.
+        unsafe { Window::new(host, WORDS * WORD - to) }.write(&in_place[from..from + len]);
+        let found = memory.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
+        let mut expected = [0xff; WORDS * WORD];
+        expected[to..to + len].copy_from_slice(&bytes[from..from + len]);
+        (found, expected.to_vec())
+    }
+
+    #[test]
+    fn every_byte_is_written_and_none_beside() {
+        for (from, to) in [(0, 0), (0, 8), (8, 0), (0, 3), (3, 0), (3, 3), (4, 4), (1, 2)] {
+            for len in 0..300 {
+                let (found, expected) = copied(from, to, len);
+                assert_eq!(found, expected, "{len} bytes from {from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_is_written_than_the_window_has() {
+        let memory = [const { AtomicU64::new(0) }; 32];
+        let host = PhysAddr((&raw const memory).expose_provenance() as u64);
+        for len in [0, 7, 8, 63, 64, 65, 128] {
+            memory.iter().for_each(|word| word.store(0, Relaxed));
+            let source = [u64::MAX; 64];
+            // SAFETY: as above.
+            unsafe { Window::new(host, len) }.write(unsafe { source.align_to::<u8>() }.1);
+            let ones: u32 = memory.iter().map(|word| word.load(Relaxed).count_ones()).sum();
+            assert_eq!(ones as usize, len * 8, "a window of {len} bytes");
+        }
+    }
+}

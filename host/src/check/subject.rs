@@ -42,6 +42,31 @@ impl On {
     }
 }
 
+/// Instructions of its own that tlbcheck leaves out, on Arm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Omission {
+    /// Every TLBI
+    Tlbi,
+    /// Those TLBIs that drop everything
+    Vmalle1,
+    /// That TLBIs reach other processors: each is for the own TLB alone
+    Broadcast,
+    /// The barriers behind TLBIs, which an emulator may have no need of
+    Dsb,
+}
+
+impl Omission {
+    /// The word of tlbcheck's command line that stands for it.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Tlbi => "drop=tlbi",
+            Self::Vmalle1 => "drop=vmalle1",
+            Self::Broadcast => "drop=broadcast",
+            Self::Dsb => "drop=dsb",
+        }
+    }
+}
+
 /// A machine on which tlbcheck runs with this command line and so many CPUs; on Quell, vCPUs. What it needs is written to
 /// `directory`.
 pub(crate) fn spec(

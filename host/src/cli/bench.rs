@@ -93,7 +93,7 @@ pub(crate) struct UnmapArgs {
     #[arg(long, value_name = "MODEL")]
     pub(crate) cpu: Vec<ArmCpu>,
     /// Runs of each deletion by the clock; the table shows medians. Counts are the same each time
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
     /// Write what was measured to this file, as docs/json.md describes
     #[arg(long, value_name = "FILE")]

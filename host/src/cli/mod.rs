@@ -5,7 +5,7 @@ mod bench;
 pub(crate) use bench::*;
 
 use crate::arch::{Arch, PlatformArgs};
-use crate::check::subject::On;
+use crate::check::subject::{Omission, On};
 use crate::image::Entry;
 use crate::size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -80,7 +80,7 @@ pub(crate) struct CheckArgs {
     /// CPUs of the machine
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
-    /// Virtual CPUs that it sees on Quell [default: 66, so that VP indices need more than one bank]; as many as CPUs elsewhere
+    /// Virtual CPUs that it sees on Quell [default: 66, so that VP indices need more than one bank; on aarch64 8]; as many as CPUs elsewhere
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) vcpus: Option<u32>,
     /// Run these rows only: names separated by commas, `*` at the end of one for any end
@@ -89,6 +89,9 @@ pub(crate) struct CheckArgs {
     /// Make Quell serve flush hypercalls wrongly in this way, to see the row that catches it fail
     #[arg(long, value_name = "NAME", value_parser = parse_defect)]
     pub(crate) defect: Option<Defect>,
+    /// Make tlbcheck itself leave out these of its own instructions (aarch64), to see the rows that need them fail
+    #[arg(long, value_name = "NAME")]
+    pub(crate) drop: Option<Omission>,
     /// Give up after so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,

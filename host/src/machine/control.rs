@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 const SUFFIX: &str = "ctl";
-/// Longest silence of the hypervisor in the middle of an answer.
+/// Longest silence of the hypervisor in the middle of an answer, unless it is given more.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// The directory of the sockets, for this user alone.
@@ -112,6 +112,7 @@ fn is_alive(name: &str) -> bool {
 pub(crate) struct Control {
     stream: BufReader<UnixStream>,
     asked: u64,
+    silence_max: Duration,
 }
 
 impl Control {
@@ -122,7 +123,14 @@ impl Control {
         stream.set_read_timeout(Some(SILENCE_MAX))?;
         // Somebody's unfinished line must not become the beginning of ours.
         (&stream).write_all(b"\n").context("the machine has gone")?;
-        Ok(Self { stream: BufReader::new(stream), asked: u64::from(process::id()) << 20 })
+        let asked = u64::from(process::id()) << 20;
+        Ok(Self { stream: BufReader::new(stream), asked, silence_max: SILENCE_MAX })
+    }
+
+    /// The same, with another longest silence, for requests that take long. It is not zero.
+    pub(crate) fn with_patience(self, silence_max: Duration) -> Result<Self> {
+        self.stream.get_ref().set_read_timeout(Some(silence_max))?;
+        Ok(Self { silence_max, ..self })
     }
 
     /// Asks, and returns the records of the answer. A refusal is an error with the hypervisor's words.
@@ -137,7 +145,7 @@ impl Control {
                 Ok(0) => bail!("the machine ended before it had answered"),
                 Ok(_) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    bail!("the hypervisor has not answered for {} s", SILENCE_MAX.as_secs())
+                    bail!("the hypervisor has not answered for {} s", self.silence_max.as_secs())
                 }
                 // It had not read all that was sent.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => {
@@ -201,6 +209,19 @@ mod tests {
             assert!(error.to_string().contains(expected), "{error}");
             assert_eq!(server.join().expect("ends"), "delete 3");
         }
+    }
+
+    #[test]
+    fn patience_has_an_end() {
+        let directory = tempfile::tempdir().expect("makes");
+        let machine = Found { name: "1".into(), socket: directory.path().join("m") };
+        // It takes the conversation, and says nothing.
+        let _silent = UnixListener::bind(&machine.socket).expect("binds");
+        let control = || Control::open(&machine).expect("opens");
+        let mut patient = control().with_patience(Duration::from_secs(1)).expect("is set");
+        let error = patient.ask(&Request::Slots).expect_err("is not answered");
+        assert!(error.to_string().contains("has not answered for 1 s"), "{error}");
+        assert!(control().with_patience(Duration::ZERO).is_err());
     }
 
     #[test]

@@ -97,6 +97,18 @@ impl Snapshot {
     }
 }
 
+/// Ticks per second of the clock that the hypervisor measures by, as its beacon at physical address `beacon` says; `None` while
+/// that is not filled in.
+pub(crate) fn clock_hz(ram: &Ram, beacon: u64) -> Result<Option<u64>> {
+    let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
+    if field(offset_of!(Beacon, magic))? != BEACON_MAGIC {
+        return Ok(None);
+    }
+    let hz = field(offset_of!(Beacon, tsc_hz))?;
+    ensure!(hz != 0, "the hypervisor's clock stands still");
+    Ok(Some(hz))
+}
+
 /// How the hypervisor says in the beacon at physical address `beacon` that the run has ended; `None` if it does not.
 pub(crate) fn exit_code(ram: &Ram, beacon: u64) -> Result<Option<ExitCode>> {
     let word = ram.load(beacon.saturating_add(offset_of!(Beacon, cpu_count) as u64))?;
@@ -162,6 +174,13 @@ mod tests {
             assert_eq!(said(status(code)), Some(code));
         }
         assert!(exit_code(&ram(0, 1, 1), u64::MAX).is_err());
+    }
+
+    #[test]
+    fn the_beacon_says_how_fast_the_clock_is() {
+        assert_eq!(clock_hz(&ram(0, 1, 1), BEACON).expect("reads"), None);
+        assert_eq!(clock_hz(&ram(BEACON_MAGIC, 1, 1), BEACON).expect("reads"), Some(2_000_000_000));
+        assert!(clock_hz(&ram(BEACON_MAGIC, 1, 1), u64::MAX).is_err());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::console::{Kept, read, read_split};
 use super::control::{Control, Registration};
-use super::counters::{Snapshot, exit_code};
+use super::counters::{Snapshot, clock_hz, exit_code};
 use super::ram::Ram;
 use super::signals::Signals;
 use super::spec::{Channels, Console, Payload, Spec};
@@ -192,6 +192,11 @@ impl Machine {
     /// The hypervisor's counters at this moment.
     pub(crate) fn counters(&self) -> Result<Option<Snapshot>> {
         self.beacon.map_or(Ok(None), |beacon| Snapshot::read(&self.ram, beacon))
+    }
+
+    /// Ticks per second of the clock that the hypervisor measures by; `None` without hypervisor, or before it runs.
+    pub(crate) fn clock_hz(&self) -> Result<Option<u64>> {
+        self.beacon.map_or(Ok(None), |beacon| clock_hz(&self.ram, beacon))
     }
 
     /// The machine's memory.

@@ -1,17 +1,18 @@
 //! The tests of Arm machines: what runs directly on them, and what runs on Quell there; and QEMU's plugin, by a program that is
 //! known instruction by instruction.
 
-use super::cases::{Body, Case, Expect, STALE, TestFile, case, stock, tool, typed};
-use super::checks::clean;
+use super::cases::{Body, Case, Expect, STALE, Stock, Talk, TestFile, case, stock, talk, tool, typed};
+use super::checks::Check;
 use crate::arch::{ArmCpu, Platform};
 use crate::bench::phases::Phases;
-use crate::check::subject::On;
+use crate::check::subject::{Omission, On};
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Payload, Spec};
 use crate::size::MIB;
 use anyhow::{Result, ensure};
 use hostlink::config::FlushMode;
+use hostlink::ctl::LogWay;
 use hostlink::phase::Phase;
 use std::fs;
 use std::path::Path;
@@ -21,12 +22,9 @@ const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 const N1: Platform = Platform::Aarch64(ArmCpu::NeoverseN1);
 const A72: Platform = Platform::Aarch64(ArmCpu::CortexA72);
 
-/// Whether there is a hypervisor for Arm, and a tlbcheck: [`ON_QUELL`] is run.
-const HAS_QUELL: bool = true;
-
 /// The rows.
 pub(super) fn rows() -> impl Iterator<Item = &'static Case> {
-    BARE.iter().chain(ON_QUELL.iter().filter(|_| HAS_QUELL))
+    BARE.iter().chain(&ON_QUELL).chain(&CHECKS)
 }
 
 /// A stock guest directly on a machine with this CPU.
@@ -74,7 +72,23 @@ const BARE: [Case; 6] = [
         .on(MAX),
 ];
 
-const ON_QUELL: [Case; 16] = [
+/// Uses memory until it is ended.
+const WORK: &str = "echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
+
+/// A hypervisor that cannot run a guest, with arguments for QEMU that are to blame: how it ends, and what it says.
+macro_rules! refused {
+    ($name:literal, $about:literal, [$($arg:literal),+], $status:literal, $says:literal, $file:ident $(,)?) => {
+        tool(
+            $name,
+            $about,
+            &["run", "--arch", "aarch64", "--exec", "true", "--timeout", "60", $("--qemu-arg", $arg),+],
+            TestFile::$file,
+            ($status, $says),
+        )
+    };
+}
+
+const ON_QUELL: [Case; 24] = [
     tool(
         "arm_exec_status_passed_on",
         "the command's status is the tool's on Arm as well",
@@ -89,20 +103,60 @@ const ON_QUELL: [Case; 16] = [
         TestFile::None,
         (70, "hypervisor::arch::aarch64"),
     ),
+    tool(
+        "arm_reset_ends_the_run_if_asked_to",
+        "with a status of its own",
+        &["run", "--arch", "aarch64", "--exec", "reboot -f", "--reset", "exit", "--timeout", "100"],
+        TestFile::None,
+        (71, ""),
+    ),
+    refused!(
+        "arm_without_el2",
+        "a machine without EL2 is refused with the reason",
+        ["-machine", "virtualization=off"],
+        69,
+        "not started at EL2",
+        None,
+    ),
+    refused!(
+        "arm_without_gicv3",
+        "so is one with an older interrupt controller",
+        ["-machine", "gic-version=2"],
+        69,
+        "no GICv3",
+        None,
+    ),
+    refused!(
+        "arm_without_a_bundle",
+        "and a hypervisor that has no guest",
+        ["-initrd", "/dev/null"],
+        66,
+        "no bundle",
+        None,
+    ),
+    refused!(
+        "arm_bundle_that_is_none",
+        "or something else in its place",
+        ["-initrd", "{}"],
+        66,
+        "no tar archive",
+        Text,
+    ),
     quell("arm_one_vcpu_on_one_cpu", "the smallest guest boots", (1, 1), "test \"$(nproc)\" = 1").on(MAX),
     quell("arm_nproc_is_8_on_max", "all vCPUs come up, four to a CPU", (8, 2), EIGHT).on(MAX),
     quell("arm_nproc_is_8_on_neoverse_n1", "so they do on a neoverse-n1", (8, 2), EIGHT).on(N1),
     quell("arm_nproc_is_8_on_cortex_a72", "and on a cortex-a72, which has no VHE", (8, 2), EIGHT).on(A72),
-    quell("arm_nproc_is_64", "32 vCPUs to a CPU come up as well", (64, 2), "test \"$(nproc)\" = 64").on(MAX),
+    quell("arm_nproc_is_16", "eight vCPUs to a CPU come up as well", (16, 2), "test \"$(nproc)\" = 16")
+        .on(MAX),
     quell("arm_thrash", "four threads flush a lot on two CPUs", (4, 2), THRASH).on(MAX),
     stale("arm_o1_nothing_stale_on_max", "no reader sees a page that was taken away").on(MAX),
-    stale("arm_o1_nothing_stale_on_neoverse_n1", "nor on a neoverse-n1").on(N1),
+    stale("arm_o1_nothing_stale_on_neoverse_n1", "nor on a neoverse-n1").on(N1).only_long(),
     stale("arm_o1_nothing_stale_on_cortex_a72", "nor on a cortex-a72").on(A72),
     stale("a21_nothing_stale_with_broadcast", "nor where local TLB instructions reach all CPUs")
         .with(&["local_tlbi=broadcast"])
         .on(MAX),
     Case {
-        body: Body::Stock(super::cases::Stock {
+        body: Body::Stock(Stock {
             vcpus: 2,
             cpus: 2,
             flush: FlushMode::Hypercall,
@@ -117,10 +171,79 @@ const ON_QUELL: [Case; 16] = [
         &["reboot\n", "poweroff\n"],
     )
     .on(MAX),
-    clean("arm_tlbcheck_bare", "tlbcheck finds nothing wrong with the emulated machine", On::Bare, None)
-        .on(MAX),
-    clean("arm_tlbcheck_on_quell", "nor with Quell", On::Quell, None).on(MAX),
+    talk(
+        "arm_ctl_refusals_change_nothing",
+        "a slot that overlaps, is unaligned, does not exist or exceeds memory is refused with a reason",
+        WORK,
+        Talk::Refusals,
+    )
+    .on(MAX),
+    talk("arm_ctl_memory_comes_and_goes", "while the guest works", WORK, Talk::Memory).on(MAX),
+    talk(
+        "p14_arm_dirty_state_misses_no_change",
+        "every page of the guest's memory that has changed is in its dirty log, by the processor's dirty state",
+        WORK,
+        Talk::DirtyLog(LogWay::DirtyBits),
+    )
+    .on(MAX),
+    talk(
+        "p14_arm_write_faults_miss_no_change",
+        "and by write faults",
+        WORK,
+        Talk::DirtyLog(LogWay::WriteProtection),
+    )
+    .on(MAX),
+    talk(
+        "p14_arm_no_change_missed_without_dirty_state",
+        "and on a processor that has no dirty state, whatever was asked for",
+        WORK,
+        Talk::DirtyLog(LogWay::DirtyBits),
+    )
+    .on(A72),
 ];
+
+const CHECKS: [Case; 9] = [
+    check("arm_tlbcheck_bare_max", "tlbcheck finds nothing wrong with the emulated machine", On::Bare)
+        .on(MAX),
+    check("arm_tlbcheck_bare_neoverse_n1", "nor with another", On::Bare).on(N1).only_long(),
+    check("arm_tlbcheck_bare_cortex_a72", "nor with a third", On::Bare).on(A72).only_long(),
+    check("arm_tlbcheck_on_quell_max", "nor with Quell, two vCPUs to a CPU", On::Quell).on(MAX),
+    check("arm_tlbcheck_on_quell_neoverse_n1", "nor on a neoverse-n1", On::Quell).on(N1).only_long(),
+    check("arm_tlbcheck_on_quell_cortex_a72", "nor on a cortex-a72", On::Quell).on(A72).only_long(),
+    omitted(
+        "arm_tlbcheck_catches_no_tlbi",
+        "a page that was remapped without a TLBI is seen by tlbcheck",
+        Omission::Tlbi,
+        "page-of-before-seen-after-remap",
+    ),
+    omitted(
+        "arm_tlbcheck_catches_no_vmalle1",
+        "so is a table that was freed without one",
+        Omission::Vmalle1,
+        "freed-table-walked-after-vmalle1is",
+    ),
+    omitted(
+        "arm_tlbcheck_catches_no_broadcast",
+        "and a TLBI that other processors do not hear of",
+        Omission::Broadcast,
+        "freed-table-walked",
+    ),
+];
+
+/// All rows of tlbcheck, by 4 processors.
+const fn check(name: &'static str, about: &'static str, on: On) -> Case {
+    case(
+        name,
+        about,
+        Body::Check(Check { cpus: if matches!(on, On::Quell) { 2 } else { 4 }, ..Check::all(on) }),
+    )
+}
+
+/// A row of tlbcheck's that has to fail on the emulated machine when tlbcheck leaves this out.
+const fn omitted(name: &'static str, about: &'static str, omission: Omission, row: &'static str) -> Case {
+    let check = Check { omission: Some(omission), rows: Some(row), ..Check::all(On::Bare) };
+    case(name, about, Body::Check(check)).on(MAX)
+}
 
 /// A stock guest on Quell, whose command has to succeed.
 const fn quell(name: &'static str, about: &'static str, size: (u32, u32), command: &'static str) -> Case {
@@ -227,7 +350,7 @@ mod tests {
     #[test]
     fn names_are_unique() {
         let others = || super::super::cases::CASES.iter().chain(&super::super::checks::CHECKS);
-        let all: Vec<_> = others().chain(&BARE).chain(&ON_QUELL).map(|case| case.name).collect();
+        let all: Vec<_> = others().chain(rows()).map(|case| case.name).collect();
         for (index, name) in all.iter().enumerate() {
             assert!(!all[..index].contains(name), "{name} twice");
         }

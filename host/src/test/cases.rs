@@ -141,9 +141,8 @@ pub(super) const fn tool(
     case(name, about, Body::Tool { args, file, status, message })
 }
 
-const fn talk(name: &'static str, about: &'static str, command: &'static str, what: Talk) -> Case {
-    let body = Body::Talk { command, about: what };
-    case(name, about, body).with(&["paranoid=on"])
+pub(super) const fn talk(name: &'static str, about: &'static str, command: &'static str, what: Talk) -> Case {
+    case(name, about, Body::Talk { command, about: what }).with(&["paranoid=on"])
 }
 
 impl Case {
@@ -153,7 +152,7 @@ impl Case {
     }
 
     /// The same, and only under `--long`.
-    const fn only_long(self) -> Self {
+    pub(super) const fn only_long(self) -> Self {
         Self { only_long: true, ..self }
     }
 

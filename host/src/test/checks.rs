@@ -2,8 +2,9 @@
 //! each mistake that can be switched on in the hypervisor.
 
 use super::cases::{Body, Case, case};
-use crate::check::VCPUS;
-use crate::check::subject::On;
+use crate::arch::Arch;
+use crate::check::subject::{Omission, On};
+use crate::check::vcpus;
 use crate::image::Entry;
 use hostlink::defect::Defect;
 
@@ -13,6 +14,8 @@ pub(super) struct Check {
     pub(super) cpus: u32,
     pub(super) vcpus: u32,
     pub(super) defect: Option<Defect>,
+    /// What tlbcheck leaves out itself.
+    pub(super) omission: Option<Omission>,
     /// The rows that are run, with `*` for any end; one has to fail if something is wrong, and all have to pass otherwise, but
     /// for those that are skipped.
     pub(super) rows: Option<&'static str>,
@@ -20,26 +23,31 @@ pub(super) struct Check {
     pub(super) may_skip: Option<&'static [&'static str]>,
 }
 
+impl Check {
+    /// Of all rows, any of which may be skipped, by 4 processors.
+    pub(super) const fn all(on: On) -> Self {
+        Self { on, cpus: 4, vcpus: 4, defect: None, omission: None, rows: None, may_skip: None }
+    }
+}
+
 /// What QEMU's software emulation lacks, and the row that needs something to be lacking. No row of flushes by hypercall is
 /// among them.
 const SKIPPED_ON_QUELL: [&str; 5] =
     ["pcid-mixes", "pcid-cr3", "pcid-toggle", "invpcid-", "xmm-without-offer-accepted"];
 
-pub(super) const fn clean(
+const fn clean(
     name: &'static str,
     about: &'static str,
     on: On,
     may_skip: Option<&'static [&'static str]>,
 ) -> Case {
-    let body = Body::Check(Check { on, cpus: 4, vcpus: VCPUS, defect: None, rows: None, may_skip });
-    case(name, about, body)
+    let vcpus = vcpus(Arch::X86_64);
+    case(name, about, Body::Check(Check { cpus: 4, vcpus, may_skip, ..Check::all(on) }))
 }
 
 /// The mistake, and the row that is named for it.
 const fn caught(name: &'static str, about: &'static str, defect: Option<Defect>, row: &'static str) -> Case {
-    let body =
-        Body::Check(Check { on: On::Quell, cpus: 4, vcpus: 4, defect, rows: Some(row), may_skip: None });
-    case(name, about, body)
+    case(name, about, Body::Check(Check { defect, rows: Some(row), ..Check::all(On::Quell) }))
 }
 
 const fn without_kicks(case: Case) -> Case {

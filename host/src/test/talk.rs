@@ -1,6 +1,7 @@
 //! Talks with the hypervisor of a guest that works: memory that comes and goes, dirty logs.
 
 use super::cases::Talk;
+use crate::arch::Arch;
 use crate::ctl::dirty_runs;
 use crate::ctl::fields::Fields;
 use crate::machine::control::Control;
@@ -12,7 +13,7 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 
-/// Memory of the guests that are talked about. It is slot 0.
+/// Memory of the guests that are talked about. It is slot 0, at [`Arch::ram_base`].
 pub(super) const GUEST_MEMORY: u64 = 256 * MIB;
 const PAGE: u64 = 4096;
 /// Where nothing is.
@@ -26,10 +27,10 @@ const PERIOD: Duration = Duration::from_millis(300);
 const CHANGES_MIN: usize = 4;
 
 /// Has the conversation.
-pub(super) fn talk(machine: &Machine, about: Talk) -> Result<()> {
+pub(super) fn talk(machine: &Machine, arch: Arch, about: Talk) -> Result<()> {
     let mut control = machine.control()?;
     match about {
-        Talk::Refusals => refusals(&mut control),
+        Talk::Refusals => refusals(&mut control, arch.ram_base()),
         Talk::Memory => memory(&mut control),
         Talk::DirtyLog(way) => dirty_log(machine, &mut control, way),
     }
@@ -46,10 +47,11 @@ const fn add(gpa: u64, size: u64) -> Request {
     Request::Add { gpa, size, read_only: false }
 }
 
-fn refusals(control: &mut Control) -> Result<()> {
+fn refusals(control: &mut Control, base: u64) -> Result<()> {
     let before = slots(control)?;
+    let overlap = format!("it overlaps slot 0, which is at {base:#x}");
     for (request, reason) in [
-        (add(GUEST_MEMORY - PAGE, 2 * PAGE), "it overlaps slot 0, which is at 0x0"),
+        (add(base + GUEST_MEMORY - PAGE, 2 * PAGE), overlap.as_str()),
         (add(HIGH + 1, PAGE), "multiples of 4096"),
         (add(HIGH, PAGE - 1), "multiples of 4096"),
         (add(HIGH, 0), "the size is 0"),
@@ -84,9 +86,9 @@ fn memory(control: &mut Control) -> Result<()> {
         ensure!(number(&gone, "flushes")? >= 1, "memory was taken back without a flush: {gone:?}");
     }
     ensure!(slots(control)? == before, "not all is as before");
-    // What was given back is there to be given again: all of it at once, three times.
+    // What was given back is there to be given again: much of it at once, three times.
     for _ in 0..3 {
-        let added = control.ask(&add(HIGH, 4 * SIZE))?;
+        let added = control.ask(&add(HIGH, 3 * SIZE))?;
         let slot = u16::try_from(number(&added, "slot")?)?;
         control.ask(&Request::Delete { slot })?;
     }

@@ -106,10 +106,17 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Machine, &'static str> {
         })
     });
     machine.conduit = conduit.flatten();
-    if machine.distributor.is_empty() || machine.redistributors.is_empty() {
-        return Err("no GICv3 in the device tree: QEMU takes -M virt,virtualization=on,gic-version=3");
-    }
     Ok(machine)
+}
+
+impl Machine {
+    /// Whether what we cannot do without is there. Apart from [`read`], so that with a console its absence can be said.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        if self.distributor.is_empty() || self.redistributors.is_empty() {
+            return Err("no GICv3 in the device tree: QEMU takes -M virt,virtualization=on,gic-version=3");
+        }
+        Ok(())
+    }
 }
 
 fn read_cpus(root: FdtNode<'_>, machine: &mut Machine) {

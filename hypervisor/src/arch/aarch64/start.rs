@@ -62,6 +62,7 @@ pub(crate) extern "C" fn not_el2(tree: u64) -> ! {
 pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
     // SAFETY: the entry code passes on what the boot protocol gave.
     let firmware = unsafe { begin(tree) }.unwrap_or_else(|why| unsupported(&why));
+    firmware.check().unwrap_or_else(|why| unsupported(&why));
     let ports = firmware.pci.as_ref().and_then(pci::find_ports);
     if let Some((registers, _)) = ports {
         console::init_pci_ports(registers);
