@@ -45,6 +45,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Bench(BenchCommand::Exits(args)) => bench::counts::exits(args, &signals),
         Command::Bench(BenchCommand::Flush(args)) => bench::counts::flush(args, &signals),
         Command::Bench(BenchCommand::Memslot(args)) => bench::memslot::memslot(args, &signals),
+        Command::Bench(BenchCommand::Migrate(args)) => bench::migrate::migrate(args, &signals),
         Command::Bench(BenchCommand::Paging(args)) => bench::paging::paging(args),
         Command::Bench(BenchCommand::Shootdown(args)) => bench::shootdown::shootdown(args, &signals),
         Command::Bench(BenchCommand::Unmap(args)) => bench::unmap::unmap(args, &signals),

@@ -14,7 +14,7 @@
 //! | `log-start SLOT dirty-bits\|write-protection` | begins to log which pages are written | |
 //! | `log-fetch SLOT` | pages written since the last fetch, which are forgotten | `dirty=FIRST+COUNT,…`, pages from the slot's first |
 //! | `log-stop SLOT` | ends the log | |
-//! | `migrate SLOT dirty-bits\|write-protection ROUNDS` | a migration that is cancelled: logs stores, copies all pages and then for some rounds those that were written, and undoes it | for each round `round=`, `pages=`, `steps=`, `ticks=`, `longest=` (step); at the end `undone=1`, the same of undoing it, and `longest_before=` |
+//! | `migrate SLOT dirty-bits\|write-protection ROUNDS` | a migration that is cancelled: logs stores, copies all pages and then for some rounds those that were written, and undoes it | for each round `round=`, `pages=`, `steps=`, `ticks=`, `longest=` (step), the record of the last one before anything is undone; at the end `undone=1`, the same of undoing it, `longest_before=`, and `hz=` (ticks of a second) |
 //! | `stats` | the counters, added up over the vCPUs | `NAME=VALUE` |
 
 use core::fmt;
@@ -329,7 +329,7 @@ mod tests {
     use std::string::String;
     use std::vec::Vec;
 
-    const REQUESTS: [Request; 9] = [
+    const REQUESTS: [Request; 11] = [
         Request::Vms,
         Request::Slots,
         Request::Add { gpa: 1 << 40, size: 2 << 20, read_only: true },
@@ -338,6 +338,8 @@ mod tests {
         Request::LogStart { slot: 2, way: LogWay::DirtyBits },
         Request::LogStart { slot: 3, way: LogWay::WriteProtection },
         Request::LogFetch { slot: 0 },
+        Request::Migrate { slot: 1, way: LogWay::DirtyBits, rounds: 0 },
+        Request::Migrate { slot: 65535, way: LogWay::WriteProtection, rounds: 65535 },
         Request::Stats,
     ];
 
@@ -366,6 +368,13 @@ mod tests {
             ("2 add 0x1000 4096 wx", Some(2), Bad("rw or ro")),
             ("3 delete 65536", Some(3), Bad("the number of a slot")),
             ("3 log-start 1 magic", Some(3), Bad("dirty-bits or write-protection")),
+            ("4 migrate", Some(4), Missing("the number of a slot")),
+            ("4 migrate 1", Some(4), Missing("dirty-bits or write-protection")),
+            ("4 migrate 1 3", Some(4), Bad("dirty-bits or write-protection")),
+            ("4 migrate 1 dirty-bits", Some(4), Missing("a number of rounds")),
+            ("4 migrate 1 dirty-bits 65536", Some(4), Bad("a number of rounds")),
+            ("4 migrate 1 dirty-bits -1", Some(4), Bad("a number of rounds")),
+            ("4 migrate 1 dirty-bits 3 4", Some(4), TooMany),
         ] {
             assert_eq!(Request::parse(line), Err((number, expected)), "{line}");
         }

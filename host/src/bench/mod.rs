@@ -3,6 +3,7 @@
 pub(crate) mod boot;
 pub(crate) mod counts;
 pub(crate) mod memslot;
+pub(crate) mod migrate;
 pub(crate) mod paging;
 pub(crate) mod phases;
 mod running;

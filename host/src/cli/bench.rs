@@ -25,6 +25,13 @@ pub(crate) enum BenchCommand {
     /// entries only. The same with everything zapped, for comparison; and a GiB that is added and taken away again. Then, by the
     /// clock, a Linux guest with 8 threads that use memory. Ends with status 1 if a target is missed.
     Memslot(MemslotArgs),
+    /// How long a guest stands still while it is migrated in vain
+    ///
+    /// A bare guest keeps writing to a GiB in one large page. Its stores are logged by pages of 4 KiB, which are copied for some rounds, and all of
+    /// it is undone: small pages become a large one again. Reports the guest's longest stop before, meanwhile and while it is undone, and the
+    /// hypervisor's longest step: on a machine that counts instructions, and by the clock. On aarch64 also with a flush for each page, for
+    /// comparison. Ends with status 1 if a target is missed.
+    Migrate(MigrateArgs),
     /// What it costs to flush other CPUs' TLBs, as tlbcheck measures it
     ///
     /// Shootdowns of 1 to 509 pages and of everything, on 1, 2, 4 and more CPUs, by each back end in turn: interrupts (local
@@ -69,6 +76,28 @@ pub(crate) struct MemslotArgs {
     pub(crate) memory: u64,
     /// Runs of each side of it; the table shows medians
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    /// Write what was measured to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Give up on a machine after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+}
+
+/// Arguments of `bench migrate`.
+#[derive(Debug, Args)]
+pub(crate) struct MigrateArgs {
+    #[command(flatten)]
+    pub(crate) platform: PlatformArgs,
+    /// How often what was written meanwhile is copied again
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(..=100))]
+    pub(crate) rounds: u16,
+    /// How much the guest writes, in 10^6 bytes a second
+    #[arg(long, value_name = "MB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) rate: u32,
+    /// Runs by the clock; the table shows medians. Counts are the same each time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
     /// Write what was measured to this file, as docs/json.md describes
     #[arg(long, value_name = "FILE")]

@@ -263,6 +263,20 @@ pub(crate) enum CtlCommand {
     /// Log which pages of a slot are written
     #[command(subcommand)]
     Log(LogCommand),
+    /// Migrate a slot in vain: log its stores, copy its pages, and undo all of it
+    ///
+    /// What a migration that is cancelled costs. All pages of the slot are copied to free memory of the machine, and then for some rounds those that were
+    /// written meanwhile. At the end the log is ended, and small pages become large ones again. The guest runs all the time.
+    Migrate {
+        /// Number of the slot
+        slot: u16,
+        /// How often what was written meanwhile is copied again
+        #[arg(long, value_name = "N", default_value_t = 3)]
+        rounds: u16,
+        /// How the hypervisor notices stores
+        #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
+        way: Way,
+    },
     /// Show the hypervisor's counters, added up over the vCPUs
     Stats,
 }

@@ -1,6 +1,7 @@
 //! `quell ctl`: talks to the hypervisor of a machine that runs.
 
 pub(crate) mod fields;
+pub(crate) mod migrate;
 
 use crate::cli::{CtlArgs, CtlCommand, LogCommand};
 use crate::machine::control::{self, Control, Found};
@@ -9,6 +10,7 @@ use crate::table::table;
 use anyhow::{Context, Result, bail, ensure};
 use fields::Fields;
 use hostlink::ctl::{Request, parse_number};
+use migrate::Migrated;
 use serde_json::{Value, json};
 use std::ops::Range;
 
@@ -59,6 +61,10 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
         CtlCommand::Log(LogCommand::Stop { slot }) => {
             ask(&mut control, &Request::LogStop { slot: *slot })?;
             print(args, json!({"slot": slot}), || format!("stores to slot {slot} are no longer logged"));
+        }
+        CtlCommand::Migrate { slot, rounds, way } => {
+            let migrated = Migrated::ask(control, *slot, (*way).into(), *rounds, |_| Ok(()))?;
+            print(args, json!(migrated), || migrated.table());
         }
         CtlCommand::Stats => {
             let mut all = Fields::default();

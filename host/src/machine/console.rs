@@ -140,6 +140,20 @@ pub(super) fn read_split(source: impl Read, kept: &Kept, reports: &Sender<Value>
     splitter.finish().into_iter().for_each(pass);
 }
 
+/// Whole lines with `text` in them, and where each ends; the first byte is number `from`.
+pub(super) fn lines_with(text: &str, bytes: &[u8], from: usize) -> Vec<(String, usize)> {
+    let mut end = from;
+    let mut found = Vec::new();
+    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+        end += line.len();
+        let shown = String::from_utf8_lossy(line);
+        if line.ends_with(b"\n") && shown.contains(text) {
+            found.push((shown.trim_end().to_owned(), end));
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,6 +175,15 @@ mod tests {
 
     const TEXT: &[u8] =
         b"boot\r\n{\"event\":\"boot\"}\r\nquell: a log line\r\n{no json}\n# quell: x\n{\"a\":1} b\n# ";
+
+    #[test]
+    fn lines_are_found_when_they_are_whole() {
+        let bytes = b"xx\nload: a=1\r\n\xff load: b\nother\nload: c";
+        let lines = |from: usize| lines_with("load: ", &bytes[from..], from);
+        assert_eq!(lines(0), [("load: a=1".to_owned(), 14), ("\u{fffd} load: b".to_owned(), 24)]);
+        assert_eq!(lines(14).len(), 1);
+        assert_eq!(lines(24), []);
+    }
 
     #[test]
     fn reports_and_log_are_told_apart_however_the_bytes_arrive() {

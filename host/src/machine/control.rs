@@ -135,6 +135,16 @@ impl Control {
 
     /// Asks, and returns the records of the answer. A refusal is an error with the hypervisor's words.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Vec<String>> {
+        self.ask_each(request, |_| Ok(()))
+    }
+
+    /// The same; `observe` sees each record as it comes, and the hypervisor does not go on before it returns. If it fails, what
+    /// was asked for goes on, and nobody is told how it ends.
+    pub(crate) fn ask_each(
+        &mut self,
+        request: &Request,
+        mut observe: impl FnMut(&str) -> Result<()>,
+    ) -> Result<Vec<String>> {
         self.asked += 1;
         let line = format!("{} {request}\n", self.asked);
         self.stream.get_mut().write_all(line.as_bytes()).context("the machine has gone")?;
@@ -155,6 +165,7 @@ impl Control {
             }
             match Answer::parse(&String::from_utf8_lossy(&line), self.asked) {
                 Some(Answer::Record(fields)) => {
+                    observe(fields)?;
                     records.push(fields.to_owned());
                     // If the machine has gone, the next read says so.
                     let _ = self.stream.get_mut().write_all(&[NEXT]);
@@ -222,6 +233,22 @@ mod tests {
         let error = patient.ask(&Request::Slots).expect_err("is not answered");
         assert!(error.to_string().contains("has not answered for 1 s"), "{error}");
         assert!(control().with_patience(Duration::ZERO).is_err());
+    }
+
+    #[test]
+    fn who_observes_records_sees_each_and_may_end_the_conversation() {
+        let (_directory, machine, server) = answering("# : a=1\n# : b=2\n# ok\n");
+        let mut seen = Vec::new();
+        let mut control =
+            Control::open(&machine).expect("opens").with_patience(Duration::from_secs(5)).expect("waits");
+        let error = control
+            .ask_each(&Request::Slots, |record| {
+                seen.push(record.to_owned());
+                if record == "b=2" { bail!("enough") } else { Ok(()) }
+            })
+            .expect_err("fails");
+        assert_eq!((error.to_string().as_str(), seen), ("enough", vec!["a=1".to_owned(), "b=2".to_owned()]));
+        assert_eq!(server.join().expect("ends"), "slots");
     }
 
     #[test]

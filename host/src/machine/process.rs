@@ -1,6 +1,6 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and the end of it all.
 
-use super::console::{Kept, read, read_split};
+use super::console::{Kept, lines_with, read, read_split};
 use super::control::{Control, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
 use super::ram::Ram;
@@ -231,6 +231,21 @@ impl Machine {
             thread::sleep(POLL_PERIOD);
         }
         Err(anyhow!("the guest's console did not show '{text}'"))
+    }
+
+    /// Waits for the first whole line with `text` in it behind the console's first `from` bytes; returns it and where it ends. As
+    /// [`Self::await_console`] otherwise.
+    pub(crate) fn await_line(&self, text: &str, from: usize, timeout: Duration) -> Result<(String, usize)> {
+        let found = self.await_console(text, from, timeout)?;
+        self.await_console("\n", found, timeout)?;
+        let line = self.lines(text, from).into_iter().next();
+        line.ok_or_else(|| anyhow!("the guest's console shows no line with '{text}'"))
+    }
+
+    /// The whole lines with `text` in them that the console has shown behind its first `from` bytes, and where each ends.
+    pub(crate) fn lines(&self, text: &str, from: usize) -> Vec<(String, usize)> {
+        let console = self.console.lock().unwrap_or_else(PoisonError::into_inner);
+        lines_with(text, console.get(from..).unwrap_or_default(), from)
     }
 
     /// What the guest's console has shown so far.

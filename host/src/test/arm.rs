@@ -1,7 +1,9 @@
 //! The tests of Arm machines: what runs directly on them, and what runs on Quell there; and QEMU's plugin, by a program that is
 //! known instruction by instruction.
 
-use super::cases::{Body, Case, Expect, STALE, Stock, Talk, TestFile, case, stock, talk, tool, typed};
+use super::cases::{
+    Body, Case, Expect, STALE, Stock, Talk, TestFile, case, migrate, stock, talk, tool, typed,
+};
 use super::checks::Check;
 use crate::arch::{ArmCpu, Platform};
 use crate::bench::phases::Phases;
@@ -88,7 +90,7 @@ macro_rules! refused {
     };
 }
 
-const ON_QUELL: [Case; 24] = [
+const ON_QUELL: [Case; 25] = [
     tool(
         "arm_exec_status_passed_on",
         "the command's status is the tool's on Arm as well",
@@ -200,6 +202,7 @@ const ON_QUELL: [Case; 24] = [
         Talk::DirtyLog(LogWay::DirtyBits),
     )
     .on(A72),
+    migrate("p14_migration_in_vain_changes_nothing_on_arm").on(MAX),
 ];
 
 const CHECKS: [Case; 9] = [

@@ -42,6 +42,8 @@ pub(super) enum Body {
     Bzimage { cmdline: &'static str },
     /// A stock guest works, and its hypervisor is talked to.
     Talk { command: &'static str, about: Talk },
+    /// A bare guest writes to memory that is migrated in vain.
+    Migrate,
     /// The tool itself is called with arguments; `{}` stands for a file made by `file`.
     Tool { args: &'static [&'static str], file: TestFile, status: i32, message: &'static str },
 }
@@ -145,6 +147,13 @@ pub(super) const fn talk(name: &'static str, about: &'static str, command: &'sta
     case(name, about, Body::Talk { command, about: what }).with(&["paranoid=on"])
 }
 
+/// Memory that a bare guest writes to is migrated in vain, in blocks of 2 MiB.
+pub(super) const fn migrate(name: &'static str) -> Case {
+    let about =
+        "memory, slots and what is free are as before when a migration is cancelled, and no store is lost";
+    case(name, about, Body::Migrate).with(&["paranoid=on", "nested_page=2M"])
+}
+
 impl Case {
     /// The same, with something else to do under `--long`.
     pub(super) const fn or_long(self, told: &'static str) -> Self {
@@ -185,7 +194,7 @@ const MMTEST: &str = "mmtest --threads 4 --memory 16 --toggles 200 --passes 2 --
 const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --passes 2 --report /dev/report";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
 
-pub(super) const CASES: [Case; 37] = [
+pub(super) const CASES: [Case; 38] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -419,6 +428,7 @@ pub(super) const CASES: [Case; 37] = [
         WORK,
         Talk::DirtyLog(LogWay::WriteProtection),
     ),
+    migrate("p14_migration_in_vain_changes_nothing"),
     stock(
         "rom_toggles_under_memory_load",
         "memory stays what it is while a ROM comes and goes, whose every page is read",

@@ -8,6 +8,7 @@ use super::progress::Progress;
 use super::stage2;
 use super::talk;
 use crate::arch::{Arch, Platform};
+use crate::bench::migrate::writer::{Setup, Writer};
 use crate::check::{self, Verdict};
 use crate::cli::ImageArgs;
 use crate::image::{self, Entry};
@@ -128,6 +129,7 @@ impl Lab<'_> {
             Body::Talk { command, about } => self.talk(case, command, *about),
             Body::Typed(texts) => self.typed(case.platform, texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
+            Body::Migrate => self.migrate(case),
             Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
         }
     }
@@ -244,6 +246,21 @@ impl Lab<'_> {
             }
             said
         })
+    }
+
+    fn migrate(&self, case: &Case) -> Result<()> {
+        let setup = Setup {
+            hypervisor: self.hypervisor(case.platform.arch())?,
+            platform: case.platform,
+            switches: switches(case.settings)?,
+            clock: Clock::Wall,
+            size: talk::MIGRATED,
+            spare: 2 * talk::MIGRATED,
+            timeout: BOOT_TIMEOUT,
+        };
+        let mut writer = Writer::start(&setup, self.signals)?;
+        talk::migrate(&mut writer).with_context(|| writer.console())?;
+        writer.finish()
     }
 
     fn stock(&self, case: &Case, test: &Stock, command: &str) -> Result<()> {
@@ -384,16 +401,20 @@ impl Lab<'_> {
         })
     }
 
+    fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
+        made(match arch {
+            Arch::X86_64 => &self.hypervisor,
+            Arch::Aarch64 => &self.arm_hypervisor,
+        })
+    }
+
     fn boot(
         &self,
         guest: &Guest,
         cpus: u32,
         observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
-        let hypervisor = made(match guest.platform.arch() {
-            Arch::X86_64 => &self.hypervisor,
-            Arch::Aarch64 => &self.arm_hypervisor,
-        })?;
+        let hypervisor = self.hypervisor(guest.platform.arch())?;
         let mut spec = guest.on_quell(hypervisor, cpus, Clock::Wall, self.directory)?;
         spec.timeout = Some(if self.long { LONG_TIMEOUT } else { BOOT_TIMEOUT });
         let outcome = Machine::start(&spec, self.signals)?.run(observe)?;

@@ -81,7 +81,9 @@ fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
         "tlbcheck" => return sources.contains(&format!("row(\"{name}{end}")),
         _ => {}
     }
-    if matches!(prefix, "machine" | "coherence") && sources.contains(&format!("    {name}:")) {
+    if matches!(prefix, "machine" | "coherence")
+        && [" ", "\n"].iter().any(|end| sources.contains(&format!("    {name}:{end}")))
+    {
         return true;
     }
     let fails_ends: &[&str] = if end.is_empty() { &[""] } else { &[":", " within "] };

@@ -2,6 +2,7 @@
 
 use super::cases::Talk;
 use crate::arch::Arch;
+use crate::bench::migrate::writer::Writer;
 use crate::ctl::dirty_runs;
 use crate::ctl::fields::Fields;
 use crate::machine::control::Control;
@@ -93,6 +94,38 @@ fn memory(control: &mut Control) -> Result<()> {
         control.ask(&Request::Delete { slot })?;
     }
     Ok(())
+}
+
+/// Memory that is migrated in vain.
+pub(super) const MIGRATED: u64 = 32 * MIB;
+/// More than there is.
+const TOO_MUCH: u64 = 1 << 38;
+/// How much the guest writes meanwhile, in 10^6 bytes a second.
+const RATE: u32 = 64;
+
+/// Memory is migrated in vain, by either way of logging, while the guest writes to it: no store is lost, and slots and free
+/// memory are as before.
+pub(super) fn migrate(writer: &mut Writer) -> Result<()> {
+    let (slots, free) = (writer.slots()?, largest_free(writer)?);
+    writer.begin(RATE)?;
+    for way in [LogWay::DirtyBits, LogWay::WriteProtection] {
+        let migrated = writer.migrate(way, 2)?.migrated;
+        ensure!(migrated.pages() > MIGRATED / PAGE, "{way:?}: the guest's stores are in no round's log");
+        ensure!(writer.slots()? == slots, "{way:?}: the slots are {:?} after {slots:?}", writer.slots()?);
+        let now = largest_free(writer)?;
+        ensure!(now == free, "{way:?}: memory is missing: '{now}' after '{free}'");
+    }
+    let stores = writer.end()?;
+    writer.check(stores)
+}
+
+/// What the hypervisor says of the largest piece of free memory.
+fn largest_free(writer: &Writer) -> Result<String> {
+    let error =
+        writer.ask(&add(1 << 36, TOO_MUCH)).err().context("there was more memory than there can be")?;
+    let message = format!("{error:#}");
+    let (_, largest) = message.split_once("the largest has ").with_context(|| message.clone())?;
+    Ok(largest.to_owned())
 }
 
 fn number(records: &[String], key: &str) -> Result<u64> {

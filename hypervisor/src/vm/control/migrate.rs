@@ -95,15 +95,23 @@ impl Migration {
             Ok(Some(stage)) => self.stage = stage,
             // A guest's own job has its turn.
             Err(Refusal::Slot(SlotError::Busy)) => {}
-            Err(why) => return Progress::Refused(why),
+            Err(why) => {
+                self.give_back(vm);
+                return Progress::Refused(why);
+            }
         }
         self.report(answer);
         if matches!(self.stage, Stage::Ends) {
-            vm.memory_of_slots.lock().put_memory(self.to, self.slot.size);
+            self.give_back(vm);
             vm.audit_if_paranoid();
             return Progress::Done;
         }
         Progress::More
+    }
+
+    /// Gives the other machine's memory back; once, at the end.
+    fn give_back(&self, vm: &Machine) {
+        vm.memory_of_slots.lock().put_memory(self.to, self.slot.size);
     }
 
     /// A step of the present stage; the next stage if it is over.
@@ -180,8 +188,9 @@ impl Migration {
                 ));
             }
             Stage::Ends => answer.record(format_args!(
-                "undone=1 steps={steps} ticks={ticks} longest={longest} longest_before={}",
-                self.longest
+                "undone=1 steps={steps} ticks={ticks} longest={longest} longest_before={} hz={}",
+                self.longest,
+                clock::hz()
             )),
             _ => return,
         }

@@ -1,0 +1,271 @@
+//! A bare guest that keeps writing to memory that was added to it, and says how long it stood still.
+
+use crate::arch::{Arch, Platform};
+use crate::ctl::fields::Fields;
+use crate::ctl::migrate::Migrated;
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::signals::Signals;
+use crate::machine::spec::Clock;
+use crate::run::tail;
+use crate::size::MIB;
+use crate::vm::{Guest, Hypervisor};
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::ctl::{LogWay, Request};
+use hostlink::exit::ExitCode;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Memory of the guest itself.
+const MEMORY: u64 = 64 * MIB;
+const PAGE: u64 = 4096;
+/// What the guest says when it takes commands, when it is done with one, and while it writes.
+const READY: &str = "load: ready";
+const DONE: &str = "load: done: ";
+const DIRTY: &str = "load: dirty: ";
+/// It says how long it stood still each second, and at each byte that is typed: a line that comes so many milliseconds
+/// after the one before it came for a byte.
+const SECOND_MS: u64 = 990;
+
+/// What is started.
+pub(crate) struct Setup<'a> {
+    pub(crate) hypervisor: &'a Hypervisor,
+    pub(crate) platform: Platform,
+    pub(crate) switches: Switches,
+    pub(crate) clock: Clock,
+    /// Bytes of the memory that is added.
+    pub(crate) size: u64,
+    /// Bytes that the machine has beyond the guest's own memory.
+    pub(crate) spare: u64,
+    pub(crate) timeout: Duration,
+}
+
+/// The guest at work. Everything in it fails after the setup's timeout.
+pub(crate) struct Writer {
+    machine: Machine,
+    timeout: Duration,
+    at: u64,
+    size: u64,
+    slot: u16,
+    /// Physical address of the memory that was added.
+    host: u64,
+    /// Bytes of the console that were looked at.
+    read: usize,
+    /// When the guest last said how long it stood still.
+    told_ms: u64,
+    _directory: TempDir,
+}
+
+/// The longest times in nanoseconds that the guest stood still, and what the hypervisor says.
+#[derive(Clone, Debug)]
+pub(crate) struct Stops {
+    pub(crate) copied: u64,
+    pub(crate) undone: u64,
+    pub(crate) migrated: Migrated,
+}
+
+impl Writer {
+    /// Starts the guest on a machine of one CPU, adds the memory, and has the guest write one word of each page.
+    pub(crate) fn start(setup: &Setup<'_>, signals: &Signals) -> Result<Self> {
+        let arch = setup.platform.arch();
+        let guest = Guest {
+            platform: setup.platform,
+            kernel: workspace::bootable(workspace::build(workspace::LOAD, arch)?, arch)?,
+            initrd: None,
+            cmdline: String::new(),
+            vcpus: 1,
+            memory: MEMORY,
+            flush: FlushMode::Hypercall,
+            reset: ResetPolicy::Exit,
+            switches: setup.switches,
+        };
+        guest.check()?;
+        let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
+        let mut spec = guest.on_quell(setup.hypervisor, 1, setup.clock, directory.path())?;
+        spec.memory += setup.spare;
+        spec.timeout = Some(setup.timeout);
+        // The guest's own tables map it, and it is behind the guest's memory.
+        let at = match arch {
+            Arch::X86_64 => 1 << 30,
+            Arch::Aarch64 => 4 << 30,
+        };
+        let mut writer = Self {
+            machine: Machine::start(&spec, signals)?,
+            timeout: setup.timeout,
+            at,
+            size: setup.size,
+            slot: 0,
+            host: 0,
+            read: 0,
+            told_ms: 0,
+            _directory: directory,
+        };
+        writer.prepare().with_context(|| writer.console())?;
+        Ok(writer)
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        self.line(READY)?;
+        let added = self.ask(&Request::Add { gpa: self.at, size: self.size, read_only: false })?;
+        let added = Fields::parse(added.first().context("an empty answer")?)?;
+        self.slot = added.number("slot").and_then(|slot| u16::try_from(slot).ok()).context("no slot")?;
+        let slots = self.slots()?.iter().map(|slot| Fields::parse(slot)).collect::<Result<Vec<_>>>()?;
+        let ours = slots.iter().find(|slot| slot.number("slot") == Some(u64::from(self.slot)));
+        self.host = ours.and_then(|slot| slot.number("host")).context("the slot is not listed")?;
+        self.machine.type_text(&format!("touch={:#x},{:#x},{PAGE:#x}\n", self.at, self.size))?;
+        self.line(DONE).map(drop)
+    }
+
+    /// Asks the hypervisor.
+    pub(crate) fn ask(&self, request: &Request) -> Result<Vec<String>> {
+        self.machine.control()?.with_patience(self.timeout)?.ask(request)
+    }
+
+    /// The memory slots, each as the hypervisor names it.
+    pub(crate) fn slots(&self) -> Result<Vec<String>> {
+        self.ask(&Request::Slots)
+    }
+
+    /// Has the guest begin to write, `rate` in 10^6 bytes a second; 0 is as fast as can be.
+    pub(crate) fn begin(&mut self, rate: u32) -> Result<()> {
+        self.machine.type_text(&format!("dirty={:#x},{:#x},{rate}\n", self.at, self.size))?;
+        self.told_ms = 0;
+        // What it did before it wrote is no stop.
+        self.stop().map(drop)
+    }
+
+    /// The longest time in nanoseconds that the guest stood still since it was last asked.
+    pub(crate) fn stop(&mut self) -> Result<u64> {
+        let mut longest = 0;
+        for line in self.machine.lines(DIRTY, self.read) {
+            longest = self.take(line)?.0.max(longest);
+        }
+        self.machine.type_text(" ")?;
+        for _ in 0..2 {
+            let line = self.line(DIRTY)?;
+            let (stop, after_ms) = self.take((line, self.read))?;
+            longest = longest.max(stop);
+            // If it came by itself, the one for the byte is about to come, and what happens while it is printed is lost.
+            if after_ms < SECOND_MS {
+                break;
+            }
+        }
+        Ok(longest)
+    }
+
+    /// The same for a second in which nothing else is done.
+    pub(crate) fn second(&mut self) -> Result<u64> {
+        let line = self.line(DIRTY)?;
+        Ok(self.take((line, self.read))?.0)
+    }
+
+    /// Migrates the memory in vain while the guest writes.
+    pub(crate) fn migrate(&mut self, way: LogWay, rounds: u16) -> Result<Stops> {
+        let (control, slot) = (self.machine.control()?, self.slot);
+        let mut copied = 0;
+        let migrated = Migrated::ask(control, slot, way, rounds, |_| {
+            copied = self.stop()?.max(copied);
+            Ok(())
+        })?;
+        Ok(Stops { copied, undone: self.stop()?, migrated })
+    }
+
+    /// Has the guest end writing; returns how many stores it has made.
+    pub(crate) fn end(&mut self) -> Result<u64> {
+        self.machine.type_text("q")?;
+        let line = self.line(DONE)?;
+        let done = Fields::parse(line.rsplit_once(DONE).map_or("", |(_, done)| done))?;
+        done.number("count").with_context(|| format!("the guest says '{line}'"))
+    }
+
+    /// Checks that the last of so many stores to each page is in the memory. On AMD64 for machines without memory above 4 GiB
+    /// only, which is elsewhere in the file behind it.
+    pub(crate) fn check(&self, stores: u64) -> Result<()> {
+        let pages = self.size / PAGE;
+        for page in 0..pages {
+            let word = self.machine.ram().load(self.host + page * PAGE)?;
+            let written = last_store(page, pages, stores);
+            ensure!(word == written, "page {page} has {word} of {stores} stores instead of {written}");
+        }
+        Ok(())
+    }
+
+    /// Has the guest switch the machine off, which has to end by that.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.machine.type_text("poweroff\n")?;
+        let outcome = self.machine.run(|_, _| Ok(Flow::Continue))?;
+        ensure!(
+            outcome.end == End::Hypervisor(ExitCode::GuestPowerOff),
+            "the machine ended with {:?}; the guest's console:\n{}\nthe hypervisor's log:\n{}",
+            outcome.end,
+            tail(&outcome.console),
+            tail(&outcome.log)
+        );
+        Ok(())
+    }
+
+    /// The end of the guest's console, for messages.
+    pub(crate) fn console(&self) -> String {
+        format!("the guest's console ends with:\n{}", tail(&self.machine.shown()))
+    }
+
+    /// Waits for a line with this text.
+    fn line(&mut self, text: &str) -> Result<String> {
+        let (line, read) = self.machine.await_line(text, self.read, self.timeout)?;
+        self.read = read;
+        Ok(line)
+    }
+
+    /// The stop that a line names, and how long after the one before it came, in milliseconds.
+    fn take(&mut self, (line, end): (String, usize)) -> Result<(u64, u64)> {
+        self.read = end;
+        let (ms, stop) = stop_of(&line)?;
+        let after_ms = ms.saturating_sub(self.told_ms);
+        self.told_ms = ms;
+        Ok((stop, after_ms))
+    }
+}
+
+/// When a line came, in milliseconds, and the stop that it names, in nanoseconds.
+fn stop_of(line: &str) -> Result<(u64, u64)> {
+    let fields = Fields::parse(line.rsplit_once(DIRTY).map_or("", |(_, fields)| fields))?;
+    let [ms, stop] = ["ms", "longest_ns"].map(|key| fields.number(key));
+    ms.zip(stop).with_context(|| format!("the guest says '{line}'"))
+}
+
+/// What a page holds after so many stores to all pages in turn, each of which writes its number. Before them the page had its
+/// own.
+const fn last_store(page: u64, pages: u64, stores: u64) -> u64 {
+    if stores <= page { page } else { page + (stores - 1 - page) / pages * pages }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_name_no_stop_are_errors() {
+        for line in [
+            "",
+            "load: dirty: ms=1",
+            "load: done: dirty=1,2,3 count=9 ns=1",
+            "load: dirty: ms=1 longest_ns=x",
+        ] {
+            assert!(stop_of(line).is_err(), "{line}");
+        }
+        let line = "load: load: dirty: ms=2004 stores=7 longest_ns=16000";
+        assert_eq!(stop_of(line).expect("names one"), (2004, 16000));
+    }
+
+    #[test]
+    fn a_page_holds_the_last_of_the_stores_that_were_its() {
+        for stores in 0..20 {
+            let mut memory = [0, 1, 2, 3, 4];
+            (0..stores).for_each(|store| memory[store as usize % 5] = store);
+            for (page, word) in (0..).zip(memory) {
+                assert_eq!(last_store(page, 5, stores), word, "page {page} after {stores}");
+            }
+        }
+    }
+}
