@@ -41,7 +41,7 @@ impl Step {
 }
 
 /// Everything that cargo checks. The bare-metal images are linted for their own target.
-pub(super) const STEPS: [Step; 11] = [
+pub(super) const STEPS: [Step; 13] = [
     step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
     step(
         "unit-tests",
@@ -134,6 +134,41 @@ pub(super) const STEPS: [Step; 11] = [
             "quell-hypervisor/image,quell-hypervisor/defects",
             "--target",
             "x86_64-unknown-none",
+            "--",
+            "-Dwarnings",
+        ],
+    ),
+    step(
+        "lint-hypervisor-arm",
+        "clippy on the hypervisor's image for Arm64, with defects",
+        &[
+            "clippy",
+            "--release",
+            "--package",
+            "quell-hypervisor",
+            "--bin",
+            "quell-hypervisor",
+            "--features",
+            "image,defects",
+            "--target",
+            "aarch64-unknown-none-softfloat",
+            "--",
+            "-Dwarnings",
+        ],
+    ),
+    step(
+        "lint-guests-arm",
+        "clippy on tlbcheck and the load for Arm64",
+        &[
+            "clippy",
+            "--release",
+            "--package",
+            "quell-tlbcheck",
+            "--package",
+            "quell-load",
+            "--bins",
+            "--target",
+            "aarch64-unknown-none-softfloat",
             "--",
             "-Dwarnings",
         ],
