@@ -1,6 +1,7 @@
 //! `quell test`: every test there is. Host tests and linters by cargo, then guests under QEMU.
 
 mod arm;
+mod attack;
 mod cases;
 mod checks;
 mod guests;
@@ -65,7 +66,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
 
 /// The tests that boot machines.
 fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
-    cases::CASES.iter().chain(&checks::CHECKS).chain(arm::rows()).chain(&stage2::ROWS)
+    cases::CASES.iter().chain(&checks::CHECKS).chain(arm::rows()).chain(&stage2::ROWS).chain(attack::rows())
 }
 
 /// Prints the last line, and says what the process's status is.

@@ -24,13 +24,17 @@ const SOURCES: [(&str, &str); 12] = [
     ("tlbcheck", "tlbcheck/src"),
 ];
 
+/// How a line begins that names tests outside of a table.
+const HELD_BY: &str = "Held by: ";
+
 /// Fewer names than this, and the documents are not read as they are meant to be.
 const NAMES_MIN: usize = 40;
 
-/// The names in the tables of a document, with their prefix. A prefix holds to the end of its row.
+/// The names in the tables of a document, and in the lines that begin with [`HELD_BY`], with their prefix. A prefix holds to the
+/// end of its line.
 fn names<'t>(text: &'t str, default: &'t str) -> Vec<(&'t str, &'t str)> {
     let mut names = Vec::new();
-    for row in text.lines().filter(|line| line.starts_with('|')) {
+    for row in text.lines().filter(|line| line.starts_with('|') || line.starts_with(HELD_BY)) {
         let mut prefix = default;
         for span in row.split('`').skip(1).step_by(2) {
             let (is_test, name) = match span.split_once(": ") {
@@ -124,6 +128,7 @@ fn names_are_found_in_rows_only_and_keep_their_prefix() {
         ("probe", "wait"),
     ];
     assert_eq!(names(&format!("`memslots: prose_only`\n{row}"), ""), found);
+    assert_eq!(names("Held by: `hypervisor: u1_a`.\n`hypervisor: u1_b`", ""), [("hypervisor", "u1_a")]);
     assert_eq!(names("| `h_i`, `wait`, `crate::a_b` |", "tlfs"), [("tlfs", "h_i")]);
 }
 

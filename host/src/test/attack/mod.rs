@@ -1,0 +1,14 @@
+//! The tests of what hostile guests, foreign kernels and careless operators do: section "Under attack" of `docs/pitfalls.md`, by its
+//! ids.
+
+mod arm;
+mod fuzz;
+mod operator;
+mod pc;
+
+use super::cases::Case;
+
+/// The rows.
+pub(super) fn rows() -> impl Iterator<Item = &'static Case> {
+    [pc::ROWS, arm::ROWS, operator::ROWS, fuzz::ROWS].into_iter().flatten()
+}
