@@ -1,6 +1,7 @@
 //! The tests that boot guests under QEMU: what each does and what is expected of it, as rows of a table.
 
 use super::checks::Check;
+use super::siege::Siege;
 use crate::arch::Platform;
 use crate::image::Entry;
 use hostlink::config::FlushMode;
@@ -42,6 +43,8 @@ pub(super) enum Body {
     Bzimage { cmdline: &'static str },
     /// A stock guest works, and its hypervisor is talked to.
     Talk { command: &'static str, about: Talk },
+    /// The bare guest does its worst, and the hypervisor answers all the same.
+    Siege(Siege),
     /// A bare guest writes to memory that is migrated in vain.
     Migrate,
     /// The tool itself is called with arguments; `{}` stands for a file made by `file`.

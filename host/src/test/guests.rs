@@ -5,6 +5,7 @@ use super::arm;
 use super::cases::{Body, Case, Expect, ProbeEnd, Stock, Talk, TestFile};
 use super::checks::Check;
 use super::progress::Progress;
+use super::siege::{self, Siege};
 use super::stage2;
 use super::talk;
 use crate::arch::{Arch, Platform};
@@ -130,6 +131,7 @@ impl Lab<'_> {
             Body::Typed(texts) => self.typed(case.platform, texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
             Body::Migrate => self.migrate(case),
+            Body::Siege(siege) => self.siege(case, siege),
             Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
         }
     }
@@ -361,6 +363,34 @@ impl Lab<'_> {
                 ensure!(reports().next().is_some(), "the guest ran no test");
                 Ok(())
             }
+        })
+    }
+
+    fn siege(&self, case: &Case, siege: &Siege) -> Result<()> {
+        let guest = Guest {
+            kernel: made(&self.probe)?.clone(),
+            initrd: None,
+            cmdline: format!("test={}", siege.test),
+            vcpus: siege.vcpus,
+            memory: siege.memory,
+            flush: FlushMode::Hypercall,
+            platform: case.platform,
+            reset: ResetPolicy::Reboot,
+            switches: switches(case.settings)?,
+        };
+        guest.check()?;
+        let mut said = Err(anyhow!("the guest did not begin"));
+        let outcome = self.boot(&guest, siege.cpus, |report, machine| {
+            if report["event"] != "ready" {
+                return Ok(Flow::Continue);
+            }
+            said = siege::talk(machine);
+            Ok(Flow::Stop)
+        })?;
+        with_console(&outcome, || {
+            said?;
+            ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
+            Ok(())
         })
     }
 

@@ -11,6 +11,7 @@ mod mutants;
 #[cfg(test)]
 mod names;
 mod progress;
+mod siege;
 mod stage2;
 mod talk;
 

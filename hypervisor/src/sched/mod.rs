@@ -16,6 +16,7 @@
 //! it blocks on, and of the queue that it is put into, one after the other, never both.
 
 pub mod queue;
+mod turns;
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -24,6 +25,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use spin::Mutex;
 
 pub use queue::{Line, Policy, PutBack, RunQueue, Standing, VcpuIndex};
+pub use turns::{TURNS_MAX, Turns};
 
 /// Index of a physical CPU.
 pub type CpuIndex = u32;

@@ -18,6 +18,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arch::cpu::{self, CpuData};
+use crate::sched::Turns;
 
 /// Size and alignment of a block.
 pub(crate) const BLOCK_SIZE: u64 = 128 << 10;
@@ -49,6 +50,8 @@ pub(crate) struct PerCpu {
     pub(crate) timer_armed: Cell<u64>,
     /// A vCPU has been put into this CPU's queue by the CPU itself: before the guest goes on, see who is to run.
     pub(crate) replan: Cell<bool>,
+    /// Turns of vCPUs since interrupts were last taken on account of them.
+    pub(crate) turns: Turns,
     /// Longest time in clock ticks that this CPU goes without a timer interrupt.
     pub(crate) tick_max: Cell<u64>,
     /// The vCPU that is on this CPU, as index + 1; 0 for none. Written by the CPU itself.
@@ -131,6 +134,7 @@ pub(crate) unsafe fn create(base: u64, ids: &[u64]) {
                 arch: CpuData::new(),
                 timer_armed: Cell::new(u64::MAX),
                 replan: Cell::new(false),
+                turns: Turns::new(),
                 tick_max: Cell::new(u64::MAX),
                 current_vcpu: AtomicU32::new(0),
                 last_exit: AtomicU64::new(0),

@@ -111,6 +111,8 @@ fn wait_for_turn(vm: &Machine, cpu: &PerCpu) -> Turn {
         if !wake_expired(vm, cpu) {
             control::serve(cpu);
             idle(vm, cpu);
+        } else if cpu.turns.is_window_due() {
+            cpu::take_interrupts();
         }
     }
 }
@@ -197,11 +199,25 @@ impl<'a> Context<'a> {
     fn give_way(&mut self, mut leave: Leave) {
         loop {
             let now = self.switch(leave, clock::now());
-            match self.settle(now) {
+            let Some(another) = self.settle(now) else { return };
+            match self.count_turn(another) {
                 None => return,
                 Some(another) => leave = another,
             }
         }
+    }
+
+    /// The vCPU gives the CPU up without having entered the guest since its turn began, or since interrupts were last taken.
+    /// If there have been many such turns, interrupts are taken, and it is looked at once more.
+    #[inline]
+    fn count_turn(&mut self, leave: Leave) -> Option<Leave> {
+        if self.cpu.turns.is_window_due() { self.look_after_window() } else { Some(leave) }
+    }
+
+    #[cold]
+    fn look_after_window(&mut self) -> Option<Leave> {
+        self.open_window();
+        self.settle(clock::now())
     }
 
     /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one. Returns the time: it is `now`
@@ -317,7 +333,8 @@ impl<'a> Context<'a> {
     /// An event was posted, or a timer was changed.
     #[inline(never)]
     fn attend(&mut self) -> Option<Leave> {
-        self.look(clock::now())
+        let leave = self.look(clock::now())?;
+        self.count_turn(leave)
     }
 
     /// This CPU has put another vCPU into its own queue.
@@ -331,7 +348,7 @@ impl<'a> Context<'a> {
         }
         let outlook = self.vm.sched.outlook_after_wake(self.cpu.index, now);
         if outlook.should_switch {
-            return Some(Leave::PutBack(PutBack::Preempted));
+            return self.count_turn(Leave::PutBack(PutBack::Preempted));
         }
         // The timer is set for all that was known before, and the other timers have not changed.
         self.state.intercept_pause(outlook.has_waiting);

@@ -18,6 +18,7 @@ mod races;
 mod rom;
 mod rom_races;
 mod stale;
+mod storms;
 mod toggles;
 mod waiting;
 mod watch;
@@ -85,7 +86,8 @@ const TESTS: [Test; 41] = [
 ];
 
 /// Those that are run by their names alone, for they need a hypervisor that is set up for them.
-const APART: [Test; 1] = [test("list-in-parts", parts::list_in_parts)];
+const APART: [Test; 2] =
+    [test("list-in-parts", parts::list_in_parts), test("u2-halted-timers", storms::halted_timers)];
 
 /// Whether the command line's name is this one.
 fn is_name(asked: &str, name: &str) -> bool {

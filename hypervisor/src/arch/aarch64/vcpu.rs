@@ -142,6 +142,8 @@ impl Context<'_> {
         let Ok(in_guest) = self.owner.try_enter(CpuId(self.cpu.index)) else {
             self.take_lists_back();
             self.take_flush();
+            // Whoever keeps posting events must not keep interrupts away.
+            self.open_window();
             return false;
         };
         // SAFETY: the registers are this vCPU's, EL1's are loaded, stage 2 maps its memory only.
@@ -155,6 +157,13 @@ impl Context<'_> {
             self.take_virtual_timer();
         }
         true
+    }
+
+    /// Takes the interrupts that pend, outside of guest mode. The virtual timer's is that of the vCPU on this CPU.
+    #[cold]
+    pub(crate) fn open_window(&mut self) {
+        interrupts::take_all();
+        self.take_virtual_timer();
     }
 
     /// The list registers are empty after this, and the interface asks for nothing.
@@ -213,8 +222,7 @@ impl Context<'_> {
 
     /// The vCPU waits for its timer, whose time has come: it asserts its interrupt.
     pub(crate) fn expire_timers(&mut self, _now: u64) {
-        interrupts::take_all();
-        self.take_virtual_timer();
+        self.open_window();
     }
 }
 

@@ -5,6 +5,7 @@ use coherence::{CpuId, Owner, Pending, Translation};
 use hostlink::counters::Counter;
 use tlfs::InputPage;
 
+use super::cpu;
 use super::flush::FlushScratch;
 use super::svm::features;
 use super::svm::step::Nmi;
@@ -56,6 +57,12 @@ impl Context<'_> {
     #[inline(always)]
     pub(crate) fn save_state(&mut self) {
         self.state.save();
+    }
+
+    /// Takes the interrupts that pend, outside of guest mode.
+    #[cold]
+    pub(crate) fn open_window(&mut self) {
+        cpu::take_interrupts();
     }
 
     #[inline(always)] // Most often there is a vector or nothing, and little to do.
