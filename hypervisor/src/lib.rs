@@ -13,6 +13,7 @@ pub mod devices;
 pub mod emulator;
 pub mod hyperv;
 pub mod loader;
+pub mod quota;
 pub mod sched;
 pub mod tlb;
 #[cfg(target_os = "none")]

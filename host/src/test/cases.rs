@@ -132,7 +132,12 @@ pub(super) const fn typed(name: &'static str, about: &'static str, texts: &'stat
     case(name, about, Body::Typed(texts))
 }
 
-const fn probe(name: &'static str, about: &'static str, test: &'static str, end: ProbeEnd) -> Case {
+pub(super) const fn probe(
+    name: &'static str,
+    about: &'static str,
+    test: &'static str,
+    end: ProbeEnd,
+) -> Case {
     case(name, about, Body::Probe(test, end))
 }
 

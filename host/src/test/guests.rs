@@ -40,6 +40,9 @@ const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 const CHECK_TIMEOUT: u64 = 180;
 const ROWS_MIN: usize = 10;
 
+/// Longest log of a run with a bare guest, whose runs are short.
+const LOG_BYTES_MAX: usize = 32 << 10;
+
 /// How often CPUs drop everything at least where generations of VMIDs begin all the time.
 const GENERATIONS_MIN: u64 = 1000;
 
@@ -337,6 +340,7 @@ impl Lab<'_> {
         };
         guest.check()?;
         let outcome = self.boot(&guest, processors, |_, _| Ok(Flow::Continue))?;
+        with_console(&outcome, || check_log(&outcome))?;
         with_console(&outcome, || match end {
             ProbeEnd::TripleFault => {
                 expect_end(&outcome, ExitCode::GuestTripleFault)?;
@@ -389,6 +393,7 @@ impl Lab<'_> {
         })?;
         with_console(&outcome, || {
             said?;
+            check_log(&outcome)?;
             ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
             Ok(())
         })
@@ -461,6 +466,13 @@ fn expect_end(outcome: &Outcome, expected: ExitCode) -> Result<()> {
         }
         end => bail!("ended by {end:?} instead of {expected:?}"),
     }
+}
+
+/// Whatever a guest does, the hypervisor's log stays short.
+fn check_log(outcome: &Outcome) -> Result<()> {
+    let length = outcome.log.len();
+    ensure!(length <= LOG_BYTES_MAX, "the hypervisor's log has {length} bytes");
+    Ok(())
 }
 
 fn expect_status(outcome: &Outcome, expected: i32) -> Result<()> {

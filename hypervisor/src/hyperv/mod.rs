@@ -10,6 +10,7 @@
 //! is offered. There is no synthetic interrupt controller, no messages, no VMBus.
 
 pub mod cpuid;
+pub mod crash;
 #[cfg(any(test, feature = "defects"))]
 pub mod defects;
 pub mod eoi_assist;

@@ -48,6 +48,8 @@ pub enum MsrEffect {
     Timers,
     /// The guest reports that it crashed; it goes on running.
     Crash(CrashReport),
+    /// It did so more often than is printed.
+    CrashAgain,
     /// Reset the partition.
     Reset,
 }

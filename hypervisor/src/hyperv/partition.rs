@@ -6,6 +6,7 @@ use spin::Mutex;
 use tlfs::msr::{self, CrashControl, HypercallMsr, PageMsr};
 
 use super::cpuid::Platform;
+use super::crash;
 use super::msrs::{CrashMessage, CrashReport, GpFault, MsrEffect, PageMove};
 use super::time::ReferenceClock;
 
@@ -30,6 +31,8 @@ struct Registers {
     reference_tsc: PageMsr,
     invariant_tsc: bool,
     crash: [u64; 5],
+    /// How many of its crashes the guest has reported.
+    crashes: u32,
 }
 
 impl Partition {
@@ -156,7 +159,14 @@ impl Partition {
         if !control.notify() {
             return MsrEffect::None;
         }
-        let parameters = self.registers.lock().crash;
+        let parameters = {
+            let mut registers = self.registers.lock();
+            registers.crashes = registers.crashes.saturating_add(1);
+            if registers.crashes > crash::REPORTS_MAX {
+                return MsrEffect::CrashAgain;
+            }
+            registers.crash
+        };
         let [_, _, _, gpa, len] = parameters;
         let message = control.message().then_some(CrashMessage { gpa, len });
         MsrEffect::Crash(CrashReport { parameters, message })

@@ -1,13 +1,24 @@
 //! The log.
 
 use core::fmt::{self, Write};
+use core::sync::atomic::Ordering;
 
+use hostlink::counters::Counter;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use spin::Mutex;
 
-use crate::arch::console;
+use super::machine::{self, increase};
+use super::percpu::PerCpu;
+use crate::arch::{clock, console};
+use crate::quota::{Answer, Quota};
 
-static LOG_LOCK: Mutex<()> = Mutex::new(());
+/// The target of log lines that a guest can cause as often as it likes.
+pub(crate) const GUEST: &str = "guest";
+/// Of these, in the long run, one is written each time that so much has passed.
+const GUEST_LINE_PERIOD_US: u64 = 500_000;
+
+/// Held by who writes a line.
+static LOG_LOCK: Mutex<Quota> = Mutex::new(Quota::new());
 
 /// Writes text to the log as it is, without the lock: for a panic that may have happened while it was held.
 pub(crate) struct LogPort;
@@ -27,7 +38,16 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record<'_>) {
-        let _one_line_at_a_time = LOG_LOCK.lock();
+        let mut quota = LOG_LOCK.lock();
+        if record.target() == GUEST {
+            match quota.ask(clock::now(), clock::ticks_of_us(GUEST_LINE_PERIOD_US)) {
+                Answer::Write { left_out: 0 } => {}
+                Answer::Write { left_out } => {
+                    let _ = writeln!(LogPort, "quell: {left_out} lines like the next were left out");
+                }
+                Answer::LeaveOut => return count_left_out(),
+            }
+        }
         let level = match record.level() {
             Level::Error => "error: ",
             Level::Warn => "warning: ",
@@ -38,6 +58,16 @@ impl Log for Logger {
     }
 
     fn flush(&self) {}
+}
+
+/// A line is left out: it is the doing of the vCPU on this CPU.
+#[cold]
+fn count_left_out() {
+    let Some(vm) = machine::try_machine() else { return };
+    let vcpu = PerCpu::current().current_vcpu.load(Ordering::Relaxed);
+    if let Some(vcpu) = vcpu.checked_sub(1).and_then(|index| vm.vcpus.get(index as usize)) {
+        increase(&vm.counters_of(vcpu)[Counter::LogLinesLeftOut as usize], 1);
+    }
 }
 
 /// Starts the log. Its port is ready.

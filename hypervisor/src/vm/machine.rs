@@ -17,6 +17,7 @@ use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
 use paging::Level;
 use spin::{Mutex, Once};
 
+use super::console::GUEST;
 use super::files::{CreateError, Files};
 use super::memory::FreeMemory;
 use super::percpu::PerCpu;
@@ -350,7 +351,7 @@ impl Machine {
         if self.parked.fetch_add(1, Ordering::AcqRel) + 1 < self.vcpu_count() {
             return;
         }
-        log::info!("the guest resets");
+        log::info!(target: GUEST, "the guest resets");
         self.parked.store(0, Ordering::Relaxed);
         for vcpu in &self.vcpus {
             let mut owner = vcpu.target.owner().expect("all vCPUs are parked");

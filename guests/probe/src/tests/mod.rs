@@ -86,8 +86,11 @@ const TESTS: [Test; 41] = [
 ];
 
 /// Those that are run by their names alone, for they need a hypervisor that is set up for them.
-const APART: [Test; 2] =
-    [test("list-in-parts", parts::list_in_parts), test("u2-halted-timers", storms::halted_timers)];
+const APART: [Test; 3] = [
+    test("list-in-parts", parts::list_in_parts),
+    test("u2-halted-timers", storms::halted_timers),
+    test("u5-crash-reports", storms::crash_reports),
+];
 
 /// Whether the command line's name is this one.
 fn is_name(asked: &str, name: &str) -> bool {

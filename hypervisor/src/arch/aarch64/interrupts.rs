@@ -6,6 +6,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::{clock, console, cpu, gic};
+use crate::vm::console::GUEST;
 use crate::vm::{PerCpu, panic, run};
 
 /// "Look again": sent to a CPU that should leave guest mode or idling.
@@ -52,7 +53,7 @@ fn handle(intid: u32) {
     match intid {
         KICK => {}
         STOP if panic::has_panicked() => cpu::stop(),
-        STOP => log::warn!("a CPU was to be stopped, but none has panicked"),
+        STOP => log::warn!(target: GUEST, "a CPU was to be stopped, but none has panicked"),
         TIMER => {
             clock::on_timer();
             run::request_attention();
@@ -66,7 +67,7 @@ fn handle(intid: u32) {
             console::pause_control();
             run::on_control_interrupt();
         }
-        _ => log::warn!("interrupt {intid} is used by nobody"),
+        _ => log::warn!(target: GUEST, "interrupt {intid} is used by nobody"),
     }
     gic::deactivate(intid);
 }

@@ -1,7 +1,6 @@
 //! What the vCPUs of a guest share on AMD64: the Hyper-V partition, devices, what flushes cost.
 
 use alloc::boxed::Box;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -26,10 +25,11 @@ use crate::devices::message::{Message, MessageKind, Trigger};
 use crate::devices::pci::rom_device::RomLen;
 use crate::devices::platform::{Platform, PortSize, SerialPort};
 use crate::devices::power;
-use crate::hyperv::{self, CrashReport, Partition};
+use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::{self, LoadError, MemoryLayout, layout};
 use crate::sched::VcpuIndex;
 use crate::tlb::{self, Measured};
+use crate::vm::console::GUEST;
 use crate::vm::machine::Vcpu;
 use crate::vm::space::Space;
 use crate::vm::{CreateError, Files, Machine, PerCpu, control};
@@ -37,8 +37,6 @@ use crate::vm::{CreateError, Files, Machine, PerCpu, control};
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
 const PAGE: u64 = 4096;
-/// Bytes of a crash message that are printed.
-const CRASH_TEXT_MAX: usize = 4096;
 
 /// Format of the nested page table.
 pub(crate) type Nested = Amd64Nested;
@@ -282,16 +280,14 @@ impl Machine {
     }
 
     /// Prints what the guest says about its crash.
+    #[cold]
     pub(crate) fn report_crash(&self, vcpu: VcpuIndex, report: &CrashReport) {
-        log::error!("vCPU {vcpu}: the guest crashed: {:#x?}", report.parameters);
-        let Some(message) = report.message else { return };
-        let mut text = vec![0; CRASH_TEXT_MAX];
-        let length = (message.len as usize).min(CRASH_TEXT_MAX);
-        if self.space.slots().memory().read(Gpa(message.gpa), &mut text[..length]).is_ok() {
-            for line in
-                text[..length].split(|&byte| byte == b'\n' || byte == 0).filter(|line| !line.is_empty())
-            {
-                log::error!("  {}", line.escape_ascii());
+        log::error!(target: GUEST, "vCPU {vcpu}: the guest crashed: {:x?}", report.parameters);
+        let Some((gpa, length)) = report.message.and_then(|message| message.end()) else { return };
+        let mut text = [0; crash::TEXT_MAX];
+        if self.space.slots().memory().read(Gpa(gpa), &mut text[..length]).is_ok() {
+            for line in crash::lines(&text[..length]) {
+                log::error!(target: GUEST, "  {}", line.escape_ascii());
             }
         }
     }

@@ -5,10 +5,12 @@
 //! CPU holds, and may take any.
 
 use core::arch::global_asm;
+use core::fmt::Write;
 
 use x86_64::registers::control::Cr2;
 
 use super::{apic, clock, cpu};
+use crate::vm::console::{GUEST, LogPort};
 use crate::vm::{panic, run};
 
 /// The one-shot timer.
@@ -128,7 +130,7 @@ extern "C" fn dispatch(frame: &Frame) {
         // Spurious interrupts get no end of interrupt; others are not enabled anywhere.
         VECTOR_SPURIOUS => {}
         vector => {
-            log::warn!("interrupt on unused vector {vector:#x}");
+            log::warn!(target: GUEST, "interrupt on unused vector {vector:#x}");
             apic::end_of_interrupt();
         }
     }
@@ -141,7 +143,8 @@ fn on_exception(vector: u8, frame: &Frame) {
         if panic::has_panicked() {
             cpu::stop();
         }
-        log::warn!("unexpected NMI");
+        // Whoever was interrupted may hold the log's lock.
+        let _ = writeln!(LogPort, "quell: warning: unexpected NMI");
         return;
     }
     panic::report_exception(

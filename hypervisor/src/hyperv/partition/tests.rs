@@ -124,6 +124,15 @@ fn a_crash_is_reported_with_and_without_text() {
 }
 
 #[test]
+fn u5_few_crashes_are_reported_before_a_reset() {
+    let partition = partition();
+    let report = |_| matches!(partition.write_msr(msr::CRASH_CTL, 1 << 63), Ok(MsrEffect::Crash(_)));
+    assert_eq!((0..1000).filter(|&time| report(time)).count(), crash::REPORTS_MAX as usize);
+    partition.reset();
+    assert!(report(0));
+}
+
+#[test]
 fn invariant_tsc_is_shown_on_request_and_only_if_there_is_one() {
     let partition = partition();
     assert!(!partition.shows_invariant_tsc());

@@ -370,6 +370,7 @@ impl Context<'_> {
             }
             MsrEffect::Timers => return Next::Timers,
             MsrEffect::Crash(report) => self.vm.report_crash(self.vcpu.index, &report),
+            MsrEffect::CrashAgain => self.count(Counter::CrashesLeftOut),
             MsrEffect::Reset => return Next::Reset,
         }
         Next::Resume
