@@ -9,6 +9,7 @@ use crate::machine::spec::{Clock, Console};
 use crate::results::{Samples, Subject, Writer};
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::workspace;
 use anyhow::{Context, Result, anyhow, ensure};
 use hostlink::config::{ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
@@ -93,9 +94,10 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         fs::read(path).with_context(|| format!("cannot read {}", path.display()))
     };
     let given = args.initrd.as_deref().map(read).transpose()?;
-    let (kernel, initrd) = match &args.kernel {
-        Some(kernel) => (kernel.clone(), given),
-        None => {
+    let (kernel, initrd) = match (&args.kernel, args.program) {
+        (Some(kernel), _) => (kernel.clone(), given),
+        (None, Some(program)) => (workspace::bootable(workspace::build(program.image(), arch)?, arch)?, None),
+        (None, None) => {
             let stock = StockGuest::prepare(arch)?;
             let initrd = given.unwrap_or_else(|| stock.initrd(args.exec.as_deref()));
             (stock.kernel(), Some(initrd))

@@ -4,6 +4,7 @@
 //! directory of their own: the outer cargo may hold the lock of the usual one.
 
 use crate::arch::Arch;
+use crate::cli::Program;
 use crate::machine::flat;
 use anyhow::{Context, Result, ensure};
 use std::env;
@@ -59,6 +60,9 @@ pub(crate) const TLBCHECK: Image = Image::bare("quell-tlbcheck");
 /// The bare guest that counts instructions and does wrong things.
 pub(crate) const PROBE: Image = Image::bare("quell-probe");
 
+/// The bare guest that tries everything.
+pub(crate) const HOSTILE: Image = Image::bare("quell-hostile");
+
 /// The bare guest that uses memory as it is told.
 pub(crate) const LOAD: Image = Image::bare("quell-load");
 
@@ -76,6 +80,17 @@ pub(crate) const OCCUPY: Image = Image::workload("occupy");
 
 /// The workload that says by a hint instruction that userspace is reached, and switches the machine off.
 pub(crate) const MARK: Image = Image::workload("mark");
+
+impl Program {
+    /// Its image.
+    pub(crate) const fn image(self) -> Image {
+        match self {
+            Self::Hostile => HOSTILE,
+            Self::Load => LOAD,
+            Self::Probe => PROBE,
+        }
+    }
+}
 
 /// The root of the source tree that this tool was built from.
 pub(crate) fn root() -> &'static Path {

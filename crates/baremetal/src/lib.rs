@@ -8,7 +8,7 @@
 //! tool makes a bzImage of it for loaders that know Linux only. On Arm64 it is started as Linux is: the flat binary has the
 //! header of an arm64 `Image`.
 //!
-//! On any target but these two the crate has no more than `devicetree`, [`pages`] and [`sleep`]: the rest is assembly for
+//! On any target but these two the crate has no more than `devicetree`, [`pages`], [`random`], [`sleep`] and [`text`]: the rest is assembly for
 //! the machine.
 #![no_std]
 
@@ -18,7 +18,9 @@ extern crate std;
 #[cfg(not(all(target_os = "none", target_arch = "x86_64")))]
 pub mod devicetree;
 pub mod pages;
+pub mod random;
 pub mod sleep;
+pub mod text;
 
 #[cfg(all(target_os = "none", target_arch = "aarch64"))]
 pub mod aarch64;

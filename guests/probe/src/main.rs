@@ -16,7 +16,6 @@ mod interrupts;
 mod paging;
 mod pci;
 mod processors;
-mod random;
 mod report;
 mod tests;
 

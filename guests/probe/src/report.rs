@@ -3,6 +3,7 @@
 use core::fmt::{self, Write};
 
 use arrayvec::ArrayString;
+use baremetal::text::{Cut, Quoted};
 use baremetal::x86_64::serial::{COM1, COM2, Serial};
 use spin::Mutex;
 use x86_64::instructions::port::Port;
@@ -23,7 +24,7 @@ static RUNNING: Mutex<&str> = Mutex::new("");
 /// A failure with this text, of which an overlong end is left out.
 pub(crate) fn failure(text: fmt::Arguments<'_>) -> Failure {
     let mut failure = Failure::new();
-    let _ = Truncated(&mut failure).write_fmt(text);
+    let _ = Cut(&mut failure).write_fmt(text);
     failure
 }
 
@@ -98,28 +99,5 @@ pub(crate) fn power_off() -> ! {
     loop {
         x86_64::instructions::interrupts::disable();
         x86_64::instructions::hlt();
-    }
-}
-
-/// Text for within a JSON string: what would have to be escaped is replaced.
-struct Quoted<'a>(&'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|char| match char {
-            '"' => f.write_char('\''),
-            '\\' => f.write_char('/'),
-            control if control.is_control() => f.write_char(' '),
-            other => f.write_char(other),
-        })
-    }
-}
-
-/// Takes what fits.
-struct Truncated<'a>(&'a mut Failure);
-
-impl Write for Truncated<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.chars().try_for_each(|char| self.0.try_push(char)).map_err(|_| fmt::Error)
     }
 }

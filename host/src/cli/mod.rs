@@ -149,6 +149,9 @@ pub(crate) struct RunArgs {
     /// Guest kernel: a Linux bzImage or an ELF file with a PVH note; for aarch64 an uncompressed Image [default: Debian's cloud kernel]
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
+    /// Run one of this project's bare programs instead, built if need be; --append tells it what to do
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "exec"])]
+    pub(crate) program: Option<Program>,
     /// Guest's initial RAM disk [default: busybox, unless --kernel is given]
     #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
@@ -190,6 +193,17 @@ pub(crate) struct RunArgs {
     /// One more argument for QEMU, for those who work on the hypervisor; may be repeated
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub(crate) qemu_arg: Vec<String>,
+}
+
+/// A program for bare machines
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Program {
+    /// Tries everything: test=NAME seed=N count=N
+    Hostile,
+    /// Uses memory as it is told, by its command line and on its console
+    Load,
+    /// Counts instructions and does wrong things: bench=NAME or test=NAME; for x86_64
+    Probe,
 }
 
 /// Show what flushing by hypercall is worth: one workload, both ways, side by side

@@ -6,6 +6,7 @@ use crate::arch::Platform;
 use crate::image::Entry;
 use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
+use hostlink::exit::ExitCode;
 
 /// One test.
 pub(super) struct Case {
@@ -31,6 +32,8 @@ pub(super) enum Body {
     Typed(&'static [&'static str]),
     /// The bare guest does one of the wrong things it knows.
     Probe(&'static str, ProbeEnd),
+    /// The bare guest that tries everything runs one of its tests.
+    Hostile(Hostile),
     /// tlbcheck runs.
     Check(Check),
     /// Memory goes from a guest on Arm.
@@ -100,6 +103,16 @@ pub(super) enum ProbeEnd {
     TripleFault,
 }
 
+/// A test of the bare guest that tries everything.
+pub(super) struct Hostile {
+    /// Its name, and more words of the guest's command line.
+    pub(super) test: &'static str,
+    pub(super) vcpus: u32,
+    pub(super) cpus: u32,
+    /// How the machine ends. By power off: with the guest's report that the test has passed.
+    pub(super) end: ExitCode,
+}
+
 /// A file for the tool's arguments.
 #[derive(Clone, Copy)]
 pub(super) enum TestFile {
@@ -153,6 +166,16 @@ pub(super) const fn tool(
 
 pub(super) const fn talk(name: &'static str, about: &'static str, command: &'static str, what: Talk) -> Case {
     case(name, about, Body::Talk { command, about: what }).with(&["paranoid=on"])
+}
+
+/// A test of the bare guest that tries everything, which it has to pass.
+pub(super) const fn hostile(
+    name: &'static str,
+    about: &'static str,
+    test: &'static str,
+    (vcpus, cpus): (u32, u32),
+) -> Case {
+    case(name, about, Body::Hostile(Hostile { test, vcpus, cpus, end: ExitCode::GuestPowerOff }))
 }
 
 /// Memory that a bare guest writes to is migrated in vain, in blocks of 2 MiB.

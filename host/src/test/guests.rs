@@ -2,7 +2,7 @@
 
 use super::Tally;
 use super::arm;
-use super::cases::{Body, Case, Expect, ProbeEnd, Stock, Talk, TestFile};
+use super::cases::{Body, Case, Expect, Hostile, ProbeEnd, Stock, Talk, TestFile};
 use super::checks::Check;
 use super::progress::Progress;
 use super::siege::{self, Siege};
@@ -133,6 +133,7 @@ impl Lab<'_> {
             Body::Talk { command, about } => self.talk(case, command, *about),
             Body::Typed(texts) => self.typed(case.platform, texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
+            Body::Hostile(test) => self.hostile(case, test, told(test.test)),
             Body::Migrate => self.migrate(case),
             Body::Siege(siege) => self.siege(case, siege),
             Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
@@ -399,6 +400,28 @@ impl Lab<'_> {
         })
     }
 
+    fn hostile(&self, case: &Case, test: &Hostile, words: &str) -> Result<()> {
+        let arch = case.platform.arch();
+        let guest = Guest {
+            kernel: workspace::bootable(workspace::build(workspace::HOSTILE, arch)?, arch)?,
+            initrd: None,
+            cmdline: format!("test={words}"),
+            vcpus: test.vcpus,
+            memory: 64 * MIB,
+            flush: FlushMode::Hypercall,
+            platform: case.platform,
+            reset: ResetPolicy::Exit,
+            switches: switches(case.settings)?,
+        };
+        guest.check()?;
+        let outcome = self.boot(&guest, test.cpus, |_, _| Ok(Flow::Continue))?;
+        with_console(&outcome, || {
+            expect_verdict(&outcome, test)?;
+            check_log(&outcome)?;
+            expect_end(&outcome, test.end)
+        })
+    }
+
     fn tool(&self, args: &[&str], file: TestFile, status: i32, message: &str) -> Result<()> {
         let path = self.directory.join("argument");
         match file {
@@ -472,6 +495,18 @@ fn expect_end(outcome: &Outcome, expected: ExitCode) -> Result<()> {
 fn check_log(outcome: &Outcome) -> Result<()> {
     let length = outcome.log.len();
     ensure!(length <= LOG_BYTES_MAX, "the hypervisor's log has {length} bytes");
+    Ok(())
+}
+
+/// The guest's report, if it lives to make one.
+fn expect_verdict(outcome: &Outcome, test: &Hostile) -> Result<()> {
+    let name = test.test.split(' ').next().unwrap_or(test.test);
+    let reports = || outcome.reports.iter().filter(|report| report["result"].is_string());
+    if let Some(failure) = reports().find(|report| report["result"] != "pass") {
+        bail!("the guest says: {}", failure["why"]);
+    }
+    let has_passed = reports().any(|report| report["test"] == name);
+    ensure!(has_passed || test.end != ExitCode::GuestPowerOff, "no report of {name}");
     Ok(())
 }
 

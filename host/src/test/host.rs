@@ -107,12 +107,17 @@ pub(super) const STEPS: [Step; 13] = [
     ),
     step(
         "lint-probe",
-        "clippy on the bare test guest",
+        "clippy on the bare test guests",
         &[
             "clippy",
             "--release",
             "--package",
             "quell-probe",
+            "--package",
+            "quell-hostile",
+            "--package",
+            "quell-load",
+            "--bins",
             "--target",
             "x86_64-unknown-none",
             "--",
@@ -158,7 +163,7 @@ pub(super) const STEPS: [Step; 13] = [
     ),
     step(
         "lint-guests-arm",
-        "clippy on tlbcheck and the load for Arm64",
+        "clippy on tlbcheck and the bare test guests for Arm64",
         &[
             "clippy",
             "--release",
@@ -166,6 +171,8 @@ pub(super) const STEPS: [Step; 13] = [
             "quell-tlbcheck",
             "--package",
             "quell-load",
+            "--package",
+            "quell-hostile",
             "--bins",
             "--target",
             "aarch64-unknown-none-softfloat",

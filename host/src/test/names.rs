@@ -9,7 +9,7 @@ use std::path::Path;
 const DOCUMENTS: [(&str, &str); 2] = [("docs/coherence.md", "coherence"), ("docs/pitfalls.md", "")];
 
 /// Where the tests of each prefix are.
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 14] = [
     ("coherence", "crates/coherence/src"),
     ("pvflush", "crates/pvflush/src"),
     ("tlfs", "crates/tlfs/src"),
@@ -20,6 +20,8 @@ const SOURCES: [(&str, &str); 12] = [
     ("host", "host/src"),
     ("hostlink", "crates/hostlink/src"),
     ("plugin", "host/plugin/src"),
+    ("baremetal", "crates/baremetal/src"),
+    ("hostile", "guests/hostile/src"),
     ("probe", "guests/probe/src/tests"),
     ("tlbcheck", "tlbcheck/src"),
 ];
@@ -56,7 +58,7 @@ fn names<'t>(text: &'t str, default: &'t str) -> Vec<(&'t str, &'t str)> {
 
 /// Whether a prefix's tests are rows of a table in an image, not functions.
 fn is_table(prefix: &str) -> bool {
-    matches!(prefix, "probe" | "tlbcheck")
+    matches!(prefix, "hostile" | "probe" | "tlbcheck")
 }
 
 /// All Rust sources below `directory`, one after the other.
@@ -81,7 +83,7 @@ fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
         None => (name, if is_table(prefix) { "\"" } else { "(" }),
     };
     match prefix {
-        "probe" => return sources.contains(&format!("test(\"{name}{end}")),
+        "hostile" | "probe" => return sources.contains(&format!("test(\"{name}{end}")),
         "tlbcheck" => return sources.contains(&format!("row(\"{name}{end}")),
         _ => {}
     }

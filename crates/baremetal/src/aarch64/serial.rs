@@ -33,6 +33,8 @@ pub struct Serial;
 
 /// The port of a program's words.
 pub const CONSOLE: Serial = Serial;
+/// The port of its reports to the host: the same.
+pub const REPORTS: Serial = Serial;
 
 impl Serial {
     fn register(offset: u64) -> *mut u32 {

@@ -68,6 +68,12 @@ pub fn ticks(us: u64) -> u64 {
     (u128::from(hz()) * u128::from(us) / 1_000_000) as u64
 }
 
+/// Says that the processor waits for another one.
+#[inline(always)]
+pub fn relax() {
+    core::hint::spin_loop();
+}
+
 /// Waits until the condition holds, for so many milliseconds at most; says whether it does.
 pub fn wait_until(ms: u64, mut condition: impl FnMut() -> bool) -> bool {
     let end = now() + ticks(ms * 1000);

@@ -138,6 +138,16 @@ pub fn handle(vector: u8, handler: Option<fn(&Frame)>) {
     HANDLERS[usize::from(vector)].store(address, Ordering::Release);
 }
 
+/// Lets the processor take interrupts.
+pub fn enable() {
+    x86_64::instructions::interrupts::enable();
+}
+
+/// Masks interrupts.
+pub fn disable() {
+    x86_64::instructions::interrupts::disable();
+}
+
 /// Has faults of instructions in the page at `page` go on at the address in R13 with the stack in R12, which whoever
 /// calls into the page has put there.
 pub fn guard_page(page: u64) {

@@ -21,6 +21,8 @@ const TRIES: u32 = 1 << 22;
 
 /// The port of a program's words.
 pub const CONSOLE: Serial = Serial(COM1);
+/// The port of its reports to the host.
+pub const REPORTS: Serial = Serial(COM2);
 
 /// A serial port by the first of its ports.
 #[derive(Clone, Copy, Debug)]

@@ -10,8 +10,8 @@ use crate::guarded::{load, store};
 use crate::hypercall::enable;
 use crate::paging::{self, ACCESSED, DIRTY, Page, RIGHTS, WINDOW};
 use crate::processors::{self, SECOND};
-use crate::random::Random;
 use crate::report::{Verdict, ensure};
+use baremetal::random::Random;
 
 const ROUNDS: u32 = 200;
 /// How long the page is there, at most, and how long nothing may change after it.

@@ -5,8 +5,8 @@ use tlfs::{CallCode, Control, HvResult, Status};
 use crate::guarded::Fault;
 use crate::hypercall::{call_fast, call_with};
 use crate::paging;
-use crate::random::Random;
 use crate::report::{Verdict, ensure};
+use baremetal::random::Random;
 
 /// The flag by which all processors are named, whatever else names some.
 const ALL_PROCESSORS: u64 = 1;
@@ -155,7 +155,7 @@ pub(super) fn fast_and_slow() -> Verdict {
             .with_rep_start(start as u16);
         let mut words = [0; FAST_WORDS];
         for word in &mut words {
-            *word = random.next() & random.next();
+            *word = random.word() & random.word();
         }
         // Nearly right, or nothing would come of it. No interrupt goes to anybody.
         words[0] = if is_interrupt { random.one_of([0x40, 0xf, 0x100, 0x1_0000_0040]) } else { words[0] };

@@ -14,8 +14,8 @@ use crate::hypercall::{
 };
 use crate::interrupts::VECTOR_SPURIOUS;
 use crate::paging::{PAGE, Page};
-use crate::random::Random;
 use crate::report::{self, Verdict, ensure};
+use baremetal::random::Random;
 
 /// What is offered.
 const PROFILE: Profile = Profile::FULL;
@@ -171,20 +171,20 @@ impl Attempt {
 
 /// No sense at all, but that half of the codes are small.
 fn random(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
-    let mut word = random.next();
+    let mut word = random.word();
     if random.one_in(2) {
         word &= !0xffe0;
     }
     for word in &mut words[..8] {
-        *word = random.next();
+        *word = random.word();
     }
     Attempt {
-        control: Control::from_bits(word & random.next()),
-        input: random.next() >> random.below(64),
-        output: random.next() >> random.below(64),
+        control: Control::from_bits(word & random.word()),
+        input: random.word() >> random.below(64),
+        output: random.word() >> random.below(64),
         first: random.below(PAGE / 8) as usize,
         words: 8,
-        xmm: core::array::from_fn(|_| random.next()),
+        xmm: core::array::from_fn(|_| random.word()),
     }
 }
 
@@ -203,15 +203,15 @@ fn structured(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
     let mut control = Control::new().with_call_code(code.0);
     let used = match code {
         CallCode::NOTIFY_LONG_SPIN_WAIT => {
-            words[0] = random.next();
+            words[0] = random.word();
             1
         }
         CallCode::SEND_SYNTHETIC_CLUSTER_IPI => {
-            words[..2].copy_from_slice(&[vector(random), random.next()]);
+            words[..2].copy_from_slice(&[vector(random), random.word()]);
             2
         }
         CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX => {
-            words[..4].copy_from_slice(&[vector(random), random.one_of([0, 1]), 1, random.next()]);
+            words[..4].copy_from_slice(&[vector(random), random.one_of([0, 1]), 1, random.word()]);
             control = control.with_variable_header_words(1);
             4
         }
@@ -250,17 +250,17 @@ fn flush(random: &mut Random, code: CallCode, control: &mut Control, words: &mut
     let extended =
         matches!(code, CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX | CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX);
     let list = matches!(code, CallCode::FLUSH_VIRTUAL_ADDRESS_LIST | CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX);
-    words[0] = random.next();
+    words[0] = random.word();
     words[1] = random.below(16);
     let mut used = 3;
     if extended {
         // A sparse set: contents of the banks that are there, one behind the other.
-        let banks = random.next() & random.next() & random.one_of([0, 1, 0xff, u64::MAX]);
+        let banks = random.word() & random.word() & random.one_of([0, 1, 0xff, u64::MAX]);
         words[2] = random.one_of([0, 0, 0, 1]);
         words[3] = banks;
         used = 4 + banks.count_ones() as usize;
         for word in &mut words[4..used] {
-            *word = random.next() & random.next();
+            *word = random.word() & random.word();
         }
         *control = control.with_variable_header_words(banks.count_ones() as u16);
     } else {
@@ -284,7 +284,7 @@ fn flush(random: &mut Random, code: CallCode, control: &mut Control, words: &mut
 fn range(random: &mut Random) -> u64 {
     const EDGES: [u64; 6] =
         [0, 0x7fff_ffff_f000, 0x8000_0000_0000, 0xffff_7fff_ffff_f000, 0xffff_8000_0000_0000, !0xfff];
-    let wild = random.next();
+    let wild = random.word();
     if random.one_in(2) {
         return wild;
     }
@@ -320,7 +320,7 @@ impl Attempt {
 
     /// Spoils one thing.
     fn spoil(&mut self, random: &mut Random, words: &mut [u64; WORDS_MAX]) {
-        let wild = random.next();
+        let wild = random.word();
         let control = self.control;
         match random.below(8) {
             0 => self.control = Control::from_bits(control.into_bits() ^ 1 << (wild % 64)),

@@ -9,9 +9,9 @@ use crate::guarded::rdmsr;
 use crate::hypercall::{call, enable, input_address, input_page};
 use crate::paging::{self, PAGE, Page, WINDOW};
 use crate::processors::{self, SECOND};
-use crate::random::Random;
 use crate::report::{Verdict, ensure};
 use crate::{apic, clock};
+use baremetal::random::Random;
 
 static ENDS: AtomicBool = AtomicBool::new(false);
 
@@ -29,8 +29,8 @@ fn change_input() {
         words[2].store(random.one_of([0, 1, 2, u64::MAX]), Ordering::Relaxed);
         // The banks that follow, or an element.
         words[3].store(random.one_of([0, 1, 3, 1 << 63]), Ordering::Relaxed);
-        words[4].store(random.next(), Ordering::Relaxed);
-        words[0].store(random.next(), Ordering::Relaxed);
+        words[4].store(random.word(), Ordering::Relaxed);
+        words[0].store(random.word(), Ordering::Relaxed);
     }
 }
 

@@ -11,9 +11,9 @@ use crate::guarded::Fault;
 use crate::hypercall::{call, enable};
 use crate::pci::{place_rom, word};
 use crate::processors::{self, PROCESSORS};
-use crate::random::Random;
 use crate::report::{Verdict, ensure};
 use crate::{apic, clock};
+use baremetal::random::Random;
 
 /// Changes that each test makes, unless `count=` says more.
 static CHANGES: AtomicU64 = AtomicU64::new(500);

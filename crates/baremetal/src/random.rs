@@ -1,0 +1,58 @@
+//! Random numbers that are the same in every run.
+
+/// xorshift64*: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled".
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Numbers that follow from `seed`, which is not 0: that would bring forth nothing else.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any word.
+    pub fn word(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.word() % end
+    }
+
+    /// Whether it is the one of `n`.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    /// One of the values.
+    pub fn one_of<const N: usize>(&mut self, values: [u64; N]) -> u64 {
+        values[self.below(N as u64) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_brings_forth_the_same_numbers_and_another_one_others() {
+        let numbers = |seed| {
+            let mut random = Random::new(seed);
+            [0; 8].map(|_| random.word())
+        };
+        assert_eq!(numbers(1), numbers(1));
+        assert_ne!(numbers(1), numbers(2));
+        assert_eq!(numbers(1)[0], 0x47e4_ce4b_896c_dd1d, "as the algorithm has it");
+    }
+
+    #[test]
+    fn numbers_stay_below_their_end() {
+        let mut random = Random::new(1);
+        assert!((1..100).all(|end| random.below(end) < end));
+        assert!(random.one_in(1) && [3, 4].contains(&random.one_of([3, 4])));
+    }
+}

@@ -1,0 +1,21 @@
+//! Passes the target's linker script to the linker for the bare-metal image, and for nothing else.
+
+fn main() {
+    let variable = |name| std::env::var(name).unwrap_or_default();
+    let script = match variable("CARGO_CFG_TARGET_ARCH").as_str() {
+        "aarch64" => "image-aarch64.ld",
+        _ => "image.ld",
+    };
+    println!("cargo::rerun-if-changed=../../crates/baremetal/{script}");
+    if variable("CARGO_CFG_TARGET_OS") != "none" {
+        return;
+    }
+    let root = variable("CARGO_MANIFEST_DIR");
+    println!("cargo::rustc-link-arg-bins=-T{root}/../../crates/baremetal/{script}");
+    if script == "image-aarch64.ld" {
+        // Position-independent: the entry relocates the image.
+        for argument in ["-pie", "-znotext", "--no-dynamic-linker", "--apply-dynamic-relocs"] {
+            println!("cargo::rustc-link-arg-bins={argument}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Where the guest begins.
+
+use core::panic::PanicInfo;
+
+use baremetal::arch::info::BootInfo;
+use baremetal::arch::serial::CONSOLE;
+use hostile::orders::Orders;
+use spin::Once;
+
+use crate::{machine, report, tests};
+
+/// What the loader said; the test keeps its name from it.
+static INFO: Once<BootInfo> = Once::new();
+
+baremetal::entry!(main);
+
+/// Where the first processor begins.
+fn main(info: BootInfo) -> ! {
+    CONSOLE.set_up();
+    let info = INFO.call_once(|| info);
+    let line = info.command_line.as_str();
+    match Orders::parse(line) {
+        Ok(orders) => {
+            report::say(format_args!(
+                "test={} seed={:#x} count={:?}",
+                orders.test, orders.seed, orders.count
+            ));
+            machine::prepare(info);
+            tests::run(&orders);
+        }
+        Err(why) => report::end("", &Err(report::failure(format_args!("'{line}': {why}")))),
+    }
+    machine::off()
+}
+
+#[panic_handler]
+fn on_panic(info: &PanicInfo<'_>) -> ! {
+    report::abort(format_args!("{info}"))
+}

@@ -1,0 +1,8 @@
+//! The parts of the guest that need no machine.
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod orders;

@@ -1,0 +1,45 @@
+//! Arm64.
+
+use core::arch::asm;
+
+use baremetal::aarch64::guarded::{Cause, Fault};
+use baremetal::aarch64::info::BootInfo;
+use baremetal::aarch64::{gic, processors};
+use baremetal::guarded;
+
+pub(crate) use baremetal::aarch64::interrupts::number;
+pub(crate) use baremetal::aarch64::power::off;
+
+/// Exception class of what has no class of its own: undefined instructions.
+const CLASS_UNKNOWN: u8 = 0;
+
+/// Finds the processors and lets the first one take interrupts. Returns how many processors there are.
+pub(super) fn prepare(info: &BootInfo) -> usize {
+    if let Err(why) = gic::enable_distributor().and_then(|()| gic::enable()) {
+        panic!("{why}");
+    }
+    let own = gic::affinity();
+    processors::set_affinity(0, own);
+    let others = info.processors.iter().filter(|affinity| **affinity != own);
+    let mut count = 1;
+    for affinity in others.take(processors::MAX_PROCESSORS - 1) {
+        processors::set_affinity(count, *affinity);
+        count += 1;
+    }
+    count
+}
+
+/// Executes an undefined instruction; says whether that is what the processor finds.
+pub(crate) fn undefined() -> bool {
+    let (fault, address): (u64, u64);
+    // SAFETY: the instruction does nothing but to fault, which is guarded.
+    unsafe {
+        asm!(guarded!("udf #0"), inout("x16") 0u64 => fault, inout("x17") 0u64 => address);
+    }
+    Fault::check(fault, address).is_err_and(|fault| fault.cause() == Cause::Class(CLASS_UNKNOWN))
+}
+
+/// Sends an interrupt to every processor but the first.
+pub(crate) fn wake_all() {
+    (1..super::count()).for_each(processors::wake);
+}

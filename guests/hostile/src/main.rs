@@ -1,0 +1,25 @@
+//! A bare guest that tries everything, for both architectures.
+//!
+//! The kernel command line says what, in words: `test=NAME` with a name from the tables in [`tests`](mod@tests); `seed=N`, which all
+//! that is random follows from; `count=N`, how much of it each processor does; `rest`, to wait for a byte from the serial port
+//! before the last checks. What came of it goes to the report channel in lines of JSON (`{"test":NAME,"result":"pass"}`, or
+//! `"fail"` with `"why"`), and in words to the console; then the machine is switched off.
+#![cfg_attr(target_os = "none", no_std, no_main)]
+
+#[cfg(target_os = "none")]
+mod guest;
+#[cfg(target_os = "none")]
+mod machine;
+#[cfg(target_os = "none")]
+mod report;
+#[cfg(target_os = "none")]
+mod tests;
+
+/// There is nothing to do on an operating system.
+#[cfg(not(target_os = "none"))]
+fn main() {
+    eprintln!(
+        "quell-hostile is a program for bare machines; build it for aarch64-unknown-none-softfloat or x86_64-unknown-none"
+    );
+    std::process::exit(2);
+}

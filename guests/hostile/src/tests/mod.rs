@@ -1,0 +1,49 @@
+//! The tests, by name.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+mod alive;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+use hostile::orders::Orders;
+
+use crate::machine;
+use crate::report::{self, Verdict, failure};
+
+#[cfg(target_arch = "aarch64")]
+use aarch64::OWN;
+#[cfg(target_arch = "x86_64")]
+use x86_64::OWN;
+
+/// A test. All processors run and have nothing to do when it begins; interrupts are masked.
+pub(crate) struct Test {
+    name: &'static str,
+    /// Processors that it needs.
+    processors: usize,
+    run: fn(&Orders<'_>) -> Verdict,
+}
+
+/// An entry of a table.
+pub(crate) const fn test(name: &'static str, processors: usize, run: fn(&Orders<'_>) -> Verdict) -> Test {
+    Test { name, processors, run }
+}
+
+/// The tests that both architectures have.
+const COMMON: &[Test] = &[test("alive", 1, alive::alive)];
+
+/// Runs the test that the orders name, and reports what comes of it.
+pub(crate) fn run(orders: &Orders<'_>) {
+    let Some(test) = COMMON.iter().chain(OWN).find(|test| test.name == orders.test) else {
+        return report::end(orders.test, &Err(failure(format_args!("there is no such test"))));
+    };
+    report::begin(test.name);
+    report::event("begin");
+    let verdict = match machine::count() {
+        count if count < test.processors => {
+            Err(failure(format_args!("{} processors are too few: it takes {}", count, test.processors)))
+        }
+        _ => (test.run)(orders),
+    };
+    report::end(test.name, &verdict);
+}
