@@ -9,6 +9,7 @@ extern crate alloc;
 
 #[cfg(target_os = "none")]
 pub mod arch;
+pub mod arm64;
 pub mod devices;
 pub mod emulator;
 pub mod hyperv;

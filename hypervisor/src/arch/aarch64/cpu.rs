@@ -16,8 +16,10 @@ use crate::vm::{PerCpu, machine};
 pub(crate) struct CpuData {
     /// Registers of its GIC redistributor.
     pub(crate) redistributor: Cell<u64>,
-    /// The guest's virtual timer has interrupted, and the vCPU on this CPU does not know yet.
-    pub(crate) virtual_timer_fired: Cell<bool>,
+    /// The guest's timers that have interrupted while the vCPU on this CPU does not know yet: a bit for each INTID.
+    pub(crate) timers_fired: Cell<u32>,
+    /// The virtual CPU interface has asked for maintenance.
+    pub(crate) maintenance_fired: Cell<bool>,
     /// The VMID in VTTBR_EL2; 0 before the first.
     pub(crate) vmid: Cell<u16>,
 }
@@ -25,7 +27,12 @@ pub(crate) struct CpuData {
 impl CpuData {
     /// Of a CPU that has not started.
     pub(crate) const fn new() -> Self {
-        Self { redistributor: Cell::new(0), virtual_timer_fired: Cell::new(false), vmid: Cell::new(0) }
+        Self {
+            redistributor: Cell::new(0),
+            timers_fired: Cell::new(0),
+            maintenance_fired: Cell::new(false),
+            vmid: Cell::new(0),
+        }
     }
 }
 

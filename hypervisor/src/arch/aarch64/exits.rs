@@ -8,6 +8,7 @@ use super::entry::vector;
 use super::inject;
 use super::sysreg::read;
 use super::vcpu::Activity;
+use crate::arm64::step;
 use crate::devices::psci::{self, Call, Status};
 use crate::vm::{Context, Next};
 
@@ -26,8 +27,6 @@ mod class {
     pub(super) const SVE: u64 = 0x19;
 }
 
-/// The instruction has 32 bits, not 16.
-const LONG: u64 = 1 << 25;
 /// Of a trapped WFI or WFE: which. 0 is WFI, 1 WFE; the forms with a timeout are not shown to guests.
 const WAIT_FOR_EVENT: u64 = 1;
 
@@ -87,20 +86,26 @@ impl Context<'_> {
             other => log::debug!("vCPU {}: exception class {other:#x} is not emulated", self.vcpu.index),
         }
         self.count(Counter::ExitOther);
-        inject::undefined(&mut self.state.registers);
+        if step::condition_holds(self.state.registers.pstate, syndrome) {
+            inject::undefined(&mut self.state.registers);
+        } else {
+            self.skip(syndrome);
+        }
         Next::Resume
     }
 
     /// Goes on behind the instruction.
     pub(crate) fn skip(&mut self, syndrome: u64) {
         let registers = &mut self.state.registers;
-        registers.pc = registers.pc.wrapping_add(if syndrome & LONG != 0 { 4 } else { 2 });
-        // A single step is over (SPSR.SS), and so is a branch's landing (SPSR.BTYPE).
-        registers.pstate &= !(1 << 21 | 3 << 10);
+        (registers.pc, registers.pstate) = step::behind(registers.pc, registers.pstate, syndrome);
     }
 
     fn on_wait(&mut self, syndrome: u64) -> Next {
+        let happens = step::condition_holds(self.state.registers.pstate, syndrome);
         self.skip(syndrome);
+        if !happens {
+            return Next::Resume;
+        }
         if syndrome & WAIT_FOR_EVENT != 0 {
             self.count(Counter::ExitPause);
             return Next::Yield;

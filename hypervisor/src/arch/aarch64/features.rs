@@ -210,8 +210,8 @@ fn enable_el2() {
         write!("cptr_el2", FEATURE_TRAPS);
         write!("mdcr_el2", DEBUG_TRAPS | counters);
         write!("hstr_el2", 0);
-        // The guest reads the physical counter, and has no physical timer.
-        write!("cnthctl_el2", 1);
+        // The guest has the physical counter and EL1's physical timer.
+        write!("cnthctl_el2", 3);
         write!("vpidr_el2", read!("midr_el1"));
     }
     isb();

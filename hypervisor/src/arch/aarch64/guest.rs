@@ -18,7 +18,7 @@ use super::flush::Tlb;
 use super::state::{self, VcpuState};
 use super::sysreg::read;
 use super::vcpu::Inbox;
-use super::{clock, cost, cpu, stage2};
+use super::{cost, cpu, stage2};
 use crate::devices::gic::{Distributor, INTIDS_DEFAULT};
 use crate::devices::pl011::Pl011;
 use crate::devices::psci::Start;
@@ -110,7 +110,6 @@ pub(crate) struct Shared {
     pub(crate) vmid_churn: u32,
     setup: Setup,
     root: u64,
-    counter_offset: u64,
     configuration: u64,
     local_maintenance: LocalMaintenance,
     vcpus: u32,
@@ -131,7 +130,6 @@ impl Shared {
             vmid_churn: config.switches.vmid_churn,
             setup: setup(config.switches.stage2_unmap),
             root: space.root().0,
-            counter_offset: clock::now(),
             configuration: state::configuration(broadcasts),
             local_maintenance: if broadcasts { LocalMaintenance::Broadcast } else { LocalMaintenance::Local },
             vcpus: config.vcpus,
@@ -160,7 +158,7 @@ impl Shared {
 
     /// The state of a vCPU after power-on.
     pub(crate) fn new_vcpu(&self, index: VcpuIndex) -> VcpuState {
-        VcpuState::new(index, self.vcpus, self.counter_offset, self.configuration)
+        VcpuState::new(index, self.vcpus, self.configuration)
     }
 
     /// Puts kernel, device tree and initial RAM disk into memory, which is zeroed; `boot` begins at the entry.

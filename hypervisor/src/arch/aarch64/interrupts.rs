@@ -6,6 +6,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::{clock, console, cpu, gic};
+use crate::devices::virt_map::{PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
 use crate::vm::console::GUEST;
 use crate::vm::{PerCpu, panic, run};
 
@@ -18,10 +19,13 @@ pub(crate) const MAINTENANCE: u32 = 25;
 /// EL2's physical timer.
 pub(crate) const TIMER: u32 = 26;
 /// The virtual timer, which is the guest's.
-pub(crate) const VIRTUAL_TIMER: u32 = 27;
+pub(crate) const VIRTUAL_TIMER: u32 = VIRTUAL_TIMER_INTID as u32;
+/// EL1's physical timer, which is the guest's as well.
+pub(crate) const PHYSICAL_TIMER: u32 = PHYSICAL_TIMER_INTID as u32;
 
 /// The private interrupts that are used.
-pub(crate) const PRIVATE: u32 = 1 << KICK | 1 << STOP | 1 << MAINTENANCE | 1 << TIMER | 1 << VIRTUAL_TIMER;
+pub(crate) const PRIVATE: u32 =
+    1 << KICK | 1 << STOP | 1 << MAINTENANCE | 1 << TIMER | 1 << VIRTUAL_TIMER | 1 << PHYSICAL_TIMER;
 
 /// The console's and the control channel's interrupt; 0 if there is none.
 static CONSOLE: AtomicU32 = AtomicU32::new(0);
@@ -59,9 +63,12 @@ fn handle(intid: u32) {
             run::request_attention();
         }
         // It stays active, and so quiet, until the guest has handled it.
-        VIRTUAL_TIMER => return PerCpu::current().arch.virtual_timer_fired.set(true),
+        VIRTUAL_TIMER | PHYSICAL_TIMER => {
+            let fired = &PerCpu::current().arch.timers_fired;
+            return fired.set(fired.get() | 1 << intid);
+        }
         // Its condition has gone with the exit: the list registers are empty.
-        MAINTENANCE => {}
+        MAINTENANCE => PerCpu::current().arch.maintenance_fired.set(true),
         _ if intid == CONSOLE.load(Ordering::Relaxed) => run::on_serial_interrupt(),
         _ if intid == CONTROL.load(Ordering::Relaxed) => {
             console::pause_control();

@@ -19,7 +19,7 @@
 //! | `flush` | TLB instructions, and how changes of guest memory reach all processors |
 //! | `vcpu`, `state` | what a CPU needs to run a vCPU; a vCPU's private state |
 //! | `system`, `float`, `vgic` | its registers: EL1's, vectors, the virtual CPU interface |
-//! | `exits`, `abort`, `registers`, `devices`, `identity`, `inject` | what exits mean |
+//! | `exits`, `abort`, `registers`, `devices`, `inject` | what exits mean |
 
 mod abort;
 mod boot;
@@ -37,7 +37,6 @@ mod float;
 pub(crate) mod flush;
 mod gic;
 pub(crate) mod guest;
-mod identity;
 mod inject;
 mod interrupts;
 mod pci;

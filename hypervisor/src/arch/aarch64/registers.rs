@@ -2,9 +2,9 @@
 
 use hostlink::counters::Counter;
 
-use super::identity;
 use super::sysreg::read;
 use super::{inject, vgic};
+use crate::arm64::identity;
 use crate::devices::gic::{self, Sgi, SgiGroup};
 use crate::vm::{Context, Next, increase};
 

@@ -10,12 +10,11 @@ use super::entry::Registers;
 use super::features::hcr;
 use super::float::FloatState;
 use super::sysreg::{isb, read, write};
-use super::system::SystemRegisters;
+use super::system::{SystemRegisters, Timer};
 use super::vcpu::Inbox;
 use super::{features, vgic};
 use crate::devices::gic::{self, Private, View};
 use crate::devices::psci::Start;
-use crate::devices::virt_map::VIRTUAL_TIMER_INTID;
 use crate::sched::VcpuIndex;
 
 /// Processor state at the start of a vCPU: EL1 with its own stack pointer, everything masked (PSCI, section 6.4.3).
@@ -48,8 +47,6 @@ pub(crate) struct VcpuState {
     pub(crate) configuration: u64,
     /// The vector by which it left the guest.
     pub(crate) exit: u64,
-    /// What the guest's counter is behind the machine's.
-    pub(crate) counter_offset: u64,
     system: SystemRegisters,
     float: Box<FloatState>,
     interface: vgic::Interface,
@@ -61,7 +58,7 @@ pub(crate) struct VcpuState {
 
 impl VcpuState {
     /// A vCPU after power-on: off.
-    pub(crate) fn new(index: VcpuIndex, count: u32, counter_offset: u64, configuration: u64) -> Self {
+    pub(crate) fn new(index: VcpuIndex, count: u32, configuration: u64) -> Self {
         Self {
             registers: Registers::default(),
             gic: Private::new(index as u8, count as u8),
@@ -70,7 +67,6 @@ impl VcpuState {
             mmio: MmioCache::new(),
             configuration,
             exit: 0,
-            counter_offset,
             system: SystemRegisters::reset(),
             float: Box::default(),
             interface: vgic::Interface::reset(),
@@ -85,7 +81,7 @@ impl VcpuState {
         inbox.power.reset();
         let (index, count) = self.place;
         let home = self.home;
-        *self = Self { home, ..Self::new(index, count, self.counter_offset, self.configuration) };
+        *self = Self { home, ..Self::new(index, count, self.configuration) };
     }
 
     /// It was told to start, as from power-on but for what its redistributor was set up for. Its registers are loaded, or
@@ -114,7 +110,6 @@ impl VcpuState {
         // SAFETY: the guest's own registers, and the controls that differ between vCPUs. EL2 uses none of them.
         unsafe {
             write!("vmpidr_el2", gic::mpidr(self.place.0 as u8));
-            write!("cntvoff_el2", self.counter_offset);
             write!("hcr_el2", self.configuration);
         }
         self.interface.load();
@@ -176,15 +171,31 @@ impl VcpuState {
     /// its timer interrupts by itself.
     #[inline]
     pub(crate) fn next_deadline(&self, _now: u64) -> u64 {
-        const ENABLED: u64 = 1;
-        const MASKED: u64 = 2;
-        if self.activity != Activity::Halted || self.gic.is_linked(VIRTUAL_TIMER_INTID) {
+        if self.activity != Activity::Halted {
             return u64::MAX;
         }
-        if read!("cntv_ctl_el0") & (ENABLED | MASKED) != ENABLED {
-            return u64::MAX;
+        let due = |timer: Timer| if self.gic.is_linked(timer.intid()) { u64::MAX } else { timer.deadline() };
+        due(Timer::Virtual).min(due(Timer::Physical))
+    }
+
+    /// Takes back what a timer had asserted and the guest has not acknowledged, if the timer does not assert it any more:
+    /// the guest has stopped it, or set it to later.
+    #[inline]
+    pub(crate) fn withdraw_timers(&mut self) {
+        if self.gic.linked_waiting() != 0 {
+            self.withdraw_quiet();
         }
-        read!("cntv_cval_el0").saturating_add(self.counter_offset)
+    }
+
+    #[inline(never)]
+    fn withdraw_quiet(&mut self) {
+        let waiting = self.gic.linked_waiting();
+        for timer in [Timer::Virtual, Timer::Physical] {
+            if waiting >> timer.intid() & 1 != 0 && !timer.is_due() {
+                let gic::Deactivate(intids) = self.gic.withdraw(timer.intid());
+                vgic::deactivate(intids);
+            }
+        }
     }
 
     /// Registers for the log when the guest cannot go on.

@@ -4,6 +4,7 @@
 
 use super::features::Features;
 use super::sysreg::{isb, read, write};
+use crate::devices::virt_map::{PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
 
 /// Declares the registers, with what they are after reset.
 macro_rules! registers {
@@ -80,28 +81,108 @@ pub(crate) struct SystemRegisters {
     common: Common,
     keys: Keys,
     tcr: u64,
-    timer_control: u64,
-    timer_value: u64,
+    timers: Timers,
+}
+
+/// One of the guest's timers, which are the processor's own. Both count from the same zero as the machine's counter
+/// (CNTVOFF_EL2 is 0), so that a compare value is a time of the machine's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Timer {
+    /// CNTV.
+    Virtual,
+    /// CNTP.
+    Physical,
+}
+
+impl Timer {
+    const ENABLED: u64 = 1;
+    const MASKED: u64 = 2;
+    const DUE: u64 = 4;
+
+    /// Its private interrupt, the guest's as well as the machine's.
+    pub(crate) const fn intid(self) -> u8 {
+        match self {
+            Self::Virtual => VIRTUAL_TIMER_INTID,
+            Self::Physical => PHYSICAL_TIMER_INTID,
+        }
+    }
+
+    fn control(self) -> u64 {
+        match self {
+            Self::Virtual => read!("cntv_ctl_el0"),
+            Self::Physical => read!("cntp_ctl_el0"),
+        }
+    }
+
+    /// When it interrupts, as a count of the machine's; `u64::MAX` for never.
+    pub(crate) fn deadline(self) -> u64 {
+        if self.control() & (Self::ENABLED | Self::MASKED) != Self::ENABLED {
+            return u64::MAX;
+        }
+        match self {
+            Self::Virtual => read!("cntv_cval_el0"),
+            Self::Physical => read!("cntp_cval_el0"),
+        }
+    }
+
+    /// Whether it asserts its interrupt.
+    pub(crate) fn is_due(self) -> bool {
+        let all = Self::ENABLED | Self::MASKED | Self::DUE;
+        self.control() & all == Self::ENABLED | Self::DUE
+    }
+}
+
+/// Both timers when the vCPU is off the CPU.
+#[derive(Clone, Debug, Default)]
+struct Timers {
+    virtual_control: u64,
+    virtual_value: u64,
+    physical_control: u64,
+    physical_value: u64,
+}
+
+impl Timers {
+    /// They are off afterwards.
+    #[inline(always)]
+    fn save(&mut self) {
+        self.virtual_control = read!("cntv_ctl_el0");
+        self.virtual_value = read!("cntv_cval_el0");
+        self.physical_control = read!("cntp_ctl_el0");
+        self.physical_value = read!("cntp_cval_el0");
+        // SAFETY: the guest's timers, whose state is saved.
+        unsafe {
+            write!("cntv_ctl_el0", 0);
+            write!("cntp_ctl_el0", 0);
+        }
+    }
+
+    #[inline(always)]
+    fn load(&self) {
+        // SAFETY: the guest's timers.
+        unsafe {
+            write!("cntv_cval_el0", self.virtual_value);
+            write!("cntv_ctl_el0", self.virtual_control);
+            write!("cntp_cval_el0", self.physical_value);
+            write!("cntp_ctl_el0", self.physical_control);
+        }
+    }
 }
 
 impl SystemRegisters {
     /// After power-on.
     pub(crate) fn reset() -> Self {
         let common = Common { actlr: read!("actlr_el1"), ..Common::RESET };
-        Self { common, keys: Keys::RESET, tcr: 0, timer_control: 0, timer_value: 0 }
+        Self { common, keys: Keys::RESET, tcr: 0, timers: Timers::default() }
     }
 
-    /// From the processor into memory. The timer is off then.
+    /// From the processor into memory. The timers are off then.
     pub(crate) fn save(&mut self) {
         self.common.save();
         self.tcr = read!("tcr_el1");
         if Features::get().contains(Features::POINTER_KEYS) {
             self.keys.save();
         }
-        self.timer_control = read!("cntv_ctl_el0");
-        self.timer_value = read!("cntv_cval_el0");
-        // SAFETY: the guest's timer, whose state is saved.
-        unsafe { write!("cntv_ctl_el0", 0) };
+        self.timers.save();
         isb();
     }
 
@@ -114,10 +195,9 @@ impl SystemRegisters {
         if Features::get().contains(Features::POINTER_KEYS) {
             self.keys.load();
         }
-        // SAFETY: the guest's timer and translation control.
+        self.timers.load();
+        // SAFETY: the guest's translation control.
         unsafe {
-            write!("cntv_cval_el0", self.timer_value);
-            write!("cntv_ctl_el0", self.timer_control);
             isb();
             write!("tcr_el1", self.tcr);
         }

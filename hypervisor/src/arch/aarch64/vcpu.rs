@@ -10,7 +10,6 @@ use super::flush::{self, Tlb};
 use super::{interrupts, vgic};
 use crate::devices::gic::{self, Deactivate, Effect, Maintenance, View};
 use crate::devices::psci::Power;
-use crate::devices::virt_map::VIRTUAL_TIMER_INTID;
 use crate::sched::Turn;
 use crate::vm::{Context, Machine, PerCpu};
 
@@ -154,7 +153,8 @@ impl Context<'_> {
         self.take_lists_back();
         if exit == vector::IRQ {
             interrupts::take_all();
-            self.take_virtual_timer();
+            self.take_timers();
+            self.note_maintenance();
         }
         true
     }
@@ -179,14 +179,26 @@ impl Context<'_> {
         if intids != 0 {
             vgic::deactivate(intids);
         }
+        self.state.withdraw_timers();
     }
 
-    /// If the virtual timer has interrupted, it is the vCPU's on this CPU.
+    /// Timers that have interrupted are those of the vCPU on this CPU.
     #[inline]
-    fn take_virtual_timer(&mut self) {
-        if self.cpu.arch.virtual_timer_fired.replace(false) {
-            self.state.gic.forward(VIRTUAL_TIMER_INTID);
+    fn take_timers(&mut self) {
+        let mut fired = self.cpu.arch.timers_fired.replace(0);
+        while fired != 0 {
+            self.state.gic.forward(fired.trailing_zeros() as u8);
             self.count(Counter::IrqTimer);
+            fired &= fired - 1;
+        }
+    }
+
+    /// Has it noted that a maintenance interrupt came: it asks for no more of them if nothing comes of it.
+    #[inline]
+    fn note_maintenance(&mut self) {
+        if self.cpu.arch.maintenance_fired.replace(false) {
+            let view = View::new(vgic::interface_setup(), 0xff);
+            self.state.gic.note_maintenance(&view);
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod lists;
 mod own_registers;
+mod progress;
 
 use super::distributor::Claimed;
 use super::registers::Setup;
@@ -61,6 +62,9 @@ pub struct Private {
     /// What is in the list registers while the guest runs.
     loaded: [ListRegister; LIST_MAX],
     loaded_count: usize,
+    /// List registers that came back changed, and what was outside of them and ended; it wraps around.
+    changes: u32,
+    progress: progress::Progress,
 }
 
 const PRIVATE: Bits = Bits::from_word(0, u32::MAX);
@@ -84,6 +88,8 @@ impl Private {
             unsettled: Bits::EMPTY,
             loaded: [ListRegister::new(); LIST_MAX],
             loaded_count: 0,
+            changes: 0,
+            progress: progress::Progress::new(),
         }
     }
 
@@ -180,6 +186,14 @@ impl Private {
     pub fn leave(&mut self) -> Deactivate {
         let linked = self.linked;
         self.unlink(linked)
+    }
+
+    /// PPIs that are linked and that the guest has not acknowledged, a bit for each. Whoever asserts them may have become
+    /// quiet meanwhile: then [`withdraw`](Self::withdraw) is due.
+    #[must_use]
+    #[inline]
+    pub const fn linked_waiting(&self) -> u32 {
+        self.linked.word(0) & !self.active.word(0)
     }
 
     /// The physical interrupt's condition has gone before the guest acknowledged it, for instance because it

@@ -8,6 +8,7 @@
 //! A level-sensitive interrupt is never pending and active at once in a register: its line is looked at again when
 //! the guest deactivates it, for which it asks for a maintenance interrupt.
 
+use super::progress::Standing;
 use super::{Bits, Deactivate, LIST_MAX, ListRegister, Private, View};
 use crate::devices::gic::{Groups, ListRegisters, Maintenance};
 
@@ -45,7 +46,22 @@ impl Private {
         for (index, register) in self.loaded[..self.loaded_count].iter().enumerate() {
             registers.write(index, register.into_bits());
         }
-        self.maintenance(left_active, left_waiting, view)
+        let maintenance = self.maintenance(left_active, left_waiting, view);
+        if maintenance.is_empty() {
+            maintenance
+        } else {
+            self.progress.bounded(maintenance, &self.standing(view))
+        }
+    }
+
+    /// A maintenance interrupt ended this stay in the guest. To be told after [`sync`](Self::sync).
+    pub fn note_maintenance(&mut self, view: &View) {
+        let standing = self.standing(view);
+        self.progress.note(standing);
+    }
+
+    fn standing(&self, view: &View) -> Standing {
+        Standing { view: *view, changes: self.changes, wanted: self.wanted(), active: self.active }
     }
 
     fn load(&mut self, intid: u8, is_crowded: bool) {
@@ -111,12 +127,14 @@ impl Private {
             let intid = before.intid() as u8;
             outside.remove(intid);
             if (before.pending(), before.active()) != (after.pending(), after.active()) {
+                self.changes = self.changes.wrapping_add(1);
                 deactivate |= self.changed(intid, before, after).0;
             }
         }
         for _ in 0..eoi_count.min(32) {
             let Some(intid) = self.highest(outside) else { break };
             outside.remove(intid);
+            self.changes = self.changes.wrapping_add(1);
             deactivate |= self.deactivate_one(intid).0;
         }
         Deactivate(deactivate)
@@ -141,7 +159,9 @@ impl Private {
 }
 
 /// Interrupts of these groups wait outside the registers: they come in when the guest opens their group, or closes the
-/// other one, whose interrupts may be in all registers.
+/// other one, whose interrupts may be in all registers. The latter matters while both are open only: what waits for its
+/// own group comes in when that opens. And some emulators (QEMU) look at group 1's switch to see whether group 0 has been
+/// closed: with group 1 closed the request would be met at once, for ever.
 fn group_changes(group0: bool, group1: bool, open: Groups) -> Maintenance {
     let is_open = |group: u8| open.bits() >> group & 1 != 0;
     let mut changes = Maintenance::empty();
@@ -151,10 +171,10 @@ fn group_changes(group0: bool, group1: bool, open: Groups) -> Maintenance {
     if group1 && !is_open(1) {
         changes = changes.union(Maintenance::GROUP1_ENABLED);
     }
-    if group1 && is_open(0) {
+    if open == Groups::BOTH && group1 {
         changes = changes.union(Maintenance::GROUP0_DISABLED);
     }
-    if group0 && is_open(1) {
+    if open == Groups::BOTH && group0 {
         changes = changes.union(Maintenance::GROUP1_DISABLED);
     }
     changes

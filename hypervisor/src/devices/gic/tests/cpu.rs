@@ -17,6 +17,10 @@ pub(super) struct Cpu {
     pub(super) physical: u32,
     /// Accesses to list registers.
     pub(super) accesses: usize,
+    /// As in QEMU: whether group 0 has been closed is told by the switch of group 1.
+    pub(super) confuses_groups: bool,
+    /// Any maintenance that is asked for is due at once.
+    pub(super) always_due: bool,
 }
 
 impl ListRegisters for Cpu {
@@ -58,6 +62,8 @@ impl Cpu {
             maintenance: Maintenance::empty(),
             physical: 0,
             accesses: 0,
+            confuses_groups: false,
+            always_due: false,
         }
     }
 
@@ -131,12 +137,15 @@ impl Cpu {
         let has = |bit| self.maintenance.contains(bit);
         let lists = || (0..self.list_count).map(|index| self.list(index));
         let ended = |list: ListRegister| list.eoi() && !list.pending() && !list.active();
+        let interrupts = self.maintenance.difference(Maintenance::TRAP_DEACTIVATION);
+        let group0_switch = if self.confuses_groups { 2 } else { 1 };
         lists().any(ended)
+            || self.always_due && !interrupts.is_empty()
             || has(Maintenance::NOT_PRESENT) && self.eoi_count != 0
             || has(Maintenance::NO_PENDING) && !lists().any(|list| list.pending() && !list.active())
             || has(Maintenance::GROUP0_ENABLED) && self.groups & 1 != 0
             || has(Maintenance::GROUP1_ENABLED) && self.groups & 2 != 0
-            || has(Maintenance::GROUP0_DISABLED) && self.groups & 1 == 0
+            || has(Maintenance::GROUP0_DISABLED) && self.groups & group0_switch == 0
             || has(Maintenance::GROUP1_DISABLED) && self.groups & 2 == 0
     }
 }

@@ -166,7 +166,7 @@ fn a_group_that_the_guest_has_closed_keeps_nothing_out() {
     assert_eq!(lists(&system)[0].intid(), 1);
     send(&mut system, 5);
     assert_eq!(lists(&system)[0].intid(), 5, "of lower priority, but the guest takes it");
-    let expected = Maintenance::NO_PENDING | Maintenance::GROUP0_ENABLED | Maintenance::GROUP1_DISABLED;
+    let expected = Maintenance::NO_PENDING | Maintenance::GROUP0_ENABLED;
     assert_eq!(system.vcpus[0].cpu.maintenance, expected);
     system.vcpus[0].cpu.groups = 3;
     system.settle();
@@ -235,4 +235,75 @@ fn a_deactivation_that_means_nothing_does_nothing() {
         assert_eq!(vcpu.private.deactivate(value, &view).0, 0, "{value}");
     }
     assert_eq!(format!("{:?}", vcpu.private), before);
+}
+
+/// Group 0 is open, group 1 is closed, and ten interrupts of it wait for four registers.
+fn group1_waits_for_a_closed_switch(confuses_groups: bool) -> System {
+    let mut system = system(4);
+    system.write(0, 4, 3);
+    system.vcpus[0].cpu.confuses_groups = confuses_groups;
+    system.vcpus[0].cpu.groups = 1;
+    for intid in 40..50 {
+        system.write_bit(0, 0x200, intid);
+    }
+    system.settle();
+    system
+}
+
+#[test]
+fn u4_a_closed_group_asks_for_no_maintenance_of_the_other_ones_switch() {
+    for confuses_groups in [false, true] {
+        let mut system = group1_waits_for_a_closed_switch(confuses_groups);
+        let expected = Maintenance::NO_PENDING | Maintenance::GROUP1_ENABLED;
+        assert_eq!(system.vcpus[0].cpu.maintenance, expected);
+        // Nothing is lost: group 0 closes without an exit, and group 1 opens.
+        system.vcpus[0].cpu.groups = 2;
+        system.settle();
+        for _ in 0..10 {
+            let intid = system.vcpus[0].cpu.acknowledge().expect("all ten come");
+            system.vcpus[0].cpu.end(intid);
+            system.settle();
+        }
+        assert_eq!(system.vcpus[0].cpu.acknowledge(), None);
+    }
+}
+
+#[test]
+fn u4_maintenance_of_which_nothing_comes_is_bounded() {
+    let mut system = group1_waits_for_a_closed_switch(false);
+    system.vcpus[0].cpu.always_due = true;
+    let mut exits = 0;
+    while system.vcpus[0].cpu.is_maintenance_due() {
+        system.exit(0);
+        system.enter(0);
+        exits += 1;
+        assert!(exits < 20, "without end");
+    }
+    assert!(exits >= 8, "{exits}");
+    // Anything that changes is looked at as before.
+    system.vcpus[0].cpu.always_due = false;
+    system.set_priority(0, 41, 0x20);
+    system.exit(0);
+    system.vcpus[0].cpu.groups = 3;
+    system.enter(0);
+    assert!(system.vcpus[0].cpu.maintenance.contains(Maintenance::NO_PENDING));
+    assert_eq!(system.vcpus[0].cpu.acknowledge(), Some(41));
+}
+
+#[test]
+fn u9_a_linked_interrupt_that_waits_is_told_from_one_that_is_served() {
+    let mut system = system(4);
+    assert_eq!(system.vcpus[0].private.linked_waiting(), 0);
+    system.forward(0, 27);
+    system.forward(0, 30);
+    assert_eq!(system.with(0, |vcpu| vcpu.private.linked_waiting()), 1 << 27 | 1 << 30);
+    assert_eq!(system.vcpus[0].cpu.acknowledge(), Some(27));
+    assert_eq!(system.with(0, |vcpu| vcpu.private.linked_waiting()), 1 << 30);
+    // The other one's timer has been stopped: it never interrupts.
+    system.with(0, |vcpu| {
+        vcpu.cpu.physical &= !vcpu.private.withdraw(30).0;
+    });
+    system.vcpus[0].cpu.end(27);
+    assert_eq!(system.vcpus[0].cpu.acknowledge(), None);
+    assert_eq!(system.vcpus[0].cpu.physical, 0, "it can come again");
 }

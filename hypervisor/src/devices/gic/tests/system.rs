@@ -37,11 +37,15 @@ impl System {
 
     pub(super) fn exit(&mut self, vcpu: u8) {
         let Vcpu { cpu, private, .. } = &mut self.vcpus[usize::from(vcpu)];
+        let is_maintenance_due = cpu.is_maintenance_due();
         let eoi_count = core::mem::take(&mut cpu.eoi_count);
         let Deactivate(ppis) = private.sync(cpu, eoi_count);
         assert_eq!(cpu.physical & ppis, ppis);
         cpu.physical &= !ppis;
         assert_eq!(cpu.lists, [0; 16], "all are 0 outside the guest");
+        if is_maintenance_due {
+            private.note_maintenance(&cpu.view());
+        }
         for ppi in 16..32 {
             assert_eq!(private.is_linked(ppi), cpu.physical >> ppi & 1 != 0, "PPI {ppi}");
         }

@@ -3,7 +3,8 @@
 //! Reads are trapped (HCR_EL2.TID3). Source: Arm DDI 0487, D24.2, the ID_AA64* registers' fields.
 
 /// A guest's ID register S3_0_C0_C`crm`_`op2`, `value` being the processor's.
-pub(crate) fn shown(crm: u32, op2: u32, value: u64) -> u64 {
+#[must_use]
+pub fn shown(crm: u32, op2: u32, value: u64) -> u64 {
     match (crm, op2) {
         // AArch32's, and what is reserved among them.
         (1..=3, _) => value,
