@@ -7,9 +7,10 @@
 
 extern crate alloc;
 
+#[macro_use]
+pub mod arm64;
 #[cfg(target_os = "none")]
 pub mod arch;
-pub mod arm64;
 pub mod devices;
 pub mod emulator;
 pub mod hyperv;

@@ -1,47 +1,118 @@
-//! The ID registers as a guest sees them: what the processor says, without what the guest does not get.
+//! The ID registers as a guest sees them: what the processor says, as far as the guest gets it.
 //!
-//! Reads are trapped (HCR_EL2.TID3). Source: Arm DDI 0487, D24.2, the ID_AA64* registers' fields.
+//! Reads are trapped (HCR_EL2.TID3). A field is shown if it is named here: what is new is not, because it may come with
+//! registers that nobody exchanges. Source: Arm DDI 0487, D24.2, the ID registers' fields.
 
 /// A guest's ID register S3_0_C0_C`crm`_`op2`, `value` being the processor's.
 #[must_use]
 pub fn shown(crm: u32, op2: u32, value: u64) -> u64 {
     match (crm, op2) {
-        // AArch32's, and what is reserved among them.
+        // AArch32's ID_PFR0: without error records and activity monitors. ID_DFR0: without performance monitor and trace.
+        (1, 0) => value & fields(&[0, 4, 8, 12, 16, 24]),
+        (1, 2) => value & fields(&[0, 4, 8]),
+        // ID_PFR2: without error records.
+        (3, 4) => value & fields(&[0, 4]),
+        // AArch32's other ones, and what is reserved among them.
         (1..=3, _) => value,
         (4, 0) => features0(value),
         // Branch targets and speculative store bypass.
-        (4, 1) => value & 0xff,
-        // Debug: its version and breakpoints.
-        (5, 0) => value & (nibble(0) | nibble(12) | nibble(20) | nibble(28)),
+        (4, 1) => value & fields(&[0, 4]),
+        (5, 0) => debug0(value),
         // Without transactions.
-        (6, 0) => value & !nibble(24),
+        (6, 0) => value & !fields(&[24]),
         // Without 64-byte accelerator stores.
-        (6, 1) => value & !nibble(60),
-        // Without WFIT and memory copies.
-        (6, 2) => value & !(nibble(0) | nibble(16)),
+        (6, 1) => value & !fields(&[60]),
+        // Without WFIT, memory copies, 128-bit registers and instructions, and AT S1E1A.
+        (6, 2) => value & fields(&[4, 8, 12, 20, 24, 28, 48, 52, 56]),
         (7, 0) => memory0(value),
-        (7, 1) => {
-            value & !(nibble(4) | nibble(8) | nibble(16) | nibble(24) | nibble(28) | nibble(32) | nibble(40))
-        }
-        (7, 2) => value & !(nibble(24) | nibble(40) | nibble(56)),
+        (7, 1) => memory1(value),
+        (7, 2) => memory2(value),
         _ => 0,
     }
 }
 
-const fn nibble(shift: u32) -> u64 {
-    0xf << shift
+/// All bits of the fields that begin at these.
+const fn fields(shifts: &[u32]) -> u64 {
+    let mut mask = 0;
+    let mut index = 0;
+    while index < shifts.len() {
+        mask |= 0xf << shifts[index];
+        index += 1;
+    }
+    mask
 }
 
-/// ID_AA64PFR0_EL1: EL0 and EL1, floating point, the GIC's registers, data-independent timing, and what is said about
-/// speculation, of which only the first step is shown: the next has registers of its own.
-fn features0(value: u64) -> u64 {
-    let kept = nibble(0) | nibble(4) | nibble(16) | nibble(20) | nibble(48) | nibble(60);
-    let speculation = (value >> 56 & 0xf).min(1);
-    value & kept | 1 << 24 | speculation << 56
+/// The field at `shift`, but at most `most`.
+const fn at_most(value: u64, shift: u32, most: u64) -> u64 {
+    let field = value >> shift & 0xf;
+    (if field < most { field } else { most }) << shift
 }
 
-/// ID_AA64MMFR0_EL1: at most 40 bits of physical address, no fine-grained traps, no further counters.
-fn memory0(value: u64) -> u64 {
-    let range = (value & 0xf).min(2);
-    value & !(nibble(0) | nibble(32) | nibble(36) | nibble(40) | nibble(56) | nibble(60)) | range
+/// ID_AA64PFR0_EL1: EL0 as it is, EL1 in AArch64 alone, floating point, the GIC's registers, data-independent timing, and
+/// what is said about speculation, of which only the first step is shown: the next has registers of its own.
+const fn features0(value: u64) -> u64 {
+    value & fields(&[0, 16, 20, 48, 60]) | 1 << 4 | 1 << 24 | at_most(value, 56, 1)
+}
+
+/// ID_AA64DFR0_EL1: the version up to ARMv8.8's, whose successor has more breakpoints in banks, and how many breakpoints
+/// and watchpoints there are. The double lock is said to be missing (15), and does nothing.
+const fn debug0(value: u64) -> u64 {
+    value & fields(&[12, 20, 28]) | at_most(value, 0, 10) | 0xf << 36
+}
+
+/// ID_AA64MMFR0_EL1: at most 40 bits of physical address, no stage 2, no fine-grained traps, no further counters.
+const fn memory0(value: u64) -> u64 {
+    value & fields(&[4, 8, 12, 16, 20, 24, 28, 44]) | at_most(value, 0, 2)
+}
+
+/// ID_AA64MMFR1_EL1: the access flag and dirty state by hardware, without tables' flags; no VMIDs, no VHE, no LORegions, no
+/// traps of EL2's.
+const fn memory1(value: u64) -> u64 {
+    value & fields(&[12, 20, 36, 44, 48, 52, 56, 60]) | at_most(value, 0, 2)
+}
+
+/// ID_AA64MMFR2_EL1: without nested virtualization, forced write-back, and traps of EL2's; addresses up to 52 bits.
+const fn memory2(value: u64) -> u64 {
+    value & fields(&[0, 4, 8, 12, 20, 28, 32, 36, 48, 52, 60]) | at_most(value, 16, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(value: u64, shift: u32) -> u64 {
+        value >> shift & 0xf
+    }
+
+    #[test]
+    fn u8_what_has_registers_that_nobody_exchanges_is_not_shown() {
+        const ALL: u64 = u64::MAX;
+        // SVE, error records, MPAM, activity monitors, secure EL2, realms; EL2 and EL3.
+        let pfr0 = shown(4, 0, ALL);
+        for shift in [8, 12, 28, 32, 36, 40, 44, 52] {
+            assert_eq!(field(pfr0, shift), 0, "ID_AA64PFR0_EL1 {shift}");
+        }
+        assert_eq!((field(pfr0, 4), field(pfr0, 24), field(pfr0, 56)), (1, 1, 1), "EL1 has no AArch32");
+        assert_eq!(shown(4, 1, ALL), 0xff, "no tagging, SME, non-maskable interrupts, GCS");
+        // Performance monitor, trace, profiling, trace buffer and filters, branch records.
+        let dfr0 = shown(5, 0, ALL);
+        for shift in [4, 8, 32, 40, 44, 48, 52, 56, 60] {
+            assert_eq!(field(dfr0, shift), 0, "ID_AA64DFR0_EL1 {shift}");
+        }
+        assert_eq!((field(dfr0, 0), field(dfr0, 36)), (10, 15));
+        assert_eq!(shown(5, 0, 0x0010_5006) & !(0xf << 36), 0x0010_5006);
+        assert_eq!(shown(6, 2, ALL) & fields(&[0, 16, 32, 36, 60]), 0);
+        assert_eq!(shown(7, 0, ALL) & fields(&[32, 36, 40, 56, 60]), 0);
+        assert_eq!(shown(7, 1, ALL) & fields(&[4, 8, 16, 24, 28, 32, 40]), 0);
+        assert_eq!((field(shown(7, 1, ALL), 0), field(shown(7, 2, ALL), 16)), (2, 1));
+        assert_eq!(shown(7, 2, ALL) & fields(&[24, 40, 56]), 0);
+        for (crm, op2) in [(4, 4), (4, 5), (4, 2), (5, 1), (5, 4), (6, 3), (7, 3), (7, 4), (0, 0), (8, 0)] {
+            assert_eq!(shown(crm, op2, ALL), 0, "{crm} {op2}");
+        }
+        // AArch32's twins.
+        assert_eq!(shown(1, 0, ALL) & fields(&[20, 28]), 0);
+        assert_eq!(shown(1, 2, ALL) & fields(&[12, 16, 20, 24, 28]), 0);
+        assert_eq!(shown(3, 4, ALL) & fields(&[8]), 0);
+        assert_eq!(shown(2, 0, 0x1234), 0x1234);
+    }
 }

@@ -3,8 +3,21 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`controls`] | registers that are written before the first guest, and with what |
+//! | [`exchanged`] | registers that a vCPU takes along |
+//! | [`registers`] | what trapped registers do |
 //! | [`identity`] | the ID registers as a guest sees them |
+//! | [`debug`] | breakpoints, watchpoints, single step |
 //! | [`step`] | going on behind an instruction; instructions whose condition fails |
+//! | [`abort`], [`serror`] | what a stage-2 fault says of the access; asynchronous aborts |
 
+pub mod abort;
+#[macro_use]
+pub mod controls;
+pub mod debug;
+#[macro_use]
+pub mod exchanged;
 pub mod identity;
+pub mod registers;
+pub mod serror;
 pub mod step;

@@ -8,25 +8,14 @@ use paging::Gpa;
 
 use super::inject;
 use super::sysreg::{isb, read, write};
+use crate::arm64::abort::{CACHE_MAINTENANCE, IN_WALK, WRITE, kind, kind_of, needs_write};
 use crate::vm::{Context, Next};
 
 /// Fields of the syndrome.
 const VALID: u64 = 1 << 24;
 const SIGN_EXTEND: u64 = 1 << 21;
 const SIXTY_FOUR: u64 = 1 << 15;
-const CACHE_MAINTENANCE: u64 = 1 << 8;
-const IN_WALK: u64 = 1 << 7;
-const WRITE: u64 = 1 << 6;
-const STATUS: u64 = 0x3f;
 const CLASS_FETCH: u64 = 0x20;
-
-/// Kinds of faults by the upper bits of the status.
-mod status {
-    pub(super) const ADDRESS_SIZE: u64 = 0;
-    pub(super) const TRANSLATION: u64 = 1;
-    pub(super) const ACCESS_FLAG: u64 = 2;
-    pub(super) const PERMISSION: u64 = 3;
-}
 
 /// An access to a device, as the syndrome describes it.
 struct Access {
@@ -42,11 +31,8 @@ impl Context<'_> {
     /// A data or instruction abort.
     pub(crate) fn on_abort(&mut self, syndrome: u64) -> Next {
         let address = read!("far_el2");
-        let kind = (syndrome & STATUS) >> 2;
-        if !matches!(
-            kind,
-            status::TRANSLATION | status::ACCESS_FLAG | status::PERMISSION | status::ADDRESS_SIZE
-        ) {
+        let kind = kind_of(syndrome);
+        if !matches!(kind, kind::TRANSLATION | kind::ACCESS_FLAG | kind::PERMISSION | kind::ADDRESS_SIZE) {
             // An external abort or the like: the guest has met broken memory.
             return self.abort(syndrome, address);
         }
@@ -54,12 +40,10 @@ impl Context<'_> {
             // The guest's own tables have changed meanwhile: it faults again, or not.
             return Next::Resume;
         };
-        if kind == status::ADDRESS_SIZE {
+        if kind == kind::ADDRESS_SIZE {
             return self.abort(syndrome, address);
         }
-        let is_write = syndrome & (WRITE | CACHE_MAINTENANCE | IN_WALK) == WRITE;
-        // The processor sets the accessed flag in stage 1's tables by a store that is reported as a walk's write.
-        let is_write = is_write || syndrome & IN_WALK != 0 && syndrome & WRITE != 0;
+        let is_write = needs_write(syndrome);
         if self.state.mmio.has(Gpa(gpa), self.vm.space.slots().generation()) {
             self.count(Counter::MmioCached);
             return self.on_mmio(gpa, syndrome, address);
@@ -148,7 +132,7 @@ impl Context<'_> {
 /// there stage 1 has to be walked once more, and `None` says that it has changed meanwhile.
 fn faulting(syndrome: u64, kind: u64, address: u64) -> Option<u64> {
     let offset = address & 0xfff;
-    if kind != status::PERMISSION || syndrome & IN_WALK != 0 {
+    if kind != kind::PERMISSION || syndrome & IN_WALK != 0 {
         return Some((read!("hpfar_el2") & 0xfff_ffff_fff0) << 8 | offset);
     }
     let saved = read!("par_el1");

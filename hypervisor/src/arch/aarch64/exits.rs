@@ -5,9 +5,11 @@
 use hostlink::counters::Counter;
 
 use super::entry::vector;
+use super::features::Features;
 use super::inject;
 use super::sysreg::read;
 use super::vcpu::Activity;
+use crate::arm64::serror::{self, Outcome};
 use crate::arm64::step;
 use crate::devices::psci::{self, Call, Status};
 use crate::vm::{Context, Next};
@@ -45,11 +47,7 @@ impl Context<'_> {
     pub(crate) fn handle_exit(&mut self) -> Next {
         match self.state.exit {
             vector::SYNCHRONOUS => self.on_exception(),
-            vector::SERROR => panic!(
-                "asynchronous abort (SError) while vCPU {} ran, syndrome {:#x}",
-                self.vcpu.index,
-                read!("esr_el2")
-            ),
+            vector::SERROR => self.on_serror(),
             // Taken already.
             _ => {
                 self.count(Counter::ExitIntr);
@@ -57,6 +55,20 @@ impl Context<'_> {
                 Next::Resume
             }
         }
+    }
+
+    /// An asynchronous abort came while the guest ran: it is the guest's. The hypervisor takes none itself, they are masked at
+    /// EL2; one of its own would be reported here as well.
+    #[cold]
+    fn on_serror(&mut self) -> Next {
+        self.count(Counter::ExitOther);
+        let syndrome = read!("esr_el2");
+        log::warn!("asynchronous abort (SError) while vCPU {} ran, syndrome {syndrome:#x}", self.vcpu.index);
+        match serror::outcome(syndrome, Features::get().contains(Features::ERRORS)) {
+            Outcome::Harmless => {}
+            Outcome::Virtual => self.state.raise_serror(),
+        }
+        Next::Resume
     }
 
     fn on_exception(&mut self) -> Next {

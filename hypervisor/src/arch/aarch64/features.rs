@@ -1,6 +1,6 @@
 //! What the processor can do, and what every CPU is set up for.
 //!
-//! Source: Arm DDI 0487, D24.2: the ID registers, HCR_EL2, VTCR_EL2, CPTR_EL2, MDCR_EL2, CNTHCTL_EL2.
+//! Source: Arm DDI 0487, D24.2: the ID registers, VTCR_EL2; [`controls`] for all else.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use bitflags::bitflags;
 
 use super::sysreg::{field, isb, read, write};
+use crate::arm64::controls::{self, Control, Processor, at_start, hcr};
 
 bitflags! {
     /// What matters to us and differs between processors.
@@ -31,6 +32,8 @@ bitflags! {
         const POINTER_KEYS = 1 << 7;
         /// Virtualization host extensions, which are not used.
         const VHE = 1 << 8;
+        /// Error records, SErrors that are deferred (FEAT_RAS).
+        const ERRORS = 1 << 10;
         /// An instruction cache whose lines are tagged by VMID or found by virtual index: it is not enough to drop lines by
         /// address.
         const VIRTUAL_INSTRUCTION_CACHE = 1 << 9;
@@ -70,7 +73,6 @@ impl fmt::Display for Features {
 /// Finds out what the processor can do. Once, on the boot CPU; the others are taken to be the same.
 pub(crate) fn probe() -> Result<(), &'static str> {
     let isar0 = read!("id_aa64isar0_el1");
-    let isar1 = read!("id_aa64isar1_el1");
     let mmfr0 = read!("id_aa64mmfr0_el1");
     let mmfr1 = read!("id_aa64mmfr1_el1");
     let mmfr2 = read!("id_aa64mmfr2_el1");
@@ -93,9 +95,8 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     found.set(Features::DIRTY_STATE, field(mmfr1, 0) >= 2);
     found.set(Features::REPLACES_IN_PLACE, field(mmfr2, 52) >= 2);
     found.set(Features::VHE, field(mmfr1, 8) >= 1);
-    let keys = [4, 8, 24, 28].into_iter().any(|shift| field(isar1, shift) != 0);
-    let keys3 = field(read!("s3_0_c0_c6_2"), 12) != 0 || field(read!("s3_0_c0_c6_2"), 8) != 0;
-    found.set(Features::POINTER_KEYS, keys || keys3);
+    found.set(Features::POINTER_KEYS, processor().has_pointer_keys());
+    found.set(Features::ERRORS, processor().has_ras());
     // CTR_EL0.L1Ip: 3 is physical; anything else has virtual properties.
     found.set(Features::VIRTUAL_INSTRUCTION_CACHE, read!("ctr_el0") >> 14 & 3 != 3);
     FEATURES.store(found.bits(), Ordering::Relaxed);
@@ -106,53 +107,32 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Bits of HCR_EL2.
-pub(crate) mod hcr {
-    pub(crate) const VM: u64 = 1 << 0;
-    pub(crate) const SWIO: u64 = 1 << 1;
-    pub(crate) const FMO: u64 = 1 << 3;
-    pub(crate) const IMO: u64 = 1 << 4;
-    pub(crate) const AMO: u64 = 1 << 5;
-    pub(crate) const FB: u64 = 1 << 9;
-    pub(crate) const BSU_INNER: u64 = 1 << 10;
-    pub(crate) const TWI: u64 = 1 << 13;
-    pub(crate) const TWE: u64 = 1 << 14;
-    pub(crate) const TID3: u64 = 1 << 18;
-    pub(crate) const TSC: u64 = 1 << 19;
-    pub(crate) const TIDCP: u64 = 1 << 20;
-    pub(crate) const TACR: u64 = 1 << 21;
-    pub(crate) const TSW: u64 = 1 << 22;
-    pub(crate) const RW: u64 = 1 << 31;
-    pub(crate) const E2H: u64 = 1 << 34;
-    pub(crate) const APK: u64 = 1 << 40;
-    pub(crate) const API: u64 = 1 << 41;
-    pub(crate) const FWB: u64 = 1 << 46;
+/// What the calling CPU says of itself.
+pub(crate) fn processor() -> Processor {
+    let mut processor = Processor {
+        pfr0: read!("id_aa64pfr0_el1"),
+        pfr1: read!("id_aa64pfr1_el1"),
+        dfr0: read!("id_aa64dfr0_el1"),
+        mmfr0: read!("id_aa64mmfr0_el1"),
+        mmfr1: read!("id_aa64mmfr1_el1"),
+        mmfr2: read!("id_aa64mmfr2_el1"),
+        isar1: read!("id_aa64isar1_el1"),
+        isar2: read!("s3_0_c0_c6_2"),
+        mpamidr: 0,
+        counters: 0,
+    };
+    if processor.has_mpam() {
+        processor.mpamidr = read!("s3_0_c10_c4_4");
+    }
+    if processor.has_pmu() {
+        processor.counters = read!("pmcr_el0") >> 11 & 0x1f;
+    }
+    processor
 }
 
-/// HCR_EL2 as it always is, but for [`hcr::TWE`] and what is wanted of the guest's TLB instructions.
-///
-/// Stage 2 stays on while the hypervisor runs: EL2's own translation does not pass it.
+/// HCR_EL2 as it always is, see [`controls::hcr_base`].
 pub(crate) fn hypervisor_configuration() -> u64 {
-    let features = Features::get();
-    let mut value = hcr::VM
-        | hcr::SWIO
-        | hcr::FMO
-        | hcr::IMO
-        | hcr::AMO
-        | hcr::TWI
-        | hcr::TID3
-        | hcr::TSC
-        | hcr::TIDCP
-        | hcr::TACR
-        | hcr::TSW
-        | hcr::RW;
-    if features.contains(Features::POINTER_KEYS) {
-        value |= hcr::APK | hcr::API;
-    }
-    if features.contains(Features::FORCED_WRITE_BACK) {
-        value |= hcr::FWB;
-    }
-    value
+    controls::hcr_base(&processor())
 }
 
 /// Sizes of physical addresses by ID_AA64MMFR0_EL1.PARange.
@@ -195,27 +175,36 @@ pub(crate) fn enable() {
 }
 
 fn enable_el2() {
-    // Traps: floating point is the guest's; SVE, SME and trace are not shown. Bits 13, 9 and 7:0 are ones.
-    const FEATURE_TRAPS: u64 = 0x33ff | 1 << 20;
-    // Debug registers, their ROM and OS lock, the performance monitor, sampling and trace filters.
-    const DEBUG_TRAPS: u64 = 1 << 5 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 14 | 1 << 19;
-    let counters = match field(read!("id_aa64dfr0_el1"), 8) {
-        0 | 0xf => 0,
-        _ => read!("pmcr_el0") >> 11 & 0x1f,
-    };
-    // SAFETY: EL2's control registers, which say what of the guest is trapped; no guest runs yet on this CPU.
+    let processor = processor();
+    for &control in Control::ALL {
+        if let Some(value) = at_start(control, &processor) {
+            write_control(control, value);
+        }
+    }
+    // SAFETY: what the guest reads as MIDR_EL1, and the format of stage 2; no guest runs yet on this CPU.
     unsafe {
-        write!("hcr_el2", hypervisor_configuration());
         write!("vtcr_el2", stage2_control());
-        write!("cptr_el2", FEATURE_TRAPS);
-        write!("mdcr_el2", DEBUG_TRAPS | counters);
-        write!("hstr_el2", 0);
-        // The guest has the physical counter and EL1's physical timer.
-        write!("cnthctl_el2", 3);
         write!("vpidr_el2", read!("midr_el1"));
     }
     isb();
 }
+
+macro_rules! control_writer {
+    ($($(#[$doc:meta])* $name:ident: $register:literal $encoding:literal,)*) => {
+        /// Writes a control that the processor has.
+        fn write_control(control: Control, value: u64) {
+            match control {
+                $(
+                    // SAFETY: it says what of the guest is trapped, or belongs to nobody; no guest runs yet on this CPU. The
+                    // hypervisor uses none of them.
+                    Control::$name => unsafe { write!($encoding, value) },
+                )*
+            }
+        }
+    };
+}
+
+for_each_control!(control_writer);
 
 /// Affinity of the calling CPU, as in MPIDR_EL1.
 pub(crate) fn affinity() -> u64 {

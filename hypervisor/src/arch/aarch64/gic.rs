@@ -8,6 +8,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::sysreg::{isb, read, write};
+use crate::arm64::controls;
 use crate::vm::PerCpu;
 
 mod gicd {
@@ -129,7 +130,9 @@ pub(crate) fn init_cpu(redistributor: u64, enabled: u32) -> Result<(), &'static 
     write32(redistributor + gicr::ISENABLER0, enabled);
     // SAFETY: the CPU interface is the hypervisor's; the guest has the virtual one.
     unsafe {
-        write!("icc_sre_el2", 0xf);
+        write!("icc_sre_el2", controls::ICC_SRE_EL2);
+        isb();
+        write!("icc_sre_el1", controls::ICC_SRE_EL1);
         isb();
         write!("icc_pmr_el1", 0xff);
         write!("icc_bpr1_el1", 0);

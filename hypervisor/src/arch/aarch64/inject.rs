@@ -27,6 +27,11 @@ const LONG: u64 = 1 << 25;
 /// Fault status: synchronous external abort, not on a walk.
 const EXTERNAL_ABORT: u64 = 0x10;
 
+/// Whether the guest is at EL0.
+pub(crate) fn is_from_el0(registers: &Registers) -> bool {
+    registers.pstate & MODE == EL0 || registers.pstate & AARCH32 != 0
+}
+
 /// What the guest takes synchronously at EL1.
 fn take(registers: &mut Registers, syndrome: u64) {
     let former = registers.pstate;
@@ -60,8 +65,7 @@ pub(crate) fn undefined(registers: &mut Registers) {
 
 /// What was accessed at `address` does not answer.
 pub(crate) fn external_abort(registers: &mut Registers, address: u64, is_fetch: bool, is_write: bool) {
-    let is_lower = registers.pstate & MODE == EL0 || registers.pstate & AARCH32 != 0;
-    let class = match (is_fetch, is_lower) {
+    let class = match (is_fetch, is_from_el0(registers)) {
         (true, true) => CLASS_INSTRUCTION_ABORT_LOWER,
         (true, false) => CLASS_INSTRUCTION_ABORT,
         (false, true) => CLASS_DATA_ABORT_LOWER,

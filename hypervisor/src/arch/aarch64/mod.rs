@@ -18,7 +18,7 @@
 //! | `cost` | what invalidating a page costs |
 //! | `flush` | TLB instructions, and how changes of guest memory reach all processors |
 //! | `vcpu`, `state` | what a CPU needs to run a vCPU; a vCPU's private state |
-//! | `system`, `float`, `vgic` | its registers: EL1's, vectors, the virtual CPU interface |
+//! | `system`, `float`, `vgic`, `debug` | its registers: EL1's, vectors, the virtual CPU interface, breakpoints |
 //! | `exits`, `abort`, `registers`, `devices`, `inject` | what exits mean |
 
 mod abort;
@@ -28,6 +28,7 @@ pub(crate) mod console;
 mod copy;
 mod cost;
 pub(crate) mod cpu;
+mod debug;
 mod devices;
 mod entry;
 mod exits;

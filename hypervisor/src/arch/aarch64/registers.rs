@@ -2,28 +2,16 @@
 
 use hostlink::counters::Counter;
 
+use super::debug::{self, counts as debug_counts};
 use super::sysreg::read;
 use super::{inject, vgic};
 use crate::arm64::identity;
+use crate::arm64::registers::Treatment;
 use crate::devices::gic::{self, Sgi, SgiGroup};
 use crate::vm::{Context, Next, increase};
 
 /// Of the syndrome: the instruction is MRS.
 const READ: u64 = 1;
-
-/// A register's encoding: op0, op1, CRn, CRm, op2.
-type Name = (u32, u32, u32, u32, u32);
-
-const ICC_SGI1R: Name = (3, 0, 12, 11, 5);
-const ICC_ASGI1R: Name = (3, 0, 12, 11, 6);
-const ICC_SGI0R: Name = (3, 0, 12, 11, 7);
-const ICC_DIR: Name = (3, 0, 12, 11, 1);
-const ACTLR: Name = (3, 0, 1, 0, 1);
-/// Data cache maintenance by set and way: nothing has to be done, for it is for a processor's own power-down, and stage 2
-/// keeps memory coherent (HCR_EL2.TSW).
-const DC_ISW: Name = (1, 0, 7, 6, 2);
-const DC_CSW: Name = (1, 0, 7, 10, 2);
-const DC_CISW: Name = (1, 0, 7, 14, 2);
 
 impl Context<'_> {
     /// MSR, MRS or a system instruction.
@@ -31,8 +19,13 @@ impl Context<'_> {
         let field = |shift: u32, mask: u64| (syndrome >> shift & mask) as u32;
         let name = (field(20, 3), field(14, 7), field(10, 15), field(1, 15), field(17, 7));
         let register = field(5, 31) as usize;
-        let is_known = if syndrome & READ != 0 {
-            match self.read_register(name) {
+        let is_read = syndrome & READ != 0;
+        let mut treatment = Treatment::of(name, is_read);
+        if inject::is_from_el0(&self.state.registers) {
+            treatment = treatment.at_el0(self.state.debug.opens_channel());
+        }
+        let is_known = if is_read {
+            match self.read_register(treatment) {
                 Some(value) => {
                     if let Some(place) = self.state.registers.x.get_mut(register) {
                         *place = value;
@@ -43,7 +36,7 @@ impl Context<'_> {
             }
         } else {
             let value = self.state.registers.x.get(register).copied().unwrap_or(0);
-            self.write_register(name, value)
+            self.write_register(treatment, value)
         };
         if is_known {
             self.skip(syndrome);
@@ -54,27 +47,39 @@ impl Context<'_> {
         Next::Resume
     }
 
-    fn read_register(&mut self, name: Name) -> Option<u64> {
-        match name {
-            (3, 0, 0, crm @ 1..=7, op2) => Some(identity::shown(crm, op2, identification(crm, op2))),
-            // Debug registers: there are none to speak of.
-            (2, ..) => Some(0),
-            ACTLR => Some(read!("actlr_el1")),
-            _ => None,
+    fn read_register(&mut self, treatment: Treatment) -> Option<u64> {
+        match treatment {
+            Treatment::Identification { crm, op2 } => {
+                Some(identity::shown(crm, op2, identification(crm, op2)))
+            }
+            Treatment::Revision => Some(read!("revidr_el1")),
+            Treatment::Constant(value) => Some(value),
+            Treatment::Auxiliary => Some(read!("actlr_el1")),
+            Treatment::Debug(register) => self.state.debug.read(register, debug_counts()),
+            Treatment::SendGroup1
+            | Treatment::SendGroup0
+            | Treatment::Deactivate
+            | Treatment::SetWay
+            | Treatment::Undefined => None,
         }
     }
 
-    fn write_register(&mut self, name: Name, value: u64) -> bool {
-        match name {
-            ICC_SGI1R | ICC_ASGI1R => self.send(Sgi::new(value), SgiGroup::Group1),
-            ICC_SGI0R => self.send(Sgi::new(value), SgiGroup::Group0),
-            ICC_DIR => {
+    fn write_register(&mut self, treatment: Treatment, value: u64) -> bool {
+        match treatment {
+            Treatment::SendGroup1 => self.send(Sgi::new(value), SgiGroup::Group1),
+            Treatment::SendGroup0 => self.send(Sgi::new(value), SgiGroup::Group0),
+            Treatment::Deactivate => {
                 let view = self.state.view();
                 let gic::Deactivate(intids) = self.state.gic.deactivate(value, &view);
                 vgic::deactivate(intids);
             }
-            (2, ..) | ACTLR | DC_ISW | DC_CSW | DC_CISW => {}
-            _ => return false,
+            Treatment::Debug(register) => {
+                let is_done = self.state.debug.write(register, debug_counts(), value);
+                debug::apply(&self.state.debug, debug_counts());
+                return is_done;
+            }
+            Treatment::Constant(_) | Treatment::Auxiliary | Treatment::SetWay => {}
+            Treatment::Identification { .. } | Treatment::Revision | Treatment::Undefined => return false,
         }
         true
     }

@@ -7,12 +7,14 @@ use coherence::vmid::Home;
 use memslots::MmioCache;
 
 use super::entry::Registers;
-use super::features::hcr;
 use super::float::FloatState;
 use super::sysreg::{isb, read, write};
 use super::system::{SystemRegisters, Timer};
 use super::vcpu::Inbox;
-use super::{features, vgic};
+use super::{debug, features, vgic};
+use crate::arm64::controls::hcr;
+use crate::arm64::debug::Debug;
+use crate::arm64::serror;
 use crate::devices::gic::{self, Private, View};
 use crate::devices::psci::Start;
 use crate::sched::VcpuIndex;
@@ -47,6 +49,7 @@ pub(crate) struct VcpuState {
     pub(crate) configuration: u64,
     /// The vector by which it left the guest.
     pub(crate) exit: u64,
+    pub(crate) debug: Box<Debug>,
     system: SystemRegisters,
     float: Box<FloatState>,
     interface: vgic::Interface,
@@ -67,6 +70,7 @@ impl VcpuState {
             mmio: MmioCache::new(),
             configuration,
             exit: 0,
+            debug: Box::default(),
             system: SystemRegisters::reset(),
             float: Box::default(),
             interface: vgic::Interface::reset(),
@@ -81,13 +85,16 @@ impl VcpuState {
         inbox.power.reset();
         let (index, count) = self.place;
         let home = self.home;
-        *self = Self { home, ..Self::new(index, count, self.configuration) };
+        let configuration = self.configuration & !hcr::VSE;
+        *self = Self { home, ..Self::new(index, count, configuration) };
     }
 
     /// It was told to start, as from power-on but for what its redistributor was set up for. Its registers are loaded, or
     /// nobody's are.
     pub(crate) fn start(&mut self, start: Start) {
         self.system = SystemRegisters::reset();
+        *self.debug = Debug::new();
+        debug::apply(&self.debug, debug::counts());
         self.interface = vgic::Interface::reset();
         self.interface.load();
         self.system.load();
@@ -115,6 +122,9 @@ impl VcpuState {
         self.interface.load();
         self.float.load();
         self.system.load();
+        if self.debug.armed().is_some() {
+            debug::apply(&self.debug, debug::counts());
+        }
         isb();
     }
 
@@ -132,6 +142,10 @@ impl VcpuState {
 
     /// Saves what [`load`](Self::load) loaded. The timer is off from here on, and what it had asserted is quiet.
     pub(crate) fn save(&mut self) {
+        self.note_serror();
+        if self.debug.armed().is_some() {
+            debug::switch_off();
+        }
         self.system.save();
         self.float.save();
         self.interface.save();
@@ -157,8 +171,25 @@ impl VcpuState {
         self.gic.can_wake(&self.view())
     }
 
+    /// The guest takes an SError as soon as it lets one through.
+    #[cold]
+    pub(crate) fn raise_serror(&mut self) {
+        self.configuration |= hcr::VSE;
+        // SAFETY: a virtual SError pends, and nothing else has changed. The next entry synchronizes.
+        unsafe { write!("hcr_el2", self.configuration) };
+    }
+
+    /// Whether a virtual SError still pends is in the processor.
+    #[inline]
+    fn note_serror(&mut self) {
+        if self.configuration & hcr::VSE != 0 {
+            self.configuration = serror::after_guest(self.configuration, read!("hcr_el2"));
+        }
+    }
+
     /// Has the processor exit on WFE, or not.
     pub(crate) fn intercept_pause(&mut self, wanted: bool) {
+        self.note_serror();
         let new = if wanted { self.configuration | hcr::TWE } else { self.configuration & !hcr::TWE };
         if new != self.configuration {
             self.configuration = new;

@@ -16,7 +16,7 @@ macro_rules! read {
 
 /// Writes a system register. What follows from it is for the caller to argue, where it is more than the register's value.
 macro_rules! write {
-    ($name:literal, $value:expr) => {{
+    ($name:expr, $value:expr) => {{
         let value: u64 = $value;
         core::arch::asm!(concat!("msr ", $name, ", {}"), in(reg) value, options(nostack, preserves_flags));
     }};

@@ -23,63 +23,35 @@ macro_rules! registers {
 
             #[inline(always)]
             fn load(&self) {
-                // SAFETY: registers of EL1 and EL0 alone, which the hypervisor does not use.
+                // SAFETY: registers of EL1 and EL0, or what a guest finds in their place; the hypervisor uses none.
                 $(unsafe { write!($register, self.$field) };)*
             }
         }
     };
 }
 
-registers! {
+common_registers!(
+    registers,
     /// Those that every processor has. TCR_EL1 comes last: see [`SystemRegisters::load`].
-    Common {
-        sctlr = "sctlr_el1": 0x30d0_0800,
-        cpacr = "cpacr_el1": 0,
-        ttbr0 = "ttbr0_el1": 0,
-        ttbr1 = "ttbr1_el1": 0,
-        esr = "esr_el1": 0,
-        afsr0 = "afsr0_el1": 0,
-        afsr1 = "afsr1_el1": 0,
-        far = "far_el1": 0,
-        mair = "mair_el1": 0,
-        amair = "amair_el1": 0,
-        vbar = "vbar_el1": 0,
-        contextidr = "contextidr_el1": 0,
-        tpidr = "tpidr_el1": 0,
-        tpidr_el0 = "tpidr_el0": 0,
-        tpidrro = "tpidrro_el0": 0,
-        sp_el0 = "sp_el0": 0,
-        sp_el1 = "sp_el1": 0,
-        elr = "elr_el1": 0,
-        spsr = "spsr_el1": 0,
-        cntkctl = "cntkctl_el1": 0,
-        par = "par_el1": 0,
-        csselr = "csselr_el1": 0,
-        actlr = "actlr_el1": 0,
-    }
-}
-
-registers! {
+    Common
+);
+key_registers!(
+    registers,
     /// Keys of pointer authentication (FEAT_PAuth).
-    Keys {
-        ia_low = "s3_0_c2_c1_0": 0,
-        ia_high = "s3_0_c2_c1_1": 0,
-        ib_low = "s3_0_c2_c1_2": 0,
-        ib_high = "s3_0_c2_c1_3": 0,
-        da_low = "s3_0_c2_c2_0": 0,
-        da_high = "s3_0_c2_c2_1": 0,
-        db_low = "s3_0_c2_c2_2": 0,
-        db_high = "s3_0_c2_c2_3": 0,
-        ga_low = "s3_0_c2_c3_0": 0,
-        ga_high = "s3_0_c2_c3_1": 0,
-    }
-}
+    Keys
+);
+deferred_registers!(
+    registers,
+    /// What the guest reads as DISR_EL1 (FEAT_RAS).
+    Deferred
+);
 
 /// A vCPU's system registers when it is off the CPU.
 #[derive(Clone, Debug)]
 pub(crate) struct SystemRegisters {
     common: Common,
     keys: Keys,
+    deferred: Deferred,
     tcr: u64,
     timers: Timers,
 }
@@ -171,8 +143,13 @@ impl Timers {
 impl SystemRegisters {
     /// After power-on.
     pub(crate) fn reset() -> Self {
-        let common = Common { actlr: read!("actlr_el1"), ..Common::RESET };
-        Self { common, keys: Keys::RESET, tcr: 0, timers: Timers::default() }
+        Self {
+            common: Common::RESET,
+            keys: Keys::RESET,
+            deferred: Deferred::RESET,
+            tcr: 0,
+            timers: Timers::default(),
+        }
     }
 
     /// From the processor into memory. The timers are off then.
@@ -181,6 +158,9 @@ impl SystemRegisters {
         self.tcr = read!("tcr_el1");
         if Features::get().contains(Features::POINTER_KEYS) {
             self.keys.save();
+        }
+        if Features::get().contains(Features::ERRORS) {
+            self.deferred.save();
         }
         self.timers.save();
         isb();
@@ -194,6 +174,9 @@ impl SystemRegisters {
         self.common.load();
         if Features::get().contains(Features::POINTER_KEYS) {
             self.keys.load();
+        }
+        if Features::get().contains(Features::ERRORS) {
+            self.deferred.load();
         }
         self.timers.load();
         // SAFETY: the guest's translation control.

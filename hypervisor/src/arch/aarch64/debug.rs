@@ -1,0 +1,45 @@
+//! Breakpoints and watchpoints in the processor: they are there while a guest has them in use.
+
+use super::sysreg::{isb, read, write};
+use crate::arm64::debug::{Counts, Debug};
+
+/// How many there are.
+pub(super) fn counts() -> Counts {
+    Counts::of(read!("id_aa64dfr0_el1"))
+}
+
+macro_rules! write_points {
+    ($points:expr, $count:expr, $value:literal, $control:literal, $($n:literal)*) => {
+        $(
+            if $n < $count {
+                // SAFETY: it exists, the ID register says. It is the guest's: nothing at EL2 is a debug exception, for
+                // those of the guest go to EL1 (MDCR_EL2.TDE = 0).
+                unsafe {
+                    write!(concat!("dbg", $value, stringify!($n), "_el1"), $points[$n].value);
+                    write!(concat!("dbg", $control, stringify!($n), "_el1"), $points[$n].control);
+                }
+            }
+        )*
+    };
+}
+
+/// Loads what the guest has in use, or switches everything off.
+#[cold]
+pub(super) fn apply(debug: &Debug, counts: Counts) {
+    let control = debug.armed();
+    if control.is_some() {
+        write_points!(debug.breakpoints, counts.breakpoints, "bvr", "bcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+        write_points!(debug.watchpoints, counts.watchpoints, "wvr", "wcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+    }
+    // SAFETY: as above.
+    unsafe { write!("mdscr_el1", control.unwrap_or(0)) };
+    isb();
+}
+
+/// Switches everything off: the vCPU leaves the CPU.
+#[cold]
+pub(super) fn switch_off() {
+    // SAFETY: as above.
+    unsafe { write!("mdscr_el1", 0) };
+    isb();
+}

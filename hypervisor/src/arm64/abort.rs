@@ -1,0 +1,61 @@
+//! What a stage-2 fault's syndrome says of the access.
+//!
+//! Source: Arm DDI 0487, ESR_EL2 "ISS encoding for an exception from a Data Abort".
+
+/// Cache maintenance or address translation, for which WRITE is always set (CM).
+pub const CACHE_MAINTENANCE: u64 = 1 << 8;
+/// On a walk of stage 1 (S1PTW).
+pub const IN_WALK: u64 = 1 << 7;
+/// A store (WnR).
+pub const WRITE: u64 = 1 << 6;
+/// FAR_ELx says nothing (FnV), for external aborts.
+pub const NO_ADDRESS: u64 = 1 << 10;
+/// Why.
+pub const STATUS: u64 = 0x3f;
+
+/// Kinds of faults by the upper bits of the status.
+#[allow(missing_docs, reason = "the architecture's names")]
+pub mod kind {
+    pub const ADDRESS_SIZE: u64 = 0;
+    pub const TRANSLATION: u64 = 1;
+    pub const ACCESS_FLAG: u64 = 2;
+    pub const PERMISSION: u64 = 3;
+}
+
+/// The kind of fault.
+#[must_use]
+pub const fn kind_of(syndrome: u64) -> u64 {
+    (syndrome & STATUS) >> 2
+}
+
+/// Whether the page has to be writable for the access to go on.
+///
+/// Cache maintenance is reported as a store, but most of it needs no more than a page that is there. DC IVAC needs one
+/// that can be written (D7.5.9.5): it is known by the kind of fault, for what needs less has no permission fault on a page
+/// that can be read. A walk's store sets the accessed flag or the dirty state in stage 1's tables.
+#[must_use]
+pub const fn needs_write(syndrome: u64) -> bool {
+    let is_only_maintenance = syndrome & CACHE_MAINTENANCE != 0 && kind_of(syndrome) != kind::PERMISSION;
+    syndrome & WRITE != 0 && (!is_only_maintenance || syndrome & IN_WALK != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRANSLATION: u64 = 0x07;
+    const PERMISSION: u64 = 0x0f;
+
+    #[test]
+    fn u8_invalidation_of_a_page_without_write_permission_gets_it() {
+        let maintenance = CACHE_MAINTENANCE | WRITE;
+        assert!(needs_write(maintenance | PERMISSION), "or it faults for ever");
+        assert!(!needs_write(maintenance | TRANSLATION), "a page that is there is enough for the others");
+        assert!(needs_write(WRITE | TRANSLATION) && needs_write(WRITE | PERMISSION));
+        assert!(!needs_write(TRANSLATION) && !needs_write(PERMISSION));
+        for status in [TRANSLATION, PERMISSION] {
+            assert!(needs_write(WRITE | IN_WALK | status), "the flags of stage 1's tables");
+            assert!(!needs_write(IN_WALK | status));
+        }
+    }
+}

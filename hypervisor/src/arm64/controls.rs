@@ -1,0 +1,503 @@
+//! EL2's controls: what of the processor a guest is kept from, and what firmware may have left otherwise.
+//!
+//! Everything that a processor has and the guest does not is trapped, or switched off by a control whose 0 means so. A
+//! control is written where the ID registers say that it exists, whatever it held before: no register of EL2 that
+//! concerns the guest keeps what firmware left in it.
+//!
+//! Source: Arm DDI 0487, D24.2: HCR_EL2, HCRX_EL2, CPTR_EL2, MDCR_EL2, CNTHCTL_EL2, HFGRTR_EL2 and its like; for MPAM
+//! Arm DDI 0598; for the list of what is to be looked at, Linux' Documentation/arch/arm64/booting.
+
+/// Bits of HCR_EL2.
+#[allow(missing_docs, reason = "the architecture's names")]
+pub mod hcr {
+    pub const VM: u64 = 1 << 0;
+    pub const SWIO: u64 = 1 << 1;
+    pub const FMO: u64 = 1 << 3;
+    pub const IMO: u64 = 1 << 4;
+    pub const AMO: u64 = 1 << 5;
+    /// A virtual SError pends.
+    pub const VSE: u64 = 1 << 8;
+    pub const FB: u64 = 1 << 9;
+    pub const BSU_INNER: u64 = 1 << 10;
+    pub const TWI: u64 = 1 << 13;
+    pub const TWE: u64 = 1 << 14;
+    pub const TID1: u64 = 1 << 16;
+    pub const TID3: u64 = 1 << 18;
+    pub const TSC: u64 = 1 << 19;
+    pub const TIDCP: u64 = 1 << 20;
+    pub const TACR: u64 = 1 << 21;
+    pub const TSW: u64 = 1 << 22;
+    pub const RW: u64 = 1 << 31;
+    pub const E2H: u64 = 1 << 34;
+    pub const TLOR: u64 = 1 << 35;
+    pub const TERR: u64 = 1 << 36;
+    pub const TEA: u64 = 1 << 37;
+    pub const APK: u64 = 1 << 40;
+    pub const API: u64 = 1 << 41;
+    pub const FWB: u64 = 1 << 46;
+    pub const TID5: u64 = 1 << 58;
+}
+
+/// CPTR_EL2 without VHE: bits 13, 9 and 7:0 are ones; SME and SVE (12, 8) are not shown.
+const CPTR_BASE: u64 = 0x33ff;
+/// Trace registers, and those of activity monitors.
+const CPTR_TTA: u64 = 1 << 20;
+const CPTR_TAM: u64 = 1 << 30;
+
+/// MDCR_EL2: the performance monitor, debug registers, OS lock, debug ROM, statistical profiling, trace filters, the
+/// debug channel. The buffers of profiling and tracing (E2PB, E2TB) are EL2's where these bits are 0, and debug
+/// exceptions (TDE) the guest's.
+mod mdcr {
+    pub(super) const TPMCR: u64 = 1 << 5;
+    pub(super) const TPM: u64 = 1 << 6;
+    pub(super) const TDA: u64 = 1 << 9;
+    pub(super) const TDOSA: u64 = 1 << 10;
+    pub(super) const TDRA: u64 = 1 << 11;
+    pub(super) const TPMS: u64 = 1 << 14;
+    pub(super) const TTRF: u64 = 1 << 19;
+    pub(super) const TDCC: u64 = 1 << 27;
+}
+
+/// CNTHCTL_EL2: the guest has the physical counter and EL1's physical timer.
+const CNTHCTL: u64 = 1 << 0 | 1 << 1;
+/// HCRX_EL2: writes of PSTATE.ALLINT. All else of it is off where its bit is 0.
+const HCRX_TALLINT: u64 = 1 << 6;
+/// HDFGRTR_EL2: the ID registers of the buffers of profiling and tracing.
+const HDFGRTR_PMBIDR: u64 = 1 << 63;
+const HDFGRTR_TRBIDR: u64 = 1 << 56;
+/// MPAM2_EL2: MPAM0_EL1, MPAM1_EL1, and where it can be trapped here, MPAMIDR_EL1.
+const MPAM2_TRAPS: u64 = 1 << 48 | 1 << 49;
+const MPAM2_TIDR: u64 = 1 << 58;
+/// MPAMHCR_EL2: MPAMIDR_EL1.
+const MPAMHCR_TRAP_ID: u64 = 1 << 31;
+/// MPAMIDR_EL1: there is MPAMHCR_EL2; MPAM2_EL2 has TIDR.
+const MPAMIDR_HAS_HCR: u64 = 1 << 17;
+const MPAMIDR_HAS_TIDR: u64 = 1 << 58;
+/// VSESR_EL2: what the guest's SErrors say of themselves is nothing that the architecture defines (IDS).
+const VSESR_DEFINED_BY_NOBODY: u64 = 1 << 24;
+
+/// What the processor says of itself: ID registers by their names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the architecture's names")]
+pub struct Processor {
+    pub pfr0: u64,
+    pub pfr1: u64,
+    pub dfr0: u64,
+    pub mmfr0: u64,
+    pub mmfr1: u64,
+    pub mmfr2: u64,
+    pub isar1: u64,
+    pub isar2: u64,
+    /// MPAMIDR_EL1; 0 without MPAM.
+    pub mpamidr: u64,
+    /// PMCR_EL0.N; 0 without performance monitor.
+    pub counters: u64,
+}
+
+/// A field of an ID register: four bits.
+const fn field(register: u64, shift: u32) -> u64 {
+    register >> shift & 0xf
+}
+
+macro_rules! features {
+    ($($(#[$doc:meta])* $name:ident: $register:ident[$shift:literal] >= $least:literal,)*) => {
+        impl Processor {
+            $($(#[$doc])* #[must_use] pub const fn $name(&self) -> bool { field(self.$register, $shift) >= $least })*
+        }
+    };
+}
+
+features! {
+    /// FEAT_RAS.
+    has_ras: pfr0[28] >= 1,
+    /// FEAT_AMUv1.
+    has_amu: pfr0[44] >= 1,
+    /// FEAT_MTE2, which has registers.
+    has_mte: pfr1[8] >= 2,
+    /// FEAT_NMI.
+    has_nmi: pfr1[36] >= 1,
+    /// FEAT_LOR.
+    has_lor: mmfr1[16] >= 1,
+    /// FEAT_HCX.
+    has_hcx: mmfr1[40] >= 1,
+    /// FEAT_FGT.
+    has_fgt: mmfr0[56] >= 1,
+    /// FEAT_FGT2.
+    has_fgt2: mmfr0[56] >= 2,
+    /// FEAT_ECV with CNTPOFF_EL2.
+    has_counter_offset: mmfr0[60] >= 2,
+    /// FEAT_SPE.
+    has_spe: dfr0[32] >= 1,
+    /// FEAT_TRF.
+    has_trf: dfr0[40] >= 1,
+    /// FEAT_TRBE.
+    has_trbe: dfr0[44] >= 1,
+    /// FEAT_BRBE.
+    has_brbe: dfr0[52] >= 1,
+    /// FEAT_S2FWB.
+    has_forced_write_back: mmfr2[40] >= 1,
+}
+
+impl Processor {
+    /// FEAT_MPAM.
+    #[must_use]
+    pub const fn has_mpam(&self) -> bool {
+        field(self.pfr0, 40) != 0 || field(self.pfr1, 16) != 0
+    }
+
+    /// FEAT_PMUv3, and not one of an implementer's own.
+    #[must_use]
+    pub const fn has_pmu(&self) -> bool {
+        !matches!(field(self.dfr0, 8), 0 | 0xf)
+    }
+
+    /// FEAT_DoubleLock, whose field says it the other way round.
+    #[must_use]
+    pub const fn has_double_lock(&self) -> bool {
+        field(self.dfr0, 36) == 0
+    }
+
+    /// FEAT_PAuth, by any algorithm.
+    #[must_use]
+    pub const fn has_pointer_keys(&self) -> bool {
+        const BY_ISAR1: u64 = 0xf << 4 | 0xf << 8 | 0xf << 24 | 0xf << 28;
+        const BY_ISAR2: u64 = 0xf << 8 | 0xf << 12;
+        self.isar1 & BY_ISAR1 != 0 || self.isar2 & BY_ISAR2 != 0
+    }
+}
+
+const fn when(there: bool, bits: u64) -> u64 {
+    if there { bits } else { 0 }
+}
+
+/// HCR_EL2 as it always is, but for [`hcr::TWE`], [`hcr::VSE`] and what is wanted of the guest's TLB instructions.
+///
+/// Stage 2 stays on while the hypervisor runs: EL2's own translation does not pass it. What is 0 and could be 1: bits of
+/// features that are not shown, whose registers trap where the bit is 0 (ATA, EnSCXT, FIEN, AMVOFFEN, TME, NV), and traps
+/// of what is the guest's own (TVM, TRVM, TTLB, TPU, TPC, TDZ, TID2, TID4, HCD).
+#[must_use]
+pub const fn hcr_base(processor: &Processor) -> u64 {
+    hcr::VM
+        | hcr::SWIO
+        | hcr::FMO
+        | hcr::IMO
+        | hcr::AMO
+        | hcr::TWI
+        | hcr::TID1
+        | hcr::TID3
+        | hcr::TSC
+        | hcr::TIDCP
+        | hcr::TACR
+        | hcr::TSW
+        | hcr::RW
+        | when(processor.has_ras(), hcr::TERR | hcr::TEA)
+        | when(processor.has_lor(), hcr::TLOR)
+        | when(processor.has_mte(), hcr::TID5)
+        | when(processor.has_pointer_keys(), hcr::APK | hcr::API)
+        | when(processor.has_forced_write_back(), hcr::FWB)
+}
+
+const fn cptr(processor: &Processor) -> u64 {
+    CPTR_BASE | CPTR_TTA | when(processor.has_amu(), CPTR_TAM)
+}
+
+const fn mdcr(processor: &Processor) -> u64 {
+    mdcr::TPMCR
+        | mdcr::TPM
+        | mdcr::TDA
+        | mdcr::TDOSA
+        | mdcr::TDRA
+        | when(processor.has_spe(), mdcr::TPMS)
+        | when(processor.has_trf(), mdcr::TTRF)
+        | when(processor.has_fgt(), mdcr::TDCC)
+        // HPMN: all counters belong to the part that is trapped.
+        | processor.counters & 0x1f
+}
+
+/// Passes on the registers that are written on each CPU before its first guest, in the order in which they are: names, and
+/// how the assembler is told of those that it may not know.
+macro_rules! for_each_control {
+    ($callback:ident) => {
+        $callback! {
+            /// What traps.
+            Hcr: "HCR_EL2" "hcr_el2",
+            /// Floating point, trace, activity monitors.
+            Cptr: "CPTR_EL2" "cptr_el2",
+            /// Debug, performance monitor, profiling.
+            Mdcr: "MDCR_EL2" "mdcr_el2",
+            /// AArch32's coprocessor registers.
+            Hstr: "HSTR_EL2" "hstr_el2",
+            /// An implementer's own.
+            Hacr: "HACR_EL2" "hacr_el2",
+            /// Counters and timers.
+            Cnthctl: "CNTHCTL_EL2" "cnthctl_el2",
+            /// The virtual counter's offset.
+            Cntvoff: "CNTVOFF_EL2" "cntvoff_el2",
+            /// The physical counter's offset.
+            Cntpoff: "CNTPOFF_EL2" "s3_4_c14_c0_6",
+            /// Features from ARMv8.7 on.
+            Hcrx: "HCRX_EL2" "s3_4_c1_c2_2",
+            /// Fine-grained traps of reads.
+            Hfgrtr: "HFGRTR_EL2" "s3_4_c1_c1_4",
+            /// Of writes.
+            Hfgwtr: "HFGWTR_EL2" "s3_4_c1_c1_5",
+            /// Of instructions.
+            Hfgitr: "HFGITR_EL2" "s3_4_c1_c1_6",
+            /// Of reads of debug registers.
+            Hdfgrtr: "HDFGRTR_EL2" "s3_4_c3_c1_4",
+            /// Of writes of debug registers.
+            Hdfgwtr: "HDFGWTR_EL2" "s3_4_c3_c1_5",
+            /// Of activity monitors.
+            Hafgrtr: "HAFGRTR_EL2" "s3_4_c3_c1_6",
+            /// The second register of each.
+            Hfgrtr2: "HFGRTR2_EL2" "s3_4_c3_c1_2",
+            /// Of writes.
+            Hfgwtr2: "HFGWTR2_EL2" "s3_4_c3_c1_3",
+            /// Of instructions.
+            Hfgitr2: "HFGITR2_EL2" "s3_4_c3_c1_7",
+            /// Of reads of debug registers.
+            Hdfgrtr2: "HDFGRTR2_EL2" "s3_4_c3_c1_0",
+            /// Of writes of debug registers.
+            Hdfgwtr2: "HDFGWTR2_EL2" "s3_4_c3_c1_1",
+            /// Memory partitioning: traps, and EL2's own partition.
+            Mpam2: "MPAM2_EL2" "s3_4_c10_c5_0",
+            /// Its virtual partitions.
+            Mpamhcr: "MPAMHCR_EL2" "s3_4_c10_c4_0",
+            /// The guest's partition at EL1.
+            Mpam1: "MPAM1_EL1" "s3_0_c10_c5_0",
+            /// And at EL0.
+            Mpam0: "MPAM0_EL1" "s3_0_c10_c5_1",
+            /// LORegions are off.
+            Lorc: "LORC_EL1" "s3_0_c10_c4_3",
+            /// Profiling of EL2.
+            Pmscr: "PMSCR_EL2" "s3_4_c9_c9_0",
+            /// Tracing of EL2.
+            Trfcr: "TRFCR_EL2" "s3_4_c1_c2_1",
+            /// Branch records of EL2.
+            Brbcr: "BRBCR_EL2" "s2_4_c9_c0_0",
+            /// EL0 has no performance monitor.
+            Pmuserenr: "PMUSERENR_EL0" "s3_3_c9_c14_0",
+            /// Nor activity monitors.
+            Amuserenr: "AMUSERENR_EL0" "s3_3_c13_c2_3",
+            /// What a virtual SError says.
+            Vsesr: "VSESR_EL2" "s3_4_c5_c2_3",
+            /// A virtual SError that was deferred.
+            Vdisr: "VDISR_EL2" "s3_4_c12_c1_1",
+            /// Breakpoints are off.
+            Mdscr: "MDSCR_EL1" "mdscr_el1",
+            /// The debug channel's interrupts.
+            Mdccint: "MDCCINT_EL1" "mdccint_el1",
+            /// The OS lock would keep breakpoints from working.
+            OsLock: "OSLAR_EL1" "oslar_el1",
+            /// So would the double lock.
+            DoubleLock: "OSDLR_EL1" "osdlr_el1",
+        }
+    };
+}
+
+macro_rules! controls {
+    ($($(#[$doc:meta])* $name:ident: $register:literal $encoding:literal,)*) => {
+        /// A register that is written on each CPU before its first guest.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Control { $($(#[$doc])* $name,)* }
+
+        impl Control {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The architecture's name.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $register,)* }
+            }
+        }
+    };
+}
+
+for_each_control!(controls);
+
+/// What `control` is written with before the first guest; `None` if the processor does not have it.
+#[must_use]
+pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
+    use Control as C;
+    let (there, value) = match control {
+        C::Hcr => (true, hcr_base(processor)),
+        C::Cptr => (true, cptr(processor)),
+        C::Mdcr => (true, mdcr(processor)),
+        C::Cnthctl => (true, CNTHCTL),
+        // An emulator (QEMU 7.2) adds offset and compare value of the virtual timer without looking for an overflow, and
+        // then its timer goes off for ever. So the guest's counter is the machine's.
+        C::Cntvoff => (true, 0),
+        C::Hstr | C::Hacr | C::Mdscr | C::Mdccint | C::OsLock => (true, 0),
+        C::Cntpoff => (processor.has_counter_offset(), 0),
+        C::Hcrx => (processor.has_hcx(), when(processor.has_nmi(), HCRX_TALLINT)),
+        // Bits for what is new trap where they are 0, and what the others could trap is trapped otherwise or the guest's.
+        C::Hfgrtr | C::Hfgwtr | C::Hfgitr | C::Hdfgwtr => (processor.has_fgt(), 0),
+        C::Hdfgrtr => {
+            let buffers =
+                when(processor.has_spe(), HDFGRTR_PMBIDR) | when(processor.has_trbe(), HDFGRTR_TRBIDR);
+            (processor.has_fgt(), buffers)
+        }
+        C::Hafgrtr => (processor.has_fgt() && processor.has_amu(), 0),
+        C::Hfgrtr2 | C::Hfgwtr2 | C::Hfgitr2 | C::Hdfgrtr2 | C::Hdfgwtr2 => (processor.has_fgt2(), 0),
+        C::Mpam2 => {
+            let id = when(processor.mpamidr & MPAMIDR_HAS_TIDR != 0, MPAM2_TIDR);
+            (processor.has_mpam(), MPAM2_TRAPS | id)
+        }
+        C::Mpamhcr => (processor.has_mpam() && processor.mpamidr & MPAMIDR_HAS_HCR != 0, MPAMHCR_TRAP_ID),
+        C::Mpam1 | C::Mpam0 => (processor.has_mpam(), 0),
+        C::Lorc => (processor.has_lor(), 0),
+        C::Pmscr => (processor.has_spe(), 0),
+        C::Trfcr => (processor.has_trf(), 0),
+        C::Brbcr => (processor.has_brbe(), 0),
+        C::Pmuserenr => (processor.has_pmu(), 0),
+        C::Amuserenr => (processor.has_amu(), 0),
+        C::Vsesr => (processor.has_ras(), VSESR_DEFINED_BY_NOBODY),
+        C::Vdisr => (processor.has_ras(), 0),
+        C::DoubleLock => (processor.has_double_lock(), 0),
+    };
+    if there { Some(value) } else { None }
+}
+
+/// ICC_SRE_EL2: system registers (SRE), no bypass (DFB, DIB). Enable is 0, so that ICC_SRE_EL1 traps: with it a guest could
+/// change what the next vCPU finds.
+pub const ICC_SRE_EL2: u64 = 7;
+/// ICC_SRE_EL1, likewise; a guest reads this.
+pub const ICC_SRE_EL1: u64 = 7;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every field says 1, but those of which 2 matters; the double lock is not there.
+    fn everything() -> Processor {
+        const ONES: u64 = 0x1111_1111_1111_1111;
+        Processor {
+            pfr0: ONES,
+            pfr1: ONES | 2 << 8,
+            dfr0: ONES | 0xf << 36,
+            mmfr0: ONES | 2 << 56 | 2 << 60,
+            mmfr1: ONES,
+            mmfr2: ONES,
+            isar1: ONES,
+            isar2: ONES,
+            mpamidr: u64::MAX,
+            counters: 6,
+        }
+    }
+
+    /// ARMv8.0 without anything optional.
+    fn nothing() -> Processor {
+        Processor { mmfr0: 0xff << 24, ..Processor::default() }
+    }
+
+    #[test]
+    fn u8_whatever_the_processor_has_and_the_guest_has_not_is_kept_from_it() {
+        let all = everything();
+        let value = |control| at_start(control, &all);
+        let hcr = value(Control::Hcr).unwrap();
+        // TERR, TEA, TLOR, TID1, TID3, TID5, TSC, TIDCP, TACR, TSW, AMO; by their places in the manual.
+        for bit in [36, 37, 35, 16, 18, 58, 19, 20, 21, 22, 5, 4, 3] {
+            assert!(hcr >> bit & 1 != 0, "HCR_EL2 bit {bit}");
+        }
+        // ATA, EnSCXT, FIEN, AMVOFFEN, TME, NV, NV1, NV2, TGE, E2H, VSE: off.
+        for bit in [56, 53, 47, 51, 39, 42, 43, 45, 27, 34, 8] {
+            assert!(hcr >> bit & 1 == 0, "HCR_EL2 bit {bit}");
+        }
+        assert_eq!(value(Control::Cptr), Some(1 << 30 | 1 << 20 | 0x33ff), "TAM, TTA, TSM, TZ");
+        let mdcr = value(Control::Mdcr).unwrap();
+        for bit in [5, 6, 9, 10, 11, 14, 19, 27] {
+            assert!(mdcr >> bit & 1 != 0, "MDCR_EL2 bit {bit}");
+        }
+        // TDE; E2PB and E2TB, whose 0 is EL2's buffers.
+        assert_eq!(mdcr & (1 << 8 | 3 << 12 | 3 << 24), 0);
+        assert_eq!(mdcr & 0x1f, 6);
+        assert_eq!(value(Control::Hcrx), Some(1 << 6));
+        assert_eq!(value(Control::Hdfgrtr), Some(1 << 63 | 1 << 56));
+        assert_eq!(value(Control::Mpam2), Some(1 << 48 | 1 << 49 | 1 << 58));
+        assert_eq!(value(Control::Mpamhcr), Some(1 << 31));
+        assert_eq!(value(Control::Vsesr), Some(1 << 24));
+        assert_eq!(ICC_SRE_EL2 & 1 << 3, 0, "ICC_SRE_EL1 traps");
+    }
+
+    #[test]
+    fn u8_nothing_keeps_what_firmware_left() {
+        let all = everything();
+        for &control in Control::ALL {
+            let there = at_start(control, &all).is_some();
+            assert_eq!(there, control != Control::DoubleLock, "{}", control.name());
+        }
+        assert_eq!(at_start(Control::DoubleLock, &nothing()), Some(0));
+        let zeroes = [
+            Control::Hstr,
+            Control::Hacr,
+            Control::Cntpoff,
+            Control::Hfgrtr,
+            Control::Hfgwtr,
+            Control::Hfgitr,
+            Control::Hdfgwtr,
+            Control::Hafgrtr,
+            Control::Hfgrtr2,
+            Control::Hfgwtr2,
+            Control::Hfgitr2,
+            Control::Hdfgrtr2,
+            Control::Hdfgwtr2,
+            Control::Mpam1,
+            Control::Mpam0,
+            Control::Lorc,
+            Control::Pmscr,
+            Control::Trfcr,
+            Control::Brbcr,
+            Control::Pmuserenr,
+            Control::Amuserenr,
+            Control::Vdisr,
+            Control::Mdscr,
+            Control::Mdccint,
+            Control::OsLock,
+        ];
+        for control in zeroes {
+            assert_eq!(at_start(control, &all), Some(0), "{}", control.name());
+        }
+    }
+
+    #[test]
+    fn u8_what_is_not_there_is_not_written() {
+        let base = [
+            Control::Hcr,
+            Control::Cptr,
+            Control::Mdcr,
+            Control::Hstr,
+            Control::Hacr,
+            Control::Cnthctl,
+            Control::Cntvoff,
+            Control::Mdscr,
+            Control::Mdccint,
+            Control::OsLock,
+            Control::DoubleLock,
+        ];
+        for &control in Control::ALL {
+            assert_eq!(
+                at_start(control, &nothing()).is_some(),
+                base.contains(&control),
+                "{}",
+                control.name()
+            );
+        }
+        // Bits of features that are not there are reserved.
+        let hcr = at_start(Control::Hcr, &nothing()).unwrap();
+        assert_eq!(hcr & (hcr::TERR | hcr::TEA | hcr::TLOR | hcr::TID5 | hcr::APK | hcr::API | hcr::FWB), 0);
+        assert_eq!(at_start(Control::Cptr, &nothing()), Some(0x33ff | 1 << 20));
+        // A performance monitor of an implementer's own has no PMUSERENR_EL0 that we know.
+        let own = Processor { dfr0: 0xf << 8, ..nothing() };
+        assert_eq!(at_start(Control::Pmuserenr, &own), None);
+    }
+
+    #[test]
+    fn u1_the_guests_counter_has_no_offset() {
+        for processor in [everything(), nothing()] {
+            assert_eq!(at_start(Control::Cntvoff, &processor), Some(0));
+            // The physical timer and counter are the guest's (EL1PCTEN, EL1PCEN), without ECV's traps and offset.
+            assert_eq!(at_start(Control::Cnthctl, &processor), Some(3));
+        }
+    }
+}

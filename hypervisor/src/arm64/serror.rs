@@ -1,0 +1,65 @@
+//! Asynchronous aborts (SError) that end a stay in the guest: they are the guest's.
+//!
+//! Source: Arm DDI 0487, D24.2.40 "ISS encoding for an SError exception", HCR_EL2.VSE; Arm DDI 0587 (RAS) for the types.
+
+/// The syndrome is an implementer's own (IDS).
+const OWN: u64 = 1 << 24;
+const STATUS: u64 = 0x3f;
+/// The status: asynchronous SError.
+const ASYNCHRONOUS: u64 = 0x11;
+/// How bad it is (AET).
+const TYPE_SHIFT: u32 = 10;
+const RESTARTABLE: u64 = 2;
+const CORRECTED: u64 = 6;
+
+/// What an SError is for the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Corrected, or nothing that was used has suffered: the guest goes on.
+    Harmless,
+    /// The guest gets a virtual one.
+    Virtual,
+}
+
+/// What follows from this syndrome. Without FEAT_RAS nothing is known of it.
+#[must_use]
+pub const fn outcome(syndrome: u64, has_ras: bool) -> Outcome {
+    let is_told = has_ras && syndrome & OWN == 0 && syndrome & STATUS == ASYNCHRONOUS;
+    match syndrome >> TYPE_SHIFT & 7 {
+        RESTARTABLE | CORRECTED if is_told => Outcome::Harmless,
+        _ => Outcome::Virtual,
+    }
+}
+
+/// HCR_EL2 as noted, after a stay in the guest: the processor clears VSE when the guest takes its SError.
+#[must_use]
+pub const fn after_guest(noted: u64, processor: u64) -> u64 {
+    noted & !super::controls::hcr::VSE | noted & processor & super::controls::hcr::VSE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::controls::hcr::VSE;
+    use super::*;
+
+    const CLASS: u64 = 0x2f << 26;
+
+    #[test]
+    fn u8_an_serror_is_the_guests_whatever_it_says() {
+        for kind in 0..8 {
+            let syndrome = CLASS | kind << 10 | 0x11;
+            let expected = if matches!(kind, 2 | 6) { Outcome::Harmless } else { Outcome::Virtual };
+            assert_eq!(outcome(syndrome, true), expected, "{kind}");
+            assert_eq!(outcome(syndrome, false), Outcome::Virtual);
+            assert_eq!(outcome(syndrome | 1 << 24, true), Outcome::Virtual, "an implementer's own");
+            assert_eq!(outcome(CLASS | kind << 10, true), Outcome::Virtual, "not categorized");
+        }
+    }
+
+    #[test]
+    fn u8_a_virtual_serror_comes_once() {
+        assert_eq!(after_guest(VSE | 5, 5), 5, "the guest has taken it");
+        assert_eq!(after_guest(VSE | 5, VSE | 5), VSE | 5, "it pends still");
+        assert_eq!(after_guest(5, VSE | 5), 5, "it is another vCPU's");
+    }
+}
