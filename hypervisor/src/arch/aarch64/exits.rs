@@ -12,6 +12,7 @@ use super::vcpu::Activity;
 use crate::arm64::serror::{self, Outcome};
 use crate::arm64::step;
 use crate::devices::psci::{self, Call, Status};
+use crate::vm::console::GUEST;
 use crate::vm::{Context, Next};
 
 /// Exception classes.
@@ -63,7 +64,8 @@ impl Context<'_> {
     fn on_serror(&mut self) -> Next {
         self.count(Counter::ExitOther);
         let syndrome = read!("esr_el2");
-        log::warn!("asynchronous abort (SError) while vCPU {} ran, syndrome {syndrome:#x}", self.vcpu.index);
+        let vcpu = self.vcpu.index;
+        log::warn!(target: GUEST, "asynchronous abort (SError) while vCPU {vcpu} ran, syndrome {syndrome:#x}");
         match serror::outcome(syndrome, Features::get().contains(Features::ERRORS)) {
             Outcome::Harmless => {}
             Outcome::Virtual => self.state.raise_serror(),

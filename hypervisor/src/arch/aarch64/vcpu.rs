@@ -152,18 +152,16 @@ impl Context<'_> {
         self.cpu.last_exit.store(exit, core::sync::atomic::Ordering::Relaxed);
         self.take_lists_back();
         if exit == vector::IRQ {
-            interrupts::take_all();
-            self.take_timers();
-            self.note_maintenance();
+            self.open_window();
         }
         true
     }
 
-    /// Takes the interrupts that pend, outside of guest mode. The virtual timer's is that of the vCPU on this CPU.
-    #[cold]
+    /// Takes the interrupts that pend, outside of guest mode. The guest's timers are those of the vCPU on this CPU.
     pub(crate) fn open_window(&mut self) {
         interrupts::take_all();
-        self.take_virtual_timer();
+        self.take_timers();
+        self.note_maintenance();
     }
 
     /// The list registers are empty after this, and the interface asks for nothing.
