@@ -240,6 +240,10 @@ counters! {
     ZapTables = "slots.tables",
     /// Flushes of all vCPUs that they took.
     ZapFlushes = "slots.flushes",
+    /// Resets of its machine; counted for the first vCPU.
+    Resets = "reset.count",
+    /// Steps of requests from outside that were served during these.
+    ResetRequests = "reset.requests",
     /// Lines of the log that it caused and that were left out, because there were too many.
     LogLinesLeftOut = "log.left_out",
     /// Crashes that it reported and that were left out of the log.

@@ -25,6 +25,7 @@ mod snapshots;
 pub mod space;
 #[cfg(test)]
 mod support;
+mod sweep;
 mod sync;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -45,5 +46,6 @@ pub use mmio::MmioCache;
 pub use paging::{Gpa, PhysAddr};
 pub use raw::Pattern;
 pub use slot::{SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId, SpaceId};
+pub use sweep::{Piece, Sweep};
 pub use treatment::{SlotChange, Treatment};
 pub use update::{Edit, Published, Quiesced, Retired, Update};

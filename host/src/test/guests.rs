@@ -384,16 +384,21 @@ impl Lab<'_> {
             switches: switches(case.settings)?,
         };
         guest.check()?;
-        let mut said = Err(anyhow!("the guest did not begin"));
+        let mut said = None;
         let outcome = self.boot(&guest, siege.cpus, |report, machine| {
-            if report["event"] != "ready" {
+            if report["event"] != "ready" || said.is_some() {
                 return Ok(Flow::Continue);
             }
-            said = siege::talk(machine);
+            said = Some(siege::talk(machine));
             Ok(Flow::Stop)
         })?;
         with_console(&outcome, || {
-            said?;
+            said.context("the guest did not begin")??;
+            let counters = outcome.counters.as_ref().context("there are no counters")?;
+            for &(counter, least) in siege.least {
+                let counted = counters.get(counter);
+                ensure!(counted >= least, "{} is {counted}, below {least}", counter.name());
+            }
             check_log(&outcome)?;
             ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
             Ok(())

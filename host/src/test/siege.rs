@@ -2,6 +2,7 @@
 
 use crate::machine::process::Machine;
 use anyhow::{Context, Result, ensure};
+use hostlink::counters::Counter;
 use hostlink::ctl::Request;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ pub(super) struct Siege {
     pub(super) vcpus: u32,
     pub(super) cpus: u32,
     pub(super) memory: u64,
+    /// How much the hypervisor has to have counted in the end.
+    pub(super) least: &'static [(Counter, u64)],
 }
 
 /// How often each thing is asked.
@@ -21,8 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Asks what there is to ask, again and again.
 pub(super) fn talk(machine: &Machine) -> Result<()> {
+    let mut control = machine.control()?.with_patience(PATIENCE)?;
     for round in 0..ROUNDS {
-        let mut control = machine.control()?.with_patience(PATIENCE)?;
         for request in [Request::Vms, Request::Slots, Request::Stats] {
             let records = control.ask(&request).with_context(|| format!("round {round}, '{request}'"))?;
             ensure!(!records.is_empty(), "round {round}: '{request}' has an empty answer");

@@ -13,15 +13,16 @@ use hostlink::defect::Defect;
 #[cfg(target_arch = "aarch64")]
 use hostlink::exit::ExitCode;
 use memslots::space::ZapWay;
-use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
+use memslots::{Gpa, GuestMemory, Memslots, PhysAddr, Piece, Slot, SlotFlags, SlotId, Sweep};
 use paging::Level;
 use spin::{Mutex, Once};
 
 use super::console::GUEST;
+use super::control;
 use super::files::{CreateError, Files};
 use super::memory::FreeMemory;
 use super::percpu::PerCpu;
-use super::slot_memory::SlotMemory;
+use super::slot_memory::{CLEAR_BYTES, SlotMemory};
 use super::space::Space;
 use crate::arch::vcpu::{Inbox, VcpuState};
 use crate::arch::{clock, cpu, guest};
@@ -160,7 +161,7 @@ pub(crate) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         turn_wanted: AtomicBool::new(false),
         parked: AtomicU32::new(0),
     };
-    machine.load_guest().map_err(CreateError::Load)?;
+    machine.load_guest(&mut || {}).map_err(CreateError::Load)?;
     machine.publish_counters();
     MACHINE.call_once(|| machine);
     Ok(())
@@ -211,30 +212,26 @@ impl Machine {
 
     /// Zeroes guest memory and puts kernel, initial RAM disk and tables there; the boot vCPU begins at the entry.
     ///
-    /// Nobody owns a vCPU meanwhile.
-    fn load_guest(&self) -> Result<(), LoadError> {
+    /// Nobody owns a vCPU meanwhile. All of it is done in steps, between which there is a `pause` without any lock held or
+    /// memory pinned.
+    fn load_guest(&self, pause: &mut dyn FnMut()) -> Result<(), LoadError> {
         let boot = &self.vcpus[0];
         let owner = boot.target.owner().expect("nobody runs the boot vCPU while memory is loaded");
         // SAFETY: the owner was just taken.
         let state = unsafe { boot.state() };
-        self.zero_memory();
-        let memory = self.space.slots().memory();
-        self.guest.load(&self.files, self.vcpu_count(), &memory, &boot.inbox, state)?;
-        drop(owner);
-        Ok(())
-    }
-
-    fn zero_memory(&self) {
-        let memory = self.space.slots().memory();
-        memory.for_each(|slot| {
-            if slot.is_read_only() {
+        let slots = self.space.slots();
+        sweep(slots, pause, |memory, piece| {
+            if piece.slot.is_read_only() {
                 return;
             }
             // SAFETY: the slot's memory is the guest's alone, and no vCPU runs.
-            unsafe { cpu::zero(slot.host.0, slot.size) };
+            unsafe { cpu::zero(piece.host.start, piece.host.end - piece.host.start) };
             // Not by way of `memory`, so its log has to be told.
-            memory.mark_dirty(slot.range());
+            memory.mark_dirty(piece.gpas);
         });
+        self.guest.load(&self.files, self.vcpu_count(), slots, &boot.inbox, state, pause)?;
+        drop(owner);
+        Ok(())
     }
 
     fn publish_counters(&self) {
@@ -339,7 +336,7 @@ impl Machine {
     }
 
     /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The last one starts the
-    /// guest again.
+    /// guest again, in steps between which its CPU takes interrupts and serves requests.
     ///
     /// ```text
     /// each vCPU                                the last vCPU
@@ -362,12 +359,43 @@ impl Machine {
             state.reset(&vcpu.inbox);
         }
         self.reset_devices(cpu);
+        let counters = self.counters_of(&self.vcpus[0]);
+        increase(&counters[Counter::Resets as usize], 1);
+        let mut pause = || {
+            cpu::take_interrupts();
+            if cpu.index == 0 && self.requests_wait() {
+                control::serve(cpu);
+                increase(&counters[Counter::ResetRequests as usize], 1);
+            }
+        };
         // The plan was made from the same files before.
-        self.load_guest().unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
+        self.load_guest(&mut pause)
+            .unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
         self.attention.fetch_and(!attention::RESET, Ordering::Release);
         for vcpu in &self.vcpus {
             self.nudge(self.sched.wake(vcpu.index, Line::Work));
         }
+    }
+}
+
+/// Does something to all of a guest's memory, in short steps. `memory` and the slots are pinned during a step.
+pub(crate) fn sweep(slots: &Memslots, pause: &mut dyn FnMut(), mut act: impl FnMut(&GuestMemory<'_>, Piece)) {
+    let mut sweep = Sweep::new(CLEAR_BYTES);
+    loop {
+        {
+            let memory = slots.memory();
+            let Some(piece) = sweep.next(&memory) else { return };
+            act(&memory, piece);
+        }
+        pause();
+    }
+}
+
+/// Writes to guest memory, in short steps.
+pub(crate) fn place(slots: &Memslots, gpa: u64, bytes: &[u8], pause: &mut dyn FnMut()) {
+    for (chunk, offset) in bytes.chunks(CLEAR_BYTES as usize).zip((0..).step_by(CLEAR_BYTES as usize)) {
+        slots.memory().write(Gpa(gpa + offset), chunk).expect("the plan stays within memory");
+        pause();
     }
 }
 

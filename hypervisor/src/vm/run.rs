@@ -262,6 +262,7 @@ impl<'a> Context<'a> {
             Leave::Parked => {
                 // SAFETY: as above.
                 unsafe { Self::release(&mut self.owner) };
+                note_current(self.cpu, None);
                 let Block::Next(next) = self.vm.sched.block(self.cpu.index, now, u64::MAX, || true) else {
                     unreachable!("a vCPU that runs can always stop")
                 };

@@ -14,7 +14,7 @@ use crate::arch::cpu;
 
 const PAGE: u64 = 4096;
 /// Memory that is zeroed, or cleaned, in a step.
-const CLEAR_BYTES: u64 = 256 << 10;
+pub(crate) const CLEAR_BYTES: u64 = 256 << 10;
 
 /// A slot that is to be added. Nobody else uses its memory, which is being zeroed.
 pub(crate) struct NewSlot {

@@ -10,6 +10,7 @@ mod slots;
 mod space;
 mod spaces;
 mod stage2;
+mod sweep;
 mod treatment;
 mod update;
 mod updates;

@@ -86,10 +86,11 @@ const TESTS: [Test; 41] = [
 ];
 
 /// Those that are run by their names alone, for they need a hypervisor that is set up for them.
-const APART: [Test; 3] = [
+const APART: [Test; 4] = [
     test("list-in-parts", parts::list_in_parts),
     test("u2-halted-timers", storms::halted_timers),
     test("u5-crash-reports", storms::crash_reports),
+    test("u6-reset-storm", storms::reset_storm),
 ];
 
 /// Whether the command line's name is this one.

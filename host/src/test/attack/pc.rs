@@ -3,18 +3,30 @@
 use crate::size::MIB;
 use crate::test::cases::{Body, Case, ProbeEnd, case, probe};
 use crate::test::siege::Siege;
+use hostlink::counters::Counter;
 
 /// The rows, in the order of their ids.
 pub(super) const ROWS: &[Case] = &[
     case(
         "u2_halted_timers",
         "vCPUs that halt with interrupts off, their timers expired, do not keep interrupts from the CPU",
-        Body::Siege(Siege { test: "u2_halted_timers", vcpus: 8, cpus: 1, memory: 64 * MIB }),
+        Body::Siege(Siege { test: "u2_halted_timers", vcpus: 8, cpus: 1, memory: 64 * MIB, least: &[] }),
     ),
     probe(
         "u5_crash_reports",
         "a guest that reports crashes all the time does not flood the log",
         "u5_crash_reports",
         ProbeEnd::Passed,
+    ),
+    case(
+        "u6_requests_during_resets",
+        "requests from outside are served while the memory of a guest that is reset all the time is zeroed",
+        Body::Siege(Siege {
+            test: "u6_reset_storm",
+            vcpus: 1,
+            cpus: 1,
+            memory: 512 * MIB,
+            least: &[(Counter::Resets, 1), (Counter::ResetRequests, 20)],
+        }),
     ),
 ];

@@ -9,7 +9,7 @@ use core::ops::Range;
 use coherence::tlbi::{self, Errata, Granule, Limits, Setup, Stage2Tlb, Vttbr};
 use coherence::vmid::{LocalMaintenance, VmidAllocator, VmidSlot};
 use hostlink::config::{Config, LocalTlbi, Stage2Unmap};
-use memslots::{Gpa, GuestMemory};
+use memslots::Memslots;
 use paging::Level;
 use spin::Mutex;
 
@@ -26,6 +26,7 @@ use crate::loader::arm64::{self, Machine as Wanted};
 use crate::loader::{LoadError, arm64::Entry};
 use crate::sched::VcpuIndex;
 use crate::tlb::Measured;
+use crate::vm::machine;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::space::Space;
 use crate::vm::{CreateError, Files, PerCpu};
@@ -161,14 +162,16 @@ impl Shared {
         VcpuState::new(index, self.vcpus, self.configuration)
     }
 
-    /// Puts kernel, device tree and initial RAM disk into memory, which is zeroed; `boot` begins at the entry.
+    /// Puts kernel, device tree and initial RAM disk into memory, which is zeroed; `boot` begins at the entry. Steps are short, with
+    /// a `pause` between them.
     pub(crate) fn load(
         &self,
         files: &Files,
         vcpus: u32,
-        guest: &GuestMemory<'_>,
+        slots: &Memslots,
         inbox: &Inbox,
         boot: &mut VcpuState,
+        pause: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
         let wanted = Wanted {
             memory_size: files.config.memory,
@@ -177,11 +180,11 @@ impl Shared {
         };
         let plan = arm64::plan(files.kernel, files.initrd, &wanted)?;
         for place in &plan.placements {
-            guest.write(Gpa(place.gpa), &place.bytes).expect("the plan stays within memory");
+            machine::place(slots, place.gpa, &place.bytes, pause);
         }
         if cpu::must_clean() {
             // The guest begins with its caches off.
-            guest.for_each(|slot| cpu::clean(slot.host.0..slot.host.0 + slot.size));
+            machine::sweep(slots, pause, |_, piece| cpu::clean(piece.host));
         }
         Tlb.instruction_cache();
         Tlb.complete();

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use hostlink::config::Config;
-use memslots::{Gpa, GuestMemory};
+use memslots::{Gpa, Memslots};
 use paging::{Amd64Nested, Level};
 use spin::Mutex;
 
@@ -30,7 +30,7 @@ use crate::loader::{self, LoadError, MemoryLayout, layout};
 use crate::sched::VcpuIndex;
 use crate::tlb::{self, Measured};
 use crate::vm::console::GUEST;
-use crate::vm::machine::Vcpu;
+use crate::vm::machine::{Vcpu, place};
 use crate::vm::space::Space;
 use crate::vm::{CreateError, Files, Machine, PerCpu, control};
 
@@ -129,14 +129,16 @@ impl Shared {
         VcpuState::new(index, view, timer_clock, &self.permissions)
     }
 
-    /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the entry.
+    /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the entry. Steps are short, with a
+    /// `pause` between them.
     pub(crate) fn load(
         &self,
         files: &Files,
         vcpus: u32,
-        guest: &GuestMemory<'_>,
+        slots: &Memslots,
         _: &Inbox,
         boot: &mut VcpuState,
+        pause: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
         // In order of the ids, which need not be that of the vCPUs.
         let apic_ids: Vec<u32> = (0..vcpus).collect();
@@ -146,7 +148,7 @@ impl Shared {
         let placed = plan.placements.iter().map(|place| (place.gpa, &place.bytes[..]));
         let reset = (power::RESET_VECTOR, &power::RESET_CODE[..]);
         for (gpa, bytes) in placed.chain([acpi, reset]) {
-            guest.write(Gpa(gpa), bytes).expect("the plan stays within memory");
+            place(slots, gpa, bytes, pause);
         }
         boot.start_kernel(&plan.entry);
         Ok(())
@@ -193,6 +195,7 @@ impl Machine {
         // A request from outside may just be changing the slots. It goes on on the CPU that serves requests, and that may
         // be this one.
         while self.guest.rom.lock().follow(self, None, &mut scratch).is_err() {
+            super::cpu::take_interrupts();
             if !control::serve(cpu) {
                 core::hint::spin_loop();
             }

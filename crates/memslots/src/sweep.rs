@@ -1,0 +1,49 @@
+//! Going through all of a guest's memory in pieces.
+
+use core::ops::Range;
+
+use crate::access::GuestMemory;
+use crate::slot::Slot;
+
+/// Goes through a guest's memory in ascending order, in pieces of bounded size. Slots may come and go between two pieces;
+/// what comes below the place that it has got to is passed over.
+#[derive(Debug)]
+pub struct Sweep {
+    next: u64,
+    bytes_max: u64,
+}
+
+/// A part of a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The slot.
+    pub slot: Slot,
+    /// Guest physical addresses of the part.
+    pub gpas: Range<u64>,
+    /// Where its memory is.
+    pub host: Range<u64>,
+}
+
+impl Sweep {
+    /// From the first address on, in pieces of at most `bytes_max`, which is a number of whole pages and not 0.
+    pub const fn new(bytes_max: u64) -> Self {
+        Self { next: 0, bytes_max }
+    }
+
+    /// The next piece, to be used while `memory` lives; `None` at the end.
+    pub fn next(&mut self, memory: &GuestMemory<'_>) -> Option<Piece> {
+        let mut found = None;
+        memory.for_each(|slot| {
+            if found.is_none() && slot.last().0 >= self.next {
+                found = Some(*slot);
+            }
+        });
+        let slot = found?;
+        let Range { start, end } = slot.range();
+        let start = start.max(self.next);
+        let gpas = start..end.min(start + self.bytes_max);
+        let host = slot.host.0 + (gpas.start - slot.gpa.0);
+        self.next = gpas.end;
+        Some(Piece { slot, host: host..host + (gpas.end - gpas.start), gpas })
+    }
+}
