@@ -20,7 +20,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
+pub(super) const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 const N1: Platform = Platform::Aarch64(ArmCpu::NeoverseN1);
 const A72: Platform = Platform::Aarch64(ArmCpu::CortexA72);
 
@@ -75,7 +75,8 @@ const BARE: [Case; 6] = [
 ];
 
 /// Uses memory until it is ended.
-const WORK: &str = "echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
+pub(super) const WORK: &str =
+    "echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
 
 /// A hypervisor that cannot run a guest, with arguments for QEMU that are to blame: how it ends, and what it says.
 macro_rules! refused {

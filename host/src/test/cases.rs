@@ -84,6 +84,8 @@ pub(super) enum Expect {
 pub(super) enum Talk {
     /// Requests that have to be refused, and change nothing.
     Refusals,
+    /// Memory over the registers of devices, which has to be refused.
+    Devices,
     /// Memory that comes and goes.
     Memory,
     /// Dirty logs, against what has changed in memory.
@@ -208,7 +210,7 @@ impl Case {
 }
 
 /// Says that it has begun, and then works until it is ended; the ROM comes and goes meanwhile and must read the same each time.
-const WORK: &str = "cd /sys/bus/pci/devices/0000:00:01.0 && echo 1 > rom && sum=$(md5sum < rom) || exit; \
+pub(super) const WORK: &str = "cd /sys/bus/pci/devices/0000:00:01.0 && echo 1 > rom && sum=$(md5sum < rom) || exit; \
     while echo 0 > rom; echo 1 > rom; do \
         test \"$(md5sum < rom)\" = \"$sum\" || echo '{\"event\":\"wrong\"}' > /dev/report; \
     done & \

@@ -32,6 +32,7 @@ pub(super) fn talk(machine: &Machine, arch: Arch, about: Talk) -> Result<()> {
     let mut control = machine.control()?;
     match about {
         Talk::Refusals => refusals(&mut control, arch.ram_base()),
+        Talk::Devices => devices(&mut control, arch),
         Talk::Memory => memory(&mut control),
         Talk::DirtyLog(way) => dirty_log(machine, &mut control, way),
     }
@@ -49,9 +50,8 @@ const fn add(gpa: u64, size: u64) -> Request {
 }
 
 fn refusals(control: &mut Control, base: u64) -> Result<()> {
-    let before = slots(control)?;
     let overlap = format!("it overlaps slot 0, which is at {base:#x}");
-    for (request, reason) in [
+    let requests = [
         (add(base + GUEST_MEMORY - PAGE, 2 * PAGE), overlap.as_str()),
         (add(HIGH + 1, PAGE), "multiples of 4096"),
         (add(HIGH, PAGE - 1), "multiples of 4096"),
@@ -64,8 +64,47 @@ fn refusals(control: &mut Control, base: u64) -> Result<()> {
         (Request::LogStart { slot: 9, way: LogWay::DirtyBits }, "there is no slot 9"),
         (Request::LogFetch { slot: 0 }, "are not logged"),
         (Request::LogStop { slot: 0 }, "are not logged"),
-    ] {
-        match control.ask(&request) {
+    ];
+    all_refused(control, &requests)
+}
+
+/// Memory over each device's registers, from below, within and beyond.
+fn devices(control: &mut Control, arch: Arch) -> Result<()> {
+    const GIB: u64 = 1 << 30;
+    let requests = match arch {
+        Arch::X86_64 => [
+            (add(0xfec0_0000, PAGE), "it overlaps the I/O APIC"),
+            (add(0xfebf_f000, 2 * PAGE), "it overlaps the I/O APIC"),
+            (add(0xfee0_0000, PAGE), "it overlaps the local APICs"),
+            (add(0xe000_0000, MIB), "it overlaps the PCI bus's window"),
+            (add(0xefff_f000, 2 * PAGE), "it overlaps the PCI bus's window"),
+            (add(3 * GIB, GIB), "it overlaps the PCI bus's window"),
+        ],
+        Arch::Aarch64 => [
+            (add(0x0800_0000, PAGE), "it overlaps the GIC's distributor"),
+            (add(0x0800_f000, 2 * PAGE), "it overlaps the GIC's distributor"),
+            (add(0x080a_0000, PAGE), "it overlaps the GIC's redistributors"),
+            (add(0x0900_0000, PAGE), "it overlaps the PL011"),
+            (add(0x0901_0000, PAGE), "it overlaps the PL031"),
+            (add(0, GIB), "it overlaps the GIC's distributor"),
+        ],
+    };
+    all_refused(control, &requests)?;
+    // Beside them there is room.
+    let free = match arch {
+        Arch::X86_64 => 0xfec0_1000,
+        Arch::Aarch64 => 0x0900_1000,
+    };
+    let added = control.ask(&add(free, PAGE))?;
+    control.ask(&Request::Delete { slot: u16::try_from(number(&added, "slot")?)? })?;
+    Ok(())
+}
+
+/// Has each request refused for the reason that is named. The slots stay as they are.
+fn all_refused(control: &mut Control, requests: &[(Request, &str)]) -> Result<()> {
+    let before = slots(control)?;
+    for (request, reason) in requests {
+        match control.ask(request) {
             Ok(answer) => return Err(anyhow!("'{request}' was not refused: {answer:?}")),
             Err(error) => {
                 let message = format!("{error:#}");

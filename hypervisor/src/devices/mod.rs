@@ -15,6 +15,7 @@
 //! | [`psci`] | Arm64's power calls, and whether a vCPU is on | shared, lock-free |
 //! | [`fdt`], [`virt_map`] | Arm64's device tree, and where its devices lie | built once; constant |
 //! | [`acpi`] | the tables that describe all of this to the guest | built once |
+//! | [`region`] | which addresses are devices' | constant |
 //! | [`apic_ids`] | which vCPU has which APIC id | constant |
 
 pub mod acpi;
@@ -30,6 +31,7 @@ pub mod pl011;
 pub mod platform;
 pub mod power;
 pub mod psci;
+pub mod region;
 pub mod uart16550;
 pub mod virt_map;
 

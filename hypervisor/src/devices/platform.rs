@@ -7,9 +7,17 @@
 
 use super::ioapic::{self, IoApic, Messages};
 use super::message::Message;
-use super::pci::Pci;
+use super::pci::{self, Pci};
 use super::power::{self, PowerEvent};
+use super::region::Region;
 use super::uart16550::{self, Uart16550};
+
+/// Addresses that are devices'. Those of local APICs are also where messages of interrupts go (APM vol. 2 section 16.3.2).
+pub const REGIONS: [Region; 3] = [
+    Region { name: "the PCI bus's window", range: pci::WINDOW },
+    Region::new("the I/O APIC", ioapic::BASE, ioapic::LEN),
+    Region::new("the local APICs", 0xfee0_0000, 1 << 20),
+];
 
 /// A serial port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,10 @@
 //! | [`GICD`] | [`GICD_SIZE`] | GIC distributor |
 //! | [`redistributors`] | 128 KiB per vCPU | GIC redistributors |
 //! | [`UART`] | [`UART_SIZE`] | PL011, INTID [`UART_INTID`] |
+//! | [`RTC`] | [`RTC_SIZE`] | PL031, INTID [`RTC_INTID`] |
 //! | [`RAM`] | | all of the RAM |
 
+use super::region::Region;
 use core::ops::Range;
 
 /// The distributor.
@@ -25,8 +27,14 @@ pub const UART: u64 = 0x0900_0000;
 pub const UART_SIZE: u64 = 0x1000;
 /// The serial port's interrupt.
 pub const UART_INTID: u8 = 33;
+/// The clock's interrupt, for its alarm.
+pub const RTC_INTID: u8 = 34;
 /// What the serial port's clock input is said to run at, in hertz.
 pub const UART_CLOCK_HZ: u32 = 24_000_000;
+/// The clock that tells the date.
+pub const RTC: u64 = 0x0901_0000;
+/// Bytes of its page.
+pub const RTC_SIZE: u64 = 0x1000;
 /// RAM, up to wherever it ends.
 pub const RAM: u64 = 0x4000_0000;
 
@@ -46,6 +54,17 @@ pub const fn redistributors(vcpu_count: u8) -> Range<u64> {
     let size = vcpu_count as u64 * GICR_SIZE;
     let start = if GICR_NEAR + size <= UART { GICR_NEAR } else { GICR_FAR };
     start..start + size
+}
+
+/// Addresses that are devices' of a guest with so many vCPUs.
+#[must_use]
+pub const fn regions(vcpu_count: u8) -> [Region; 4] {
+    [
+        Region::new("the GIC's distributor", GICD, GICD_SIZE),
+        Region { name: "the GIC's redistributors", range: redistributors(vcpu_count) },
+        Region::new("the PL011", UART, UART_SIZE),
+        Region::new("the PL031", RTC, RTC_SIZE),
+    ]
 }
 
 #[cfg(test)]

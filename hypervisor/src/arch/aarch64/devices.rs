@@ -2,6 +2,7 @@
 
 use crate::devices::gic::{self, RegisterEffect};
 use crate::devices::pl011;
+use crate::devices::region::Region;
 use crate::devices::virt_map as map;
 use crate::vm::{Context, Machine, PerCpu};
 
@@ -28,6 +29,11 @@ impl Machine {
             uart.device.irq_level()
         };
         self.update_uart_line(level);
+    }
+
+    /// Addresses where no memory can be added.
+    pub(crate) fn device_regions(&self) -> impl IntoIterator<Item = Region> {
+        map::regions(self.vcpu_count() as u8)
     }
 
     /// All devices as after power-on. No vCPU runs.

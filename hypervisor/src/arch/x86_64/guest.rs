@@ -23,8 +23,9 @@ use crate::devices::apic_ids::Assignment;
 use crate::devices::lapic::TimerClock;
 use crate::devices::message::{Message, MessageKind, Trigger};
 use crate::devices::pci::rom_device::RomLen;
-use crate::devices::platform::{Platform, PortSize, SerialPort};
+use crate::devices::platform::{self, Platform, PortSize, SerialPort};
 use crate::devices::power;
+use crate::devices::region::Region;
 use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::{self, LoadError, MemoryLayout, layout};
 use crate::sched::VcpuIndex;
@@ -179,6 +180,11 @@ impl Machine {
     /// Whether flushes end their targets' stay in guest mode; they do, but in tests that have to notice.
     pub(crate) fn has_kicks(&self) -> bool {
         self.files.config.switches.kick
+    }
+
+    /// Addresses where no memory can be added.
+    pub(crate) fn device_regions(&self) -> impl IntoIterator<Item = Region> {
+        platform::REGIONS
     }
 
     /// All devices as after power-on. No vCPU runs.

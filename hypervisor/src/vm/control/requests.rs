@@ -16,6 +16,7 @@ use super::migrate::Migration;
 use super::{Answer, runs};
 use crate::arch::flush::FlushScratch;
 use crate::arch::{clock, cpu, guest};
+use crate::devices::region::Region;
 use crate::vm::Machine;
 use crate::vm::slot_memory::NewSlot;
 use crate::vm::space::{SpaceFetch, SpaceJob};
@@ -37,6 +38,8 @@ pub(crate) enum Refusal {
     Slot(SlotError),
     /// The slot of this number overlaps.
     Overlap { slot: u16, gpa: u64, size: u64 },
+    /// A device is there.
+    Device { name: &'static str, start: u64, end: u64 },
     /// There is not so much memory in one piece; but so much.
     NoMemory { size: u64, largest: u64 },
     /// No slot has this number.
@@ -59,6 +62,9 @@ impl fmt::Display for Refusal {
             Self::Slot(error) => write!(f, "{error}"),
             Self::Overlap { slot, gpa, size } => {
                 write!(f, "it overlaps slot {slot}, which is at {gpa:#x} and has {size:#x} bytes")
+            }
+            Self::Device { name, start, end } => {
+                write!(f, "it overlaps {name}, {start:#x} to {end:#x}")
             }
             Self::NoMemory { size, largest } => {
                 write!(
@@ -308,6 +314,12 @@ fn add(vm: &'static Machine, gpa: Gpa, size: u64, read_only: bool) -> Result<Wor
     // What is wrong with the request itself is said before what is missing here.
     let probe = Slot { id, gpa, size, host: memslots::PhysAddr(0), flags };
     vm.space.slots().would_add(&probe).map_err(|error| named(vm, error))?;
+    // An access to memory does not exit, so that the device would be gone.
+    if let Some(Region { name, range }) =
+        vm.device_regions().into_iter().find(|region| region.overlaps(gpa.0, size))
+    {
+        return Err(Refusal::Device { name, start: range.start, end: range.end });
+    }
     let mut memory = vm.memory_of_slots.lock();
     let largest = memory.largest_free();
     memory.take(id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
