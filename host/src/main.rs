@@ -38,7 +38,11 @@ fn main() -> ExitCode {
 
 /// Runs the command; the result is this process's exit status.
 fn dispatch(command: &Command) -> Result<u8> {
-    let signals = Signals::install()?;
+    let signals = match command {
+        // It holds nothing that would have to be put in order, so a signal may end it wherever it waits.
+        Command::Ctl(_) => Signals::default(),
+        _ => Signals::install()?,
+    };
     match command {
         Command::Run(args) => run::run(args, &signals),
         Command::Demo(args) => demo::demo(args, &signals),

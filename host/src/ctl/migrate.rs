@@ -31,7 +31,7 @@ impl Migrated {
         mut copied: impl FnMut(u64) -> Result<()>,
     ) -> Result<Self> {
         let request = Request::Migrate { slot, way, rounds };
-        let answer = control.with_patience(SILENCE_MAX)?.ask_each(&request, |record| {
+        let answer = control.with_patience(SILENCE_MAX).ask_each(&request, |record| {
             Fields::parse(record)?.number("round").map_or(Ok(()), &mut copied)
         })?;
         Self::read(&answer)

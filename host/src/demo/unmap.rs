@@ -169,7 +169,7 @@ impl Seen {
             }
             Some("touched") => {
                 self.touches.extend(ms("us"));
-                let mut control = machine.control()?.with_patience(DELETION_MAX)?;
+                let mut control = machine.control()?.with_patience(DELETION_MAX);
                 let begun = Instant::now();
                 control.ask(&Request::Delete { slot: self.slot })?;
                 self.deletions.push(begun.elapsed().as_secs_f64() * 1e3);

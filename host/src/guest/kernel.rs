@@ -3,6 +3,9 @@
 use crate::arch::Arch;
 use crate::machine::flat::ArmHeader;
 use anyhow::{Context, Result, bail, ensure};
+use object::Endianness;
+use object::elf::{self, Machine};
+use object::read::elf::{ElfFile, FileHeader, ProgramHeader};
 use std::fs;
 use std::path::Path;
 
@@ -23,7 +26,7 @@ pub(crate) fn inspect_file(arch: Arch, path: &Path) -> Result<KernelInfo> {
     inspect(arch, &image).with_context(|| format!("{} is not a kernel that Quell can start", path.display()))
 }
 
-/// Checks a kernel image: a 64-bit Linux bzImage, or an ELF64 executable for AMD64 with a PVH note; an uncompressed arm64 `Image`.
+/// Checks a kernel image: a 64-bit Linux bzImage, or an ELF executable for AMD64 or i386 with a PVH note; an uncompressed arm64 `Image`.
 fn inspect(arch: Arch, image: &[u8]) -> Result<KernelInfo> {
     match arch {
         Arch::Aarch64 => inspect_arm_image(image),
@@ -63,17 +66,28 @@ fn inspect_bzimage(image: &[u8]) -> Result<KernelInfo> {
 }
 
 fn inspect_elf(image: &[u8]) -> Result<KernelInfo> {
-    use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
-    const XEN_ELFNOTE_PHYS32_ENTRY: object::elf::NoteType = object::elf::NoteType(18);
+    /// The byte that says whether fields are of 32 bits.
+    const CLASS: usize = 4;
+    match image.get(CLASS) {
+        Some(&class) if class == elf::ELFCLASS32.0 => {
+            inspect_elf_of::<elf::FileHeader32<Endianness>>(image, elf::EM_386)
+        }
+        _ => inspect_elf_of::<elf::FileHeader64<Endianness>>(image, elf::EM_X86_64),
+    }
+}
 
-    let elf = ElfFile64::<object::Endianness>::parse(image).context("it is not a sound ELF64 file")?;
-    let endian = elf.endian();
-    ensure!(elf.elf_header().e_machine(endian) == object::elf::EM_X86_64, "it is not for AMD64");
+fn inspect_elf_of<H: FileHeader<Endian = Endianness>>(image: &[u8], machine: Machine) -> Result<KernelInfo> {
+    const XEN_ELFNOTE_PHYS32_ENTRY: elf::NoteType = elf::NoteType(18);
+
+    let file = ElfFile::<H>::parse(image).context("it is not a sound ELF file")?;
+    let endian = file.endian();
+    ensure!(file.elf_header().e_machine(endian) == machine, "it is not for AMD64 or i386");
     let mut memory_end = 0;
     let mut has_entry = false;
-    for header in elf.elf_program_headers() {
-        if header.p_type(endian) == object::elf::PT_LOAD {
-            memory_end = memory_end.max(header.p_paddr(endian).saturating_add(header.p_memsz(endian)));
+    for header in file.elf_program_headers() {
+        if header.p_type(endian) == elf::PT_LOAD {
+            let (start, size): (u64, u64) = (header.p_paddr(endian).into(), header.p_memsz(endian).into());
+            memory_end = memory_end.max(start.saturating_add(size));
         }
         if let Ok(Some(mut notes)) = header.notes(endian, image) {
             while let Ok(Some(note)) = notes.next() {
@@ -121,7 +135,7 @@ mod tests {
     fn what_is_no_kernel_is_refused_with_its_reason() {
         assert!(reason(b"").contains("too short"));
         assert!(reason(&[0x20; 4096]).contains("neither"));
-        assert!(reason(b"\x7fELF and then nothing").contains("ELF64"));
+        assert!(reason(b"\x7fELF and then nothing").contains("sound ELF"));
         let mut old = bzimage();
         old[0x206..0x208].copy_from_slice(&0x204u16.to_le_bytes());
         assert!(reason(&old).contains("older than 2.12"));
@@ -134,6 +148,27 @@ mod tests {
     fn a_programs_elf_without_pvh_note_is_refused() {
         let this = std::fs::read("/proc/self/exe").expect("reads");
         assert!(reason(&this).contains("PVH"), "{}", reason(&this));
+    }
+
+    /// An ELF file of 32 bits with one segment and a PVH note.
+    fn elf32(machine: u8) -> Vec<u8> {
+        let mut file = b"\x7fELF\x01\x01\x01".to_vec();
+        file.resize(16, 0);
+        file.extend([2, 0, machine, 0, 1, 0, 0, 0]);
+        [0x10_0000u32, 52, 0, 0].into_iter().for_each(|word| file.extend(word.to_le_bytes()));
+        file.extend([52, 0, 32, 0, 2, 0, 40, 0, 0, 0, 0, 0]);
+        let load = [1u32, 136, 0x10_0000, 0x10_0000, 4, 0x1000, 7, 4];
+        let note = [4u32, 116, 0, 0, 20, 20, 4, 4];
+        load.into_iter().chain(note).for_each(|word| file.extend(word.to_le_bytes()));
+        [4u32, 4, 18].into_iter().for_each(|word| file.extend(word.to_le_bytes()));
+        file.extend(b"Xen\0\0\0\x10\0\xf4\xf4\xf4\xf4");
+        file
+    }
+
+    #[test]
+    fn u24_an_elf_of_32_bits_is_a_kernel() {
+        assert_eq!(inspect(Arch::X86_64, &elf32(3)).expect("is one").memory_end, 0x10_1000);
+        assert!(reason(&elf32(40)).contains("i386"), "{}", reason(&elf32(40)));
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! The control channel of running machines: where it is found, and a conversation over it.
 //!
-//! Each machine with the hypervisor has a UNIX socket in a directory of the user's, named after the process that runs it.
+//! Each machine with the hypervisor has a UNIX socket in a directory of the user's, named after the process that runs it. Who could
+//! write there could answer in a machine's place, so a directory that others may use is neither made use of nor looked into.
 //! QEMU serves one conversation at a time.
 
+use super::signals::Signals;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::ctl::{Answer, NEXT, Request};
 use rustix::process::{Pid, getuid, test_kill_process};
@@ -13,18 +15,36 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SUFFIX: &str = "ctl";
 /// Longest silence of the hypervisor in the middle of an answer, unless it is given more.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// How often signals are looked at while nothing comes.
+const POLL_PERIOD: Duration = Duration::from_millis(100);
 
-/// The directory of the sockets, for this user alone.
+/// The directory of the sockets, for this user alone. It need not be there, nor be as it should.
+///
+/// The session's own is taken if it is the user's: one that was inherited from somebody else, as by `sudo -E`, is not.
 fn directory() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir()) {
+    let uid = getuid().as_raw();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    match runtime.filter(|path| path.is_absolute() && is_private(path, uid).is_ok()) {
         Some(runtime) => runtime.join("quell"),
-        None => std::env::temp_dir().join(format!("quell-{}", getuid().as_raw())),
+        None => std::env::temp_dir().join(format!("quell-{uid}")),
     }
+}
+
+/// Makes sure that a path is a directory, no link to one, which belongs to this user and is closed to all others. Nobody else can then
+/// change what is in it, nor put another one in its place where the directory above is sticky, as /tmp is.
+fn is_private(path: &Path, uid: u32) -> Result<()> {
+    let data = fs::symlink_metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
+    let path = path.display();
+    ensure!(data.is_dir(), "{path} is not a directory: remove it");
+    ensure!(data.uid() == uid, "{path} belongs to somebody else");
+    let mode = data.mode() & 0o777;
+    ensure!(mode & 0o077 == 0, "{path} is open to others (mode {mode:o}): remove it, or set its mode to 700");
+    Ok(())
 }
 
 /// A machine's place in the directory. Dropped, the machine is no longer found.
@@ -38,8 +58,7 @@ impl Registration {
         let directory = directory();
         let made = DirBuilder::new().mode(0o700).recursive(true).create(&directory);
         made.with_context(|| format!("cannot make {}", directory.display()))?;
-        let owner = fs::symlink_metadata(&directory)?.uid();
-        ensure!(owner == getuid().as_raw(), "{} belongs to somebody else", directory.display());
+        is_private(&directory, getuid().as_raw())?;
         let name = match MACHINES.fetch_add(1, Ordering::Relaxed) {
             0 => process::id().to_string(),
             more => format!("{}-{more}", process::id()),
@@ -79,13 +98,16 @@ pub(crate) struct Found {
 
 /// The machines that run, by name.
 pub(crate) fn running() -> Result<Vec<Found>> {
-    let entries = match fs::read_dir(directory()) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error).context("cannot look for running machines"),
-    };
+    running_in(&directory(), getuid().as_raw())
+}
+
+fn running_in(directory: &Path, uid: u32) -> Result<Vec<Found>> {
+    if matches!(fs::symlink_metadata(directory), Err(error) if error.kind() == ErrorKind::NotFound) {
+        return Ok(Vec::new());
+    }
+    is_private(directory, uid)?;
     let mut found = Vec::new();
-    for entry in entries {
+    for entry in fs::read_dir(directory).context("cannot look for running machines")? {
         let socket = entry?.path();
         let name = socket.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
         if socket.extension().is_none_or(|suffix| suffix != SUFFIX) {
@@ -113,6 +135,8 @@ pub(crate) struct Control {
     stream: BufReader<UnixStream>,
     asked: u64,
     silence_max: Duration,
+    /// Signals that end the conversation; without them they do what they do by themselves.
+    signals: Option<Signals>,
 }
 
 impl Control {
@@ -120,17 +144,21 @@ impl Control {
     pub(crate) fn open(machine: &Found) -> Result<Self> {
         let stream = UnixStream::connect(&machine.socket)
             .with_context(|| format!("machine {} does not listen", machine.name))?;
-        stream.set_read_timeout(Some(SILENCE_MAX))?;
+        stream.set_read_timeout(Some(POLL_PERIOD))?;
         // Somebody's unfinished line must not become the beginning of ours.
         (&stream).write_all(b"\n").context("the machine has gone")?;
         let asked = u64::from(process::id()) << 20;
-        Ok(Self { stream: BufReader::new(stream), asked, silence_max: SILENCE_MAX })
+        Ok(Self { stream: BufReader::new(stream), asked, silence_max: SILENCE_MAX, signals: None })
     }
 
-    /// The same, with another longest silence, for requests that take long. It is not zero.
-    pub(crate) fn with_patience(self, silence_max: Duration) -> Result<Self> {
-        self.stream.get_ref().set_read_timeout(Some(silence_max))?;
-        Ok(Self { silence_max, ..self })
+    /// The same, with another longest silence, for requests that take long.
+    pub(crate) fn with_patience(self, silence_max: Duration) -> Self {
+        Self { silence_max, ..self }
+    }
+
+    /// The same, which ends when a signal is caught.
+    pub(crate) fn until(self, signals: &Signals) -> Self {
+        Self { signals: Some(signals.clone()), ..self }
     }
 
     /// Asks, and returns the records of the answer. A refusal is an error with the hypervisor's words.
@@ -150,19 +178,7 @@ impl Control {
         self.stream.get_mut().write_all(line.as_bytes()).context("the machine has gone")?;
         let mut records = Vec::new();
         loop {
-            let mut line = Vec::new();
-            match self.stream.read_until(b'\n', &mut line) {
-                Ok(0) => bail!("the machine ended before it had answered"),
-                Ok(_) => {}
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    bail!("the hypervisor has not answered for {} s", self.silence_max.as_secs())
-                }
-                // It had not read all that was sent.
-                Err(error) if error.kind() == ErrorKind::ConnectionReset => {
-                    bail!("the machine ended before it had answered")
-                }
-                Err(error) => return Err(error).context("the machine has gone"),
-            }
+            let line = self.line()?;
             match Answer::parse(&String::from_utf8_lossy(&line), self.asked) {
                 Some(Answer::Record(fields)) => {
                     observe(fields)?;
@@ -177,11 +193,43 @@ impl Control {
             }
         }
     }
+
+    /// The next line.
+    fn line(&mut self) -> Result<Vec<u8>> {
+        let begun = Instant::now();
+        let mut line = Vec::new();
+        loop {
+            if let Some(signal) = self.signals.as_ref().and_then(Signals::caught) {
+                bail!("ended by signal {signal} before the hypervisor had answered");
+            }
+            // What came before the period was over stays in the line.
+            match self.stream.read_until(b'\n', &mut line) {
+                Ok(0) => bail!("the machine ended before it had answered"),
+                Ok(_) => return Ok(line),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    let patience = self.silence_max;
+                    ensure!(
+                        begun.elapsed() < patience,
+                        "the hypervisor has not answered for {} s",
+                        patience.as_secs()
+                    );
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // It had not read all that was sent.
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                    bail!("the machine ended before it had answered")
+                }
+                Err(error) => return Err(error).context("the machine has gone"),
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
     use std::thread;
 
@@ -228,19 +276,55 @@ mod tests {
         let machine = Found { name: "1".into(), socket: directory.path().join("m") };
         // It takes the conversation, and says nothing.
         let _silent = UnixListener::bind(&machine.socket).expect("binds");
-        let control = || Control::open(&machine).expect("opens");
-        let mut patient = control().with_patience(Duration::from_secs(1)).expect("is set");
+        let mut patient = Control::open(&machine).expect("opens").with_patience(Duration::from_secs(1));
         let error = patient.ask(&Request::Slots).expect_err("is not answered");
         assert!(error.to_string().contains("has not answered for 1 s"), "{error}");
-        assert!(control().with_patience(Duration::ZERO).is_err());
+    }
+
+    #[test]
+    fn u17_a_signal_ends_the_wait_for_an_answer() {
+        let directory = tempfile::tempdir().expect("makes");
+        let machine = Found { name: "1".into(), socket: directory.path().join("m") };
+        let _silent = UnixListener::bind(&machine.socket).expect("binds");
+        let mut control = Control::open(&machine).expect("opens").until(&Signals::with_caught(15));
+        let error = control.ask(&Request::Slots).expect_err("is not answered");
+        assert!(error.to_string().contains("ended by signal 15"), "{error}");
+    }
+
+    #[test]
+    fn u17_a_directory_that_others_can_use_is_not_looked_into() {
+        let (uid, top) = (getuid().as_raw(), tempfile::tempdir().expect("makes"));
+        let place = top.path().join("quell");
+        assert_eq!(running_in(&place, uid).expect("nothing is there"), []);
+        let refused = |path: &Path, uid| format!("{:#}", running_in(path, uid).expect_err("is refused"));
+
+        DirBuilder::new().mode(0o700).create(&place).expect("makes");
+        let socket = place.join(process::id().to_string()).with_extension(SUFFIX);
+        fs::write(&socket, "").expect("writes");
+        // Of a process that has gone: it is removed where the directory is ours, and left where it is not.
+        let stale = place.join("999999999.ctl");
+        fs::write(&stale, "").expect("writes");
+        for mode in [0o777, 0o770, 0o755, 0o701] {
+            fs::set_permissions(&place, Permissions::from_mode(mode)).expect("changes");
+            assert!(refused(&place, uid).contains("open to others"), "{mode:o}");
+        }
+        fs::set_permissions(&place, Permissions::from_mode(0o700)).expect("changes");
+        assert!(refused(&place, uid + 1).contains("somebody else"));
+        let link = top.path().join("link");
+        symlink(&place, &link).expect("links");
+        assert!(refused(&link, uid).contains("not a directory"));
+        assert!(refused(&socket, uid).contains("not a directory"));
+        assert!(stale.exists(), "nothing was done there");
+
+        let found = running_in(&place, uid).expect("is ours");
+        assert!(found.len() == 1 && found[0].socket == socket && !stale.exists(), "{found:?}");
     }
 
     #[test]
     fn who_observes_records_sees_each_and_may_end_the_conversation() {
         let (_directory, machine, server) = answering("# : a=1\n# : b=2\n# ok\n");
         let mut seen = Vec::new();
-        let mut control =
-            Control::open(&machine).expect("opens").with_patience(Duration::from_secs(5)).expect("waits");
+        let mut control = Control::open(&machine).expect("opens").with_patience(Duration::from_secs(5));
         let error = control
             .ask_each(&Request::Slots, |record| {
                 seen.push(record.to_owned());

@@ -207,7 +207,7 @@ impl Machine {
     /// Begins a conversation with the hypervisor.
     pub(crate) fn control(&self) -> Result<Control> {
         let registration = self.control.as_ref().ok_or_else(|| anyhow!("there is no hypervisor"))?;
-        Control::open(&registration.machine())
+        Ok(Control::open(&registration.machine())?.until(&self.signals))
     }
 
     /// Types on the guest's console; with [`Console::Capture`] only.

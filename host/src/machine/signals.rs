@@ -5,8 +5,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Notes termination signals for the rest of the process's life.
-#[derive(Clone)]
+/// Notes termination signals for the rest of the process's life; the default notes none, and they do what they do by themselves.
+#[derive(Clone, Default)]
 pub(crate) struct Signals {
     caught: Arc<AtomicUsize>,
 }
@@ -21,6 +21,12 @@ impl Signals {
                 .context("cannot install a signal handler")?;
         }
         Ok(Self { caught })
+    }
+
+    /// As if this signal had arrived.
+    #[cfg(test)]
+    pub(super) fn with_caught(signal: usize) -> Self {
+        Self { caught: Arc::new(AtomicUsize::new(signal)) }
     }
 
     /// The number of the last signal that arrived.

@@ -4,9 +4,11 @@ use super::checks::Check;
 use super::siege::Siege;
 use crate::arch::Platform;
 use crate::image::Entry;
+use anyhow::Result;
 use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
 use hostlink::exit::ExitCode;
+use std::path::Path;
 
 /// One test.
 pub(super) struct Case {
@@ -50,6 +52,8 @@ pub(super) enum Body {
     Siege(Siege),
     /// A bare guest writes to memory that is migrated in vain.
     Migrate,
+    /// What a function does, in a directory of its own.
+    Own(fn(&Path) -> Result<()>),
     /// The tool itself is called with arguments; `{}` stands for a file made by `file`.
     Tool { args: &'static [&'static str], file: TestFile, status: i32, message: &'static str },
 }

@@ -131,6 +131,7 @@ impl Lab<'_> {
             Body::Disc { entry, uefi, shows } => self.disc(*entry, *uefi, shows),
             Body::Bzimage { cmdline } => self.bzimage(cmdline),
             Body::Talk { command, about } => self.talk(case, command, *about),
+            Body::Own(act) => act(tempfile::tempdir_in(self.directory)?.path()),
             Body::Typed(texts) => self.typed(case.platform, texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
             Body::Hostile(test) => self.hostile(case, test, told(test.test)),

@@ -46,6 +46,8 @@ const VERSION_MIN: u16 = 0x020c;
 const LOADED_HIGH: u8 = 1 << 0;
 const LOADER_UNDEFINED: u8 = 0xff;
 const SECTOR_SIZE: usize = 512;
+/// What the header counts the kernel in, its size rounded up: the file may end within the last one.
+const PARAGRAPH: usize = 16;
 
 /// A checked setup header and the kernel that follows it.
 struct Image<'a> {
@@ -82,10 +84,12 @@ impl<'a> Image<'a> {
             sectors => usize::from(sectors),
         };
         let start = (setup_sects + 1) * SECTOR_SIZE;
-        let len = u32_at(file, header::SYSSIZE)? as usize * 16;
+        let len = u32_at(file, header::SYSSIZE)? as usize * PARAGRAPH;
+        let missing = (start + len).saturating_sub(file.len());
+        let in_file = if missing < PARAGRAPH { len.saturating_sub(missing) } else { len };
         Ok(Self {
             header: bytes_at(file, header::START, header_end - header::START)?,
-            kernel: bytes_at(file, start, len)?,
+            kernel: bytes_at(file, start, in_file)?,
             initrd_addr_max: u64::from(u32_at(file, header::INITRD_ADDR_MAX)?),
             cmdline_size: u32_at(file, header::CMDLINE_SIZE)? as usize,
             pref_address: u64_at(file, header::PREF_ADDRESS)?,
@@ -231,9 +235,23 @@ mod tests {
     }
 
     #[test]
+    fn u24_a_size_that_is_no_multiple_of_16_is_rounded_up_in_the_header() {
+        let file = image();
+        let memory = MemoryLayout::new(64 * MIB).unwrap();
+        for missing in 0..=15 {
+            let kernel = &file[..file.len() - missing];
+            let plan = plan(kernel, None, "", &memory, 0).unwrap();
+            assert_eq!(bytes_in(&plan, 16 * MIB), &kernel[(SETUP_SECTS + 1) * SECTOR_SIZE..], "{missing}");
+        }
+        let cut_off =
+            LoadError::KernelTruncated { expected: file.len() as u64, found: file.len() as u64 - 16 };
+        assert_eq!(load(&file[..file.len() - 16], 64 * MIB), Err(cut_off));
+    }
+
+    #[test]
     fn every_truncation_is_an_error() {
         let file = image();
-        for len in 0..file.len() {
+        for len in 0..=file.len() - PARAGRAPH {
             let error = load(&file[..len], 64 * MIB).unwrap_err();
             assert!(
                 matches!(error, LoadError::NotAKernel | LoadError::KernelTruncated { .. }),

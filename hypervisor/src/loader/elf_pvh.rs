@@ -1,4 +1,4 @@
-//! A 64-bit ELF with Xen's PVH entry note (docs/misc/pvh.pandoc and public/arch-x86/hvm/start_info.h of Xen).
+//! An ELF, of 64 or 32 bits, with Xen's PVH entry note (docs/misc/pvh.pandoc and public/arch-x86/hvm/start_info.h of Xen).
 
 use super::layout::{ACPI, BOOT_INFO, COMMAND_LINE, KERNEL_MIN};
 use super::{Boot, EntryKind, EntryState, LoadError, LoadPlan, Placement};
@@ -6,7 +6,7 @@ use alloc::borrow::Cow;
 use alloc::vec::Vec;
 use core::ops::Range;
 use elf::ElfBytes;
-use elf::abi::{EM_X86_64, PT_LOAD, PT_NOTE};
+use elf::abi::{EM_386, EM_X86_64, PT_LOAD, PT_NOTE};
 use elf::endian::LittleEndian;
 use elf::file::Class;
 use elf::note::Note;
@@ -44,10 +44,11 @@ pub(super) fn plan<'a>(file: &'a [u8], boot: &Boot<'a, '_>) -> Result<LoadPlan<'
 fn parse(file: &[u8]) -> Result<Elf<'_>, LoadError> {
     let elf = Elf::minimal_parse(file)
         .map_err(|_| unsupported("a damaged ELF, or one for a big-endian machine"))?;
-    if elf.ehdr.class != Class::ELF64 || elf.ehdr.e_machine != EM_X86_64 {
-        return Err(unsupported("an ELF for another machine"));
+    // The entry is in 32-bit mode, so either will do.
+    match (elf.ehdr.class, elf.ehdr.e_machine) {
+        (Class::ELF64, EM_X86_64) | (Class::ELF32, EM_386) => Ok(elf),
+        _ => Err(unsupported("an ELF for another machine")),
     }
-    Ok(elf)
 }
 
 /// The loadable segments by physical address: bytes to copy, and the ranges that they take up. What a range
@@ -180,6 +181,35 @@ mod tests {
         image(&note(b"Xen\0", 18, &ENTRY.to_le_bytes()))
     }
 
+    /// The same as an ELF of 32 bits.
+    fn kernel_of_32_bits() -> Vec<u8> {
+        let note = note(b"Xen\0", 18, &(ENTRY as u32).to_le_bytes());
+        let mut file = b"\x7fELF\x01\x01\x01".to_vec();
+        file.resize(16, 0);
+        file.extend([2, 0, EM_386 as u8, 0, 1, 0, 0, 0]);
+        let words = [ENTRY as u32, 52, 0, 0];
+        words.into_iter().for_each(|word: u32| file.extend(word.to_le_bytes()));
+        file.extend([52, 0, 32, 0, 2, 0, 40, 0, 0, 0, 0, 0]);
+        let (notes, size) = (52 + 2 * 32, note.len() as u32);
+        let load = [PT_LOAD, notes + size, 0xc000_0000, 2 * MIB as u32, 256, 4096, 7, 4];
+        let note_header = [PT_NOTE, notes, 0, 0, size, size, 4, 4];
+        load.into_iter().chain(note_header).for_each(|word| file.extend(word.to_le_bytes()));
+        file.extend(note);
+        file.extend([0xf4; 256]);
+        file
+    }
+
+    #[test]
+    fn u24_an_elf_of_32_bits_starts_as_one_of_64_does() {
+        let memory = MemoryLayout::new(64 * MIB).unwrap();
+        let (wide, narrow) = (kernel(), kernel_of_32_bits());
+        let plan_of = |file| plan(file, Some(&[1, 2, 3]), "a b", &memory, 0xe_0000);
+        assert_eq!(plan_of(&narrow).unwrap(), plan_of(&wide).unwrap());
+        for len in 0..narrow.len() {
+            assert!(plan(&narrow[..len], None, "", &memory, 0).is_err(), "{len}");
+        }
+    }
+
     fn patched(offset: usize, bytes: &[u8]) -> Vec<u8> {
         let mut file = kernel();
         file[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -197,7 +227,10 @@ mod tests {
     #[test]
     fn elfs_for_something_else() {
         assert!(is_unsupported(&patched(MACHINE, &[0xb7])), "AArch64");
-        assert!(is_unsupported(&patched(4, &[1])), "32-bit");
+        assert!(is_unsupported(&patched(4, &[1])), "32-bit, for a 64-bit machine");
+        let mut narrow = kernel_of_32_bits();
+        narrow[MACHINE] = EM_X86_64 as u8;
+        assert!(is_unsupported(&narrow), "x32");
         assert!(is_unsupported(&patched(5, &[2])), "big-endian");
         assert!(is_unsupported(b"\x7fELF"));
         assert!(is_unsupported(&image(&[])), "no note");

@@ -95,7 +95,7 @@ impl fmt::Display for LoadError {
         match *self {
             Self::NotAKernel => f.write_str(
                 "kernel: neither a Linux bzImage ('HdrS' at offset 0x202) nor an ELF; \
-                 give a kernel such as /boot/vmlinuz-*, or a 64-bit ELF with a PVH note",
+                 give a kernel such as /boot/vmlinuz-*, or an ELF with a PVH note",
             ),
             Self::NotAnArm64Image => f.write_str(
                 "kernel: not an arm64 Image ('ARM\\x64' at offset 56); \
@@ -125,7 +125,7 @@ impl fmt::Display for LoadError {
                 "kernel: the file has {found} bytes of {expected}; it is cut off, fetch or build it again"
             ),
             Self::UnsupportedElf { reason } => {
-                write!(f, "kernel: {reason}; give a 64-bit x86-64 ELF with a PVH entry note, or a bzImage")
+                write!(f, "kernel: {reason}; give an ELF for x86 with a PVH entry note, or a bzImage")
             }
             Self::SegmentOutsideRam { start, end } => write!(
                 f,

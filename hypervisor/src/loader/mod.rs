@@ -81,7 +81,7 @@ pub struct LoadPlan<'a> {
     pub entry: EntryState,
 }
 
-/// Plans the start of `kernel`: a Linux bzImage or a 64-bit ELF with a PVH note.
+/// Plans the start of `kernel`: a Linux bzImage or an ELF with a PVH note.
 ///
 /// `rsdp` is the guest physical address of the ACPI root pointer. The tables themselves are not part of
 /// the plan.

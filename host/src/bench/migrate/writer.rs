@@ -119,7 +119,7 @@ impl Writer {
 
     /// Asks the hypervisor.
     pub(crate) fn ask(&self, request: &Request) -> Result<Vec<String>> {
-        self.machine.control()?.with_patience(self.timeout)?.ask(request)
+        self.machine.control()?.with_patience(self.timeout).ask(request)
     }
 
     /// The memory slots, each as the hypervisor names it.

@@ -199,7 +199,7 @@ impl Script {
 
     /// Page by page a deletion takes longer than the channel's usual patience.
     fn ask(&self, machine: &Machine, request: &Request) -> Result<Vec<String>> {
-        machine.control()?.with_patience(self.timeout)?.ask(request)
+        machine.control()?.with_patience(self.timeout).ask(request)
     }
 }
 
