@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Asks what there is to ask, again and again.
 pub(super) fn talk(machine: &Machine) -> Result<()> {
-    let mut control = machine.control()?.with_patience(PATIENCE)?;
+    let mut control = machine.control()?.with_patience(PATIENCE);
     for round in 0..ROUNDS {
         for request in [Request::Vms, Request::Slots, Request::Stats] {
             let records = control.ask(&request).with_context(|| format!("round {round}, '{request}'"))?;
