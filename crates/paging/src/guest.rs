@@ -7,13 +7,13 @@
 //! Every value is the guest's. The walk reads each level's entry once, takes at most four steps, and ends
 //! in an address or in the fault that the processor would raise. It does not set accessed and dirty bits:
 //! the processor has done so if its own walk led to the emulation; otherwise [`GuestPaging::used_bits`] says which.
-//! SMAP and protection keys are not checked, nor is bit 8 of upper entries, which AMD reserves and others ignore.
+//! Protection keys are not checked, nor is bit 8 of upper entries, which AMD reserves and others ignore.
 //!
 //! ```
 //! use paging::Gpa;
 //! use paging::guest::{Access, ControlRegisters, GuestPaging, PageFault, WalkError};
 //!
-//! let registers = ControlRegisters { cr0: 0x8001_0001, cr3: 0x1000, cr4: 0x20, efer: 0x500 };
+//! let registers = ControlRegisters { cr0: 0x8001_0001, cr3: 0x1000, cr4: 0x20, efer: 0x500, rflags: 2 };
 //! let paging = GuestPaging::new(&registers, 48, true);
 //! // A PML4 whose first entry points to a PDPT whose first entry is a 1 GiB page at 0x4000_0000.
 //! let read = |gpa: Gpa| match gpa.0 {
@@ -37,10 +37,13 @@ bitflags::bitflags! {
     pub struct Access: u8 {
         /// It stores.
         const WRITE = 1 << 0;
-        /// It runs at privilege level 3. Implicit accesses to descriptor tables are never a user's.
+        /// It runs at privilege level 3. Without meaning for an implicit access.
         const USER = 1 << 1;
         /// It fetches instructions.
         const FETCH = 1 << 2;
+        /// The processor does it by itself, to a descriptor table or a task's state: a supervisor's access whatever the
+        /// privilege level, which RFLAGS.AC does not let past SMAP.
+        const IMPLICIT = 1 << 3;
     }
 }
 
@@ -68,10 +71,12 @@ pub struct ControlRegisters {
     pub cr0: u64,
     /// CR3.
     pub cr3: u64,
-    /// CR4; PSE, PAE and SMEP matter.
+    /// CR4; PSE, PAE, SMEP and SMAP matter.
     pub cr4: u64,
     /// EFER; LMA and NXE matter.
     pub efer: u64,
+    /// RFLAGS; AC matters.
+    pub rflags: u64,
 }
 
 impl ControlRegisters {
@@ -80,8 +85,10 @@ impl ControlRegisters {
     const CR4_PSE: u64 = 1 << 4;
     const CR4_PAE: u64 = 1 << 5;
     const CR4_SMEP: u64 = 1 << 20;
+    const CR4_SMAP: u64 = 1 << 21;
     const EFER_LMA: u64 = 1 << 10;
     const EFER_NXE: u64 = 1 << 11;
+    const RFLAGS_AC: u64 = 1 << 18;
 }
 
 /// Where a linear address leads.
@@ -174,6 +181,8 @@ pub struct GuestPaging {
     write_protect: bool,
     no_execute: bool,
     smep: bool,
+    smap: bool,
+    alignment_check: bool,
 }
 
 /// What the entries so far allow.
@@ -190,7 +199,7 @@ impl GuestPaging {
     /// Takes over a vCPU's registers. `physical_bits` and `gigabyte_pages` are what the guest's CPUID
     /// says: the width of guest physical addresses, 32 to 52, and Page1GB.
     pub fn new(registers: &ControlRegisters, physical_bits: u32, gigabyte_pages: bool) -> Self {
-        let ControlRegisters { cr0, cr3, cr4, efer } = *registers;
+        let ControlRegisters { cr0, cr3, cr4, efer, rflags } = *registers;
         let mode = if cr0 & ControlRegisters::CR0_PG == 0 {
             Mode::Off
         } else if efer & ControlRegisters::EFER_LMA != 0 {
@@ -210,6 +219,8 @@ impl GuestPaging {
             write_protect: cr0 & ControlRegisters::CR0_WP != 0,
             no_execute: efer & ControlRegisters::EFER_NXE != 0 && matches!(mode, Mode::Pae | Mode::Long),
             smep: cr4 & ControlRegisters::CR4_SMEP != 0 && mode != Mode::Off,
+            smap: cr4 & ControlRegisters::CR4_SMAP != 0 && mode != Mode::Off,
+            alignment_check: rflags & ControlRegisters::RFLAGS_AC != 0,
         }
     }
 
@@ -341,20 +352,29 @@ impl GuestPaging {
     }
 
     fn permits(&self, allowed: Allowed, access: Access) -> bool {
-        let is_user = access.contains(Access::USER);
+        let is_user = is_user(access);
+        let is_implicit = access.contains(Access::IMPLICIT);
+        // APM volume 2, section 5.6.6 "Supervisor Mode Access Prevention".
+        let is_prevented = self.smap && !is_user && allowed.user && (is_implicit || !self.alignment_check);
         let refused = is_user && !allowed.user
             || access.contains(Access::WRITE) && !allowed.write && (is_user || self.write_protect)
             || access.contains(Access::FETCH) && !allowed.execute
-            || access.contains(Access::FETCH) && !is_user && allowed.user && self.smep;
+            || access.contains(Access::FETCH) && !is_user && allowed.user && self.smep
+            || !access.contains(Access::FETCH) && is_prevented;
         !refused
     }
 
     fn fault<E>(&self, access: Access, why: PageFault) -> WalkError<E> {
         let mut code = why;
         code.set(PageFault::WRITE, access.contains(Access::WRITE));
-        code.set(PageFault::USER, access.contains(Access::USER));
+        code.set(PageFault::USER, is_user(access));
         // I/D is only reported where fetches can be refused.
         code.set(PageFault::FETCH, access.contains(Access::FETCH) && (self.no_execute || self.smep));
         WalkError::PageFault(code)
     }
+}
+
+/// Whether the rights of privilege level 3 are what counts.
+const fn is_user(access: Access) -> bool {
+    access.contains(Access::USER) && !access.contains(Access::IMPLICIT)
 }

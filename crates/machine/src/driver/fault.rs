@@ -27,7 +27,7 @@ pub(crate) struct NestedFault {
 
 /// Registers of a guest in long mode, with `root` in CR3.
 const fn registers(root: u64) -> ControlRegisters {
-    ControlRegisters { cr0: 0x8001_0001, cr3: root, cr4: 0x20, efer: 0x500 }
+    ControlRegisters { cr0: 0x8001_0001, cr3: root, cr4: 0x20, efer: 0x500, rflags: 2 }
 }
 
 impl Cpu<'_> {

@@ -11,9 +11,12 @@ use crate::guest::{Access, ControlRegisters, GuestPaging, PageFault, Translation
 use crate::{Amd64Host, Gpa, Level, PageTable, Permissions, PhysAddr, TableMemory};
 
 const NX: u64 = 1 << 63;
-const LONG: ControlRegisters = ControlRegisters { cr0: 0x8001_0001, cr3: 0x1000, cr4: 0x20, efer: 0xd00 };
-const PAE: ControlRegisters = ControlRegisters { cr0: 0x8001_0001, cr3: 0x1020, cr4: 0x20, efer: 0x800 };
-const LEGACY: ControlRegisters = ControlRegisters { cr0: 0x8001_0001, cr3: 0x1000, cr4: 0x10, efer: 0 };
+const LONG: ControlRegisters =
+    ControlRegisters { cr0: 0x8001_0001, cr3: 0x1000, cr4: 0x20, efer: 0xd00, rflags: 2 };
+const PAE: ControlRegisters =
+    ControlRegisters { cr0: 0x8001_0001, cr3: 0x1020, cr4: 0x20, efer: 0x800, rflags: 2 };
+const LEGACY: ControlRegisters =
+    ControlRegisters { cr0: 0x8001_0001, cr3: 0x1000, cr4: 0x10, efer: 0, rflags: 2 };
 
 const READ: Access = Access::empty();
 const NOT_PRESENT: PageFault = PageFault::empty();
@@ -125,6 +128,27 @@ fn smep_refuses_a_supervisor_fetch_from_a_user_page() {
     assert_eq!(walk(&registers, &long([7; 4]), 0x1234, Access::FETCH), fault(PROTECTION | PageFault::FETCH));
     assert_eq!(walk(&registers, &long([7; 4]), 0x1234, Access::FETCH | Access::USER), at(0x5234, 0x1000));
     assert_eq!(walk(&registers, &long([7, 7, 7, 3]), 0x1234, Access::FETCH), at(0x5234, 0x1000));
+}
+
+/// A supervisor's access to a user's page: by AC alone, and only where the program itself makes it.
+#[test]
+fn u11_smap_refuses_a_supervisor_access_to_a_user_page() {
+    const AC: u64 = 1 << 18;
+    let smap = |rflags| ControlRegisters { cr4: LONG.cr4 | 1 << 21, rflags, ..LONG };
+    let (user, kernel) = (long([7; 4]), long([7, 7, 7, 3]));
+    for (access, code) in [(READ, PROTECTION), (Access::WRITE, PROTECTION | PageFault::WRITE)] {
+        assert_eq!(walk(&smap(2), &user, 0x1234, access), fault(code));
+        assert_eq!(walk(&smap(2 | AC), &user, 0x1234, access), at(0x5234, 0x1000), "AC allows it");
+        assert_eq!(walk(&LONG, &user, 0x1234, access), at(0x5234, 0x1000), "SMAP is off");
+        assert_eq!(walk(&smap(2), &kernel, 0x1234, access), at(0x5234, 0x1000), "one level is a kernel's");
+        assert_eq!(walk(&smap(2), &user, 0x1234, access | Access::USER), at(0x5234, 0x1000));
+        // What the processor accesses by itself is a supervisor's, AC or not and whoever runs.
+        for implicit in [access | Access::IMPLICIT, access | Access::IMPLICIT | Access::USER] {
+            assert_eq!(walk(&smap(2 | AC), &user, 0x1234, implicit), fault(code));
+            assert_eq!(walk(&smap(2), &kernel, 0x1234, implicit), at(0x5234, 0x1000));
+        }
+    }
+    assert_eq!(walk(&smap(2), &user, 0x1234, Access::FETCH), at(0x5234, 0x1000), "fetches are SMEP's");
 }
 
 #[test]
@@ -294,12 +318,13 @@ proptest! {
     #[test]
     fn g9_garbage_ends_in_an_address_or_an_error(
         cr0 in any::<u64>(), cr3 in any::<u64>(), cr4 in any::<u64>(), efer in any::<u64>(),
+        rflags in any::<u64>(),
         physical_bits in any::<u32>(), gigabyte_pages: bool,
         linear in prop_oneof![any::<u64>(), 0u64..1 << 47],
-        access in (0..8u8).prop_map(Access::from_bits_truncate),
+        access in (0..16u8).prop_map(Access::from_bits_truncate),
         entries in prop::collection::vec(garbage(), 4),
     ) {
-        let registers = ControlRegisters { cr0: cr0 | 1 << 31, cr3, cr4, efer };
+        let registers = ControlRegisters { cr0: cr0 | 1 << 31, cr3, cr4, efer, rflags };
         let width = physical_bits.clamp(32, 52);
         let reads = Cell::new(0);
         let result = GuestPaging::new(&registers, physical_bits, gigabyte_pages).translate(linear, access, |gpa| {
@@ -315,7 +340,8 @@ proptest! {
             }
             Err(WalkError::PageFault(code)) => {
                 prop_assert_eq!(code.contains(PageFault::WRITE), access.contains(Access::WRITE));
-                prop_assert_eq!(code.contains(PageFault::USER), access.contains(Access::USER));
+                let is_user = access & (Access::USER | Access::IMPLICIT) == Access::USER;
+                prop_assert_eq!(code.contains(PageFault::USER), is_user);
             }
             Err(error) => prop_assert_eq!(error, WalkError::NonCanonical),
         }

@@ -287,7 +287,7 @@ impl Lapic {
             msr::ESR => self.esr,
             msr::LVT_TIMER..=msr::LVT_ERROR => self.lvt[(msr - msr::LVT_TIMER) as usize],
             msr::INITIAL_COUNT => self.timer.initial_count(),
-            msr::CURRENT_COUNT => self.timer.current_count(now_tsc),
+            msr::CURRENT_COUNT => self.timer.current_count(timer_mode(self.lvt[TIMER]), now_tsc),
             msr::DIVIDE => self.timer.divide(),
             _ => return Err(GeneralProtection),
         };
@@ -366,7 +366,7 @@ impl Lapic {
             msr::DIVIDE => {
                 let divide = only(value, 0b1011)? as u32;
                 self.expire(now_tsc);
-                self.timer.set_divide(divide, now_tsc);
+                self.timer.set_divide(divide, timer_mode(self.lvt[TIMER]), now_tsc);
                 Ok(Effect::TimerChanged)
             }
             _ => Err(GeneralProtection),

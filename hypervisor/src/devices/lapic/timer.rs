@@ -108,21 +108,23 @@ impl Timer {
     }
 
     /// Writes the divide configuration; a count under way goes on from where it is, at the new rate.
-    pub(super) fn set_divide(&mut self, divide: u32, now: u64) {
-        let left = self.current_count(now);
+    pub(super) fn set_divide(&mut self, divide: u32, mode: Mode, now: u64) {
+        let left = self.current_count(mode, now);
         self.divide = divide;
         if let State::Counting { .. } = self.state {
             self.count_from(now, u64::from(left) * self.divisor());
         }
     }
 
-    /// Counts that are left, 0 when it does not count.
-    pub(super) fn current_count(&self, now: u64) -> u32 {
+    /// Counts that are left, 0 when it does not count. A one-shot count stops at 0 (APM vol. 2 section 16.4.1), whether
+    /// its end has been collected or, while the timer is masked, nobody collects it.
+    pub(super) fn current_count(&self, mode: Mode, now: u64) -> u32 {
         let State::Counting { start, due, .. } = self.state else { return 0 };
         let elapsed = self.elapsed(start, now);
         let left = match due.checked_sub(elapsed) {
             Some(left) => left,
-            // An end that is not collected yet: periodic mode is in a later period already.
+            None if mode != Mode::Periodic => 0,
+            // An end that is not collected yet: it is in a later period already.
             None => (self.period() - (elapsed - due) % self.period()) % self.period(),
         };
         u32::try_from(left.div_ceil(self.divisor())).unwrap_or(u32::MAX).min(self.initial)
@@ -199,7 +201,7 @@ mod tests {
     /// 2.6 GHz and 1 GHz: a count is 2.6 TSC ticks, so rounding shows.
     fn timer() -> Timer {
         let mut timer = Timer::new(TimerClock { tsc_hz: 2_600_000_000, apic_hz: 1_000_000_000 });
-        timer.set_divide(0b1011, 0);
+        timer.set_divide(0b1011, Mode::OneShot, 0);
         timer
     }
 
@@ -207,7 +209,7 @@ mod tests {
     fn divide_configuration_codes() {
         let mut timer = timer();
         for (code, divisor) in [(0, 2), (1, 4), (2, 8), (3, 16), (8, 32), (9, 64), (10, 128), (11, 1)] {
-            timer.set_divide(code, 0);
+            timer.set_divide(code, Mode::OneShot, 0);
             assert_eq!(timer.divisor(), divisor, "code {code:#b}");
         }
     }
@@ -219,11 +221,11 @@ mod tests {
         let deadline = timer.next_deadline().unwrap();
         assert_eq!(deadline, 5000 + 2603, "1001 * 2.6 rounded up");
         assert!(!timer.expire(Mode::OneShot, deadline - 1));
-        assert_eq!(timer.current_count(5000), 1001);
-        assert_eq!(timer.current_count(deadline - 1), 1);
+        assert_eq!(timer.current_count(Mode::OneShot, 5000), 1001);
+        assert_eq!(timer.current_count(Mode::OneShot, deadline - 1), 1);
         assert!(timer.expire(Mode::OneShot, deadline));
         assert!(!timer.expire(Mode::OneShot, u64::MAX));
-        assert_eq!(timer.current_count(deadline), 0);
+        assert_eq!(timer.current_count(Mode::OneShot, deadline), 0);
         assert_eq!(timer.initial_count(), 1001);
     }
 
@@ -256,7 +258,20 @@ mod tests {
     fn count_that_is_not_collected_is_read_from_the_later_period() {
         let mut timer = timer();
         timer.set_initial_count(100_000, Mode::Periodic, 0);
-        assert_eq!(timer.current_count(260_000 * 3 + 26), 99_990);
+        assert_eq!(timer.current_count(Mode::Periodic, 260_000 * 3 + 26), 99_990);
+    }
+
+    /// Masked, so nobody collects the end: the count must not go around.
+    #[test]
+    fn u21_a_one_shot_count_stops_at_0() {
+        let mut timer = timer();
+        timer.set_initial_count(1000, Mode::OneShot, 0);
+        let end = timer.next_deadline().unwrap();
+        for late in [0, 1, 26, 1300, 2600, 10 * 2600, u64::MAX - end] {
+            assert_eq!(timer.current_count(Mode::OneShot, end + late), 0, "{late} ticks late");
+        }
+        timer.set_divide(0b0000, Mode::OneShot, end + 1300);
+        assert_eq!(timer.current_count(Mode::OneShot, end + 1300), 0, "another rate starts nothing");
     }
 
     #[test]
@@ -264,7 +279,7 @@ mod tests {
         let mut timer = timer();
         timer.set_initial_count(1, Mode::Periodic, 0);
         assert_eq!(timer.next_deadline(), Some(PERIOD_US_MIN * 2600));
-        assert!(timer.current_count(0) <= 1);
+        assert!(timer.current_count(Mode::Periodic, 0) <= 1);
         timer.set_initial_count(1, Mode::OneShot, 0);
         assert_eq!(timer.next_deadline(), Some(3));
     }
@@ -273,8 +288,8 @@ mod tests {
     fn divide_change_keeps_what_is_left() {
         let mut timer = timer();
         timer.set_initial_count(1000, Mode::OneShot, 0);
-        timer.set_divide(0b0000, 1300);
-        assert_eq!(timer.current_count(1300), 500);
+        timer.set_divide(0b0000, Mode::OneShot, 1300);
+        assert_eq!(timer.current_count(Mode::OneShot, 1300), 500);
         assert_eq!(timer.next_deadline(), Some(1300 + 2600));
     }
 
@@ -304,13 +319,13 @@ mod tests {
     #[test]
     fn extremes_do_not_overflow() {
         let mut timer = Timer::new(TimerClock { tsc_hz: u64::MAX, apic_hz: 1 });
-        timer.set_divide(10, 0);
+        timer.set_divide(10, Mode::OneShot, 0);
         timer.set_initial_count(u32::MAX, Mode::Periodic, u64::MAX - 1);
         assert_eq!(timer.next_deadline(), Some(u64::MAX));
         assert!(timer.expire(Mode::Periodic, u64::MAX));
         let mut timer = Timer::new(TimerClock { tsc_hz: 0, apic_hz: 0 });
         timer.set_initial_count(1, Mode::Periodic, 0);
         assert!(timer.expire(Mode::Periodic, u64::MAX));
-        assert!(timer.current_count(u64::MAX) <= 1);
+        assert!(timer.current_count(Mode::Periodic, u64::MAX) <= 1);
     }
 }
