@@ -7,6 +7,7 @@
 
 extern crate alloc;
 
+pub mod amd64;
 #[macro_use]
 pub mod arm64;
 #[cfg(target_os = "none")]

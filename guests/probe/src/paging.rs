@@ -19,6 +19,7 @@ pub(crate) const LARGE_PAGE: u64 = 512 * PAGE;
 /// Bits of an entry (APM volume 2, section 5.4): present, writable, for ring 3 too.
 pub(crate) const RIGHTS: u64 = 7;
 pub(crate) const WRITABLE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
 pub(crate) const ACCESSED: u64 = 1 << 5;
 pub(crate) const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
@@ -47,6 +48,8 @@ static DIRECTORY: Table = Table::new();
 static TABLE: Table = Table::new();
 /// The root of another address space, which maps the same.
 static OTHER_ROOT: Table = Table::new();
+/// The root of one that maps the same, and in which all but the window is ring 0's alone.
+static KERNEL_ROOT: Table = Table::new();
 
 /// Links the window into the page tables; its pages are absent.
 pub(crate) fn open_window() {
@@ -58,6 +61,8 @@ pub(crate) fn open_window() {
     for (copy, entry) in OTHER_ROOT.0.iter().zip(root) {
         copy.store(entry.load(Ordering::Relaxed), Ordering::Release);
     }
+    KERNEL_ROOT.0[0].store(root[0].load(Ordering::Relaxed) & !USER, Ordering::Release);
+    KERNEL_ROOT.0[1].store(PDPT.entry(), Ordering::Release);
 }
 
 /// The address of the processor's page tables, which is the name of its address space.
@@ -70,9 +75,14 @@ pub(crate) fn other_space() -> u64 {
     (&raw const OTHER_ROOT).addr() as u64
 }
 
-/// Has the processor use the address space `space`: one of [`space`] and [`other_space`].
+/// The name of an address space in which ring 3 has the window alone.
+pub(crate) fn kernel_space() -> u64 {
+    (&raw const KERNEL_ROOT).addr() as u64
+}
+
+/// Has the processor use the address space `space`: one of [`space`], [`other_space`] and [`kernel_space`].
 pub(crate) fn enter_space(space: u64) {
-    // SAFETY: both spaces map all that the program uses, and the same.
+    // SAFETY: all spaces map all that the program uses, and the same.
     unsafe { asm!("mov cr3, {}", in(reg) space, options(nostack, preserves_flags)) };
 }
 

@@ -103,6 +103,8 @@ pub(super) enum ProbeEnd {
     Passed,
     /// The same of a test that needs a second processor.
     SecondPassed,
+    /// The same of a test that needs a second processor, and both on one CPU.
+    SharedPassed,
     /// The same of all its tests, some of which need a second processor.
     AllPassed,
     /// It shuts down by triple fault, and the log has its registers.

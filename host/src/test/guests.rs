@@ -328,7 +328,11 @@ impl Lab<'_> {
     }
 
     fn probe(&self, case: &Case, name: &str, end: ProbeEnd) -> Result<()> {
-        let processors = if matches!(end, ProbeEnd::AllPassed | ProbeEnd::SecondPassed) { 2 } else { 1 };
+        let (processors, cpus) = match end {
+            ProbeEnd::AllPassed | ProbeEnd::SecondPassed => (2, 2),
+            ProbeEnd::SharedPassed => (2, 1),
+            ProbeEnd::Passed | ProbeEnd::TripleFault => (1, 1),
+        };
         let guest = Guest {
             kernel: made(&self.probe)?.clone(),
             initrd: None,
@@ -341,7 +345,7 @@ impl Lab<'_> {
             switches: switches(case.settings)?,
         };
         guest.check()?;
-        let outcome = self.boot(&guest, processors, |_, _| Ok(Flow::Continue))?;
+        let outcome = self.boot(&guest, cpus, |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || check_log(&outcome))?;
         with_console(&outcome, || match end {
             ProbeEnd::TripleFault => {
@@ -349,7 +353,7 @@ impl Lab<'_> {
                 ensure!(outcome.log.to_lowercase().contains("rip"), "the log has no registers");
                 Ok(())
             }
-            ProbeEnd::Passed | ProbeEnd::SecondPassed => {
+            ProbeEnd::Passed | ProbeEnd::SecondPassed | ProbeEnd::SharedPassed => {
                 expect_end(&outcome, ExitCode::GuestPowerOff)?;
                 let test = name.split(' ').next().unwrap_or(name);
                 let is_report = |report: &&Value| report["test"] == test && report["result"].is_string();

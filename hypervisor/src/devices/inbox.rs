@@ -18,6 +18,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const NMI: u32 = 1 << 0;
 const INIT: u32 = 1 << 1;
 const STARTUP: u32 = 1 << 2;
+/// Another NMI, behind the one of [`NMI`].
+const SECOND_NMI: u32 = 1 << 3;
 const PAGE_SHIFT: u32 = 8;
 
 /// What was posted besides vectors, in the order in which it applies: INIT, start-up, NMI.
@@ -28,11 +30,11 @@ pub struct Signals {
     pub init: bool,
     /// If the vCPU waits for start-up: begin at `page << 12`. Else to be ignored.
     pub startup: Option<u8>,
-    /// A non-maskable interrupt is pending.
-    pub nmi: bool,
+    /// How many non-maskable interrupts have come: 0, 1 or 2, as no processor holds more.
+    pub nmis: u8,
 }
 
-/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as in IRR.
+/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as in IRR, but for NMIs.
 #[derive(Debug, Default)]
 pub struct Inbox {
     pending: [AtomicU64; 4],
@@ -75,7 +77,10 @@ impl Inbox {
 
     /// Posts an NMI.
     pub fn post_nmi(&self) {
-        self.signals.fetch_or(NMI, Ordering::Release);
+        if self.signals.fetch_or(NMI, Ordering::Release) & NMI != 0 {
+            // If the first has been taken meanwhile, this is one by itself.
+            self.signals.fetch_or(SECOND_NMI, Ordering::Release);
+        }
     }
 
     /// Posts INIT. It cancels an NMI and a start-up that were posted before.
@@ -112,7 +117,7 @@ impl Inbox {
         Signals {
             init: signals & INIT != 0,
             startup: (signals & STARTUP != 0).then_some((signals >> PAGE_SHIFT) as u8),
-            nmi: signals & NMI != 0,
+            nmis: u8::from(signals & NMI != 0) + u8::from(signals & SECOND_NMI != 0),
         }
     }
 
@@ -194,7 +199,7 @@ mod tests {
         inbox.post(MessageKind::Init, Trigger::Edge);
         inbox.post(MessageKind::Startup(2), Trigger::Edge);
         inbox.post(MessageKind::Startup(3), Trigger::Edge);
-        let expected = Signals { init: true, startup: Some(2), nmi: false };
+        let expected = Signals { init: true, startup: Some(2), nmis: 0 };
         assert_eq!(drain(&inbox, &mut lapic), expected, "the first start-up after INIT");
         assert!(!lapic.is_enabled());
         assert_eq!(lapic.highest_irr(), None);
@@ -207,9 +212,9 @@ mod tests {
         inbox.post_init();
         inbox.post_nmi();
         inbox.post_nmi();
-        assert_eq!(drain(&inbox, &mut lapic), Signals { init: true, startup: None, nmi: true });
+        assert_eq!(drain(&inbox, &mut lapic), Signals { init: true, startup: None, nmis: 2 });
         inbox.post_startup(0);
-        assert_eq!(drain(&inbox, &mut lapic), Signals { init: false, startup: Some(0), nmi: false });
+        assert_eq!(drain(&inbox, &mut lapic), Signals { init: false, startup: Some(0), nmis: 0 });
     }
 
     #[test]

@@ -124,12 +124,20 @@ static COUNTS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
 /// What is done on each vector beyond counting: the address of a `fn(&Frame)`, or 0. Pairs with [`handle`].
 static HANDLERS: [AtomicUsize; 256] = [const { AtomicUsize::new(0) }; 256];
 
+/// RFLAGS as the last exception has pushed them.
+static FAULT_FLAGS: AtomicU64 = AtomicU64::new(0);
+
 /// The page of [`guard_page`]; no address of code by default.
 static GUARDED_PAGE: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// How often `vector` has been taken, by all processors.
 pub fn count(vector: u8) -> u32 {
     COUNTS[usize::from(vector)].load(Ordering::Acquire)
+}
+
+/// RFLAGS as the last exception has pushed them, on whatever processor.
+pub fn fault_flags() -> u64 {
+    FAULT_FLAGS.load(Ordering::Acquire)
 }
 
 /// Has `handler` called on `vector`, or nothing any more. An interrupt has been ended at the APIC before.
@@ -183,6 +191,7 @@ extern "C" fn dispatch(frame: &mut Frame) {
 /// Goes on where the table of guarded instructions or the guarded page's caller says, in ring 0, with the fault in R11
 /// and R10.
 fn on_exception(vector: u8, frame: &mut Frame) {
+    FAULT_FLAGS.store(frame.rflags, Ordering::Release);
     let page = GUARDED_PAGE.load(Ordering::Acquire);
     if let Some(next) = guarded::fixup(frame.rip) {
         frame.rip = next;

@@ -31,6 +31,8 @@ const CODE_32: u64 = 0x00cf_9b00_0000_ffff;
 
 const GS_BASE: u32 = 0xc000_0101;
 const STACK_SIZE: usize = 8 << 10;
+/// The stack of [`set_gate_apart`], as gates name it: counted from 1.
+const GATE_STACK: u16 = 1;
 
 #[repr(C, align(16))]
 struct Stack([u8; STACK_SIZE]);
@@ -41,7 +43,7 @@ struct Tables {
     number: u64,
     gdt: MaybeUninit<GlobalDescriptorTable>,
     tss: TaskStateSegment,
-    /// For exceptions from ring 3.
+    /// For exceptions from ring 3, and for [gates apart](set_gate_apart).
     ring0_stack: Stack,
 }
 
@@ -80,6 +82,17 @@ pub unsafe fn set_gate(vector: u8, handler: u64) {
     unsafe { IDT[usize::from(vector)] = gate(handler) };
 }
 
+/// The same, on a stack that nothing is on but what an exception from ring 3 has left.
+///
+/// # Safety
+///
+/// The code is an interrupt handler; no other processor runs into it, and none of ring 3 is to go on.
+pub unsafe fn set_gate_apart(vector: u8, handler: u64) {
+    let [low, high] = gate(handler);
+    // SAFETY: a table that one entry is exchanged in, which nobody looks at now, says the caller.
+    unsafe { IDT[usize::from(vector)] = [low | u64::from(GATE_STACK) << 32, high] };
+}
+
 /// Loads the tables of processor `number`.
 ///
 /// # Safety
@@ -91,6 +104,7 @@ pub(super) unsafe fn load(number: usize) {
     tables.number = number as u64;
     let stack = VirtAddr::from_ptr(&raw const tables.ring0_stack);
     tables.tss.privilege_stack_table[0] = stack + STACK_SIZE as u64;
+    tables.tss.interrupt_stack_table[usize::from(GATE_STACK) - 1] = stack + STACK_SIZE as u64;
     let gdt = tables.gdt.write(GlobalDescriptorTable::new());
     gdt.append(Descriptor::kernel_code_segment());
     gdt.append(Descriptor::kernel_data_segment());

@@ -2,8 +2,10 @@
 
 mod code_page;
 mod cpuid_and_msrs;
+mod delivery;
 mod dirty;
 mod events;
+mod faults;
 mod flags;
 mod forms;
 mod garbage;
@@ -11,6 +13,7 @@ mod hypercalls;
 mod instructions;
 mod interrupts_by_call;
 mod io;
+mod lazy;
 mod mmio;
 mod own;
 mod parts;
@@ -19,6 +22,7 @@ mod rom;
 mod rom_races;
 mod stale;
 mod storms;
+mod supervisor;
 mod toggles;
 mod waiting;
 mod watch;
@@ -39,9 +43,10 @@ const fn test(name: &'static str, run: fn() -> Verdict) -> Test {
 /// The tests that do not come back.
 const TRIPLE_FAULT: &str = "triple-fault";
 const NO_WRITE_THROUGH: &str = "no-write-through";
+const IDT_IN_NOTHING: &str = "u13-idt-in-nothing";
 
 /// The others, of which the first must come before any that starts another processor.
-const TESTS: [Test; 41] = [
+const TESTS: &[Test] = &[
     test("flush-not-started", waiting::flush_not_started),
     test("unknown-msr", cpuid_and_msrs::unknown_msr),
     test("x2apic-reserved", cpuid_and_msrs::x2apic_reserved),
@@ -66,6 +71,10 @@ const TESTS: [Test; 41] = [
     test("nmi", events::nmi),
     test("timer", events::timer),
     test("debug-registers", events::debug_registers),
+    test("u11-smap", supervisor::smap),
+    test("u13-stack-in-nothing", delivery::stack_in_nothing),
+    test("u23-resume-flag", faults::resume_flag),
+    test("u23-refused", faults::refused),
     test("stale", stale::stale),
     test("large-pages", stale::large_pages),
     test("nmi-in-flush", stale::nmi_in_flush),
@@ -86,11 +95,13 @@ const TESTS: [Test; 41] = [
 ];
 
 /// Those that are run by their names alone, for they need a hypervisor that is set up for them.
-const APART: [Test; 4] = [
+const APART: &[Test] = &[
     test("list-in-parts", parts::list_in_parts),
     test("u2-halted-timers", storms::halted_timers),
     test("u5-crash-reports", storms::crash_reports),
     test("u6-reset-storm", storms::reset_storm),
+    test("u12-debug-names", lazy::debug_names),
+    test("u23-second-nmi", faults::second_nmi),
 ];
 
 /// Whether the command line's name is this one.
@@ -105,7 +116,7 @@ pub(crate) fn run(asked: &'static str, count: Option<u32>) {
         garbage::set_count(count);
     }
     if asked == "all" {
-        for test in &TESTS {
+        for test in TESTS {
             report::begin(test.name);
             report::end(test.name, &(test.run)());
         }
@@ -118,11 +129,14 @@ pub(crate) fn run(asked: &'static str, count: Option<u32>) {
     if is_name(asked, TRIPLE_FAULT) {
         tables::triple_fault();
     }
+    if is_name(asked, IDT_IN_NOTHING) {
+        delivery::idt_in_nothing();
+    }
     if is_name(asked, NO_WRITE_THROUGH) {
         instructions::no_write_through();
         tables::triple_fault();
     }
-    let verdict = match TESTS.iter().chain(&APART).find(|test| is_name(asked, test.name)) {
+    let verdict = match TESTS.iter().chain(APART).find(|test| is_name(asked, test.name)) {
         Some(test) => (test.run)(),
         None => Err(failure(format_args!("there is no such test"))),
     };

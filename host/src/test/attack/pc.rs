@@ -29,4 +29,22 @@ pub(super) const ROWS: &[Case] = &[
             least: &[(Counter::Resets, 1), (Counter::ResetRequests, 20)],
         }),
     ),
+    probe(
+        "u12_debug_registers_by_their_other_names",
+        "a breakpoint that is turned on by DR5 is the vCPU's own",
+        "u12_debug_names",
+        ProbeEnd::SharedPassed,
+    ),
+    probe(
+        "u13_idt_in_nothing",
+        "an exception whose descriptor is no memory ends in a shutdown of the guest",
+        "u13_idt_in_nothing",
+        ProbeEnd::TripleFault,
+    ),
+    probe(
+        "u23_second_nmi",
+        "of two NMIs that find a vCPU without a CPU none is lost",
+        "u23_second_nmi",
+        ProbeEnd::SharedPassed,
+    ),
 ];

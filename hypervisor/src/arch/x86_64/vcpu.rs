@@ -8,7 +8,6 @@ use tlfs::InputPage;
 use super::cpu;
 use super::flush::FlushScratch;
 use super::svm::features;
-use super::svm::step::Nmi;
 use crate::devices::message::Trigger;
 use crate::sched::Turn;
 use crate::vm::{Context, PerCpu, increase};
@@ -86,8 +85,8 @@ impl Context<'_> {
         {
             self.state.start_up(page);
         }
-        if signals.nmi {
-            self.state.nmi.insert(Nmi::PENDING);
+        for _ in 0..signals.nmis {
+            self.state.nmi.post();
         }
     }
 

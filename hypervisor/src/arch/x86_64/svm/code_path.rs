@@ -27,14 +27,14 @@ struct Regime {
     cr3: u64,
     cr4: u64,
     efer: u64,
-    is_user: bool,
+    cpl: u8,
 }
 
 impl Regime {
-    fn of(vmcb: &Vmcb, linear: u64) -> Self {
+    fn of(vmcb: &Vmcb, linear: u64, cpl: u8) -> Self {
         let page = linear & !(PAGE_SIZE as u64 - 1);
         let Vmcb { cr0, cr3, cr4, efer, .. } = *vmcb;
-        Self { page, cr0, cr3, cr4, efer, is_user: vmcb.cpl == 3 }
+        Self { page, cr0, cr3, cr4, efer, cpl }
     }
 }
 
@@ -68,11 +68,18 @@ pub(crate) struct CodePaths([Option<CodePath>; WAYS]);
 
 impl CodePaths {
     /// Whether the bytes at RIP are `usual`. False also if that is not known: the code cannot be read, or crosses a
-    /// page. Call in a translation section, with the memory of that section.
-    #[inline]
-    pub(crate) fn is_at_rip(&mut self, vmcb: &Vmcb, memory: &GuestMemory<'_>, usual: &Pattern) -> bool {
+    /// page. Call in a translation section, with the memory of that section, and with the VMCB's privilege level, which
+    /// most callers know.
+    #[inline(always)] // Two callers, of which one is seldom and the other on the way of most exits.
+    pub(crate) fn is_at_rip(
+        &mut self,
+        vmcb: &Vmcb,
+        memory: &GuestMemory<'_>,
+        usual: &Pattern,
+        cpl: u8,
+    ) -> bool {
         let linear = linear_rip(vmcb, 0);
-        let regime = Regime::of(vmcb, linear);
+        let regime = Regime::of(vmcb, linear, cpl);
         let way = &mut self.0[linear as usize / PAGE_SIZE % WAYS];
         if !way.as_ref().is_some_and(|path| path.is_current(&regime, memory)) {
             *way = CodePath::walk(regime, vmcb, memory);

@@ -1,15 +1,14 @@
 //! The guest's breakpoint addresses, DR0 to DR3. DR6 and DR7 are in the VMCB.
 //!
 //! Hardly any vCPU uses them, and moving them is slow. So a vCPU comes onto a CPU without them, and its first access
-//! to one of them, or to DR7, which might turn them on, causes an exit: it brings them, and the instruction is executed
+//! to one of them, or to DR7 under either of its names, which might turn them on, causes an exit: it brings them, and the instruction is executed
 //! again. A vCPU whose breakpoints are on brings them along. APM volume 2, sections 13.1.1 and 15.8.1.
 
 use x86_64::registers::debug::{DebugAddressRegister, Dr0, Dr1, Dr2, Dr3};
 
 use super::vmcb::{Vmcb, clean};
+use crate::amd64::intercepts;
 
-/// Reads of DR0 to DR3, writes of them and of DR7: bits of the VMCB's intercept vector.
-const INTERCEPTS: u32 = 0x000f | 0x008f << 16;
 /// DR7: the enable bits of all four breakpoints.
 const DR7_ENABLED: u64 = 0xff;
 
@@ -25,7 +24,7 @@ impl DebugRegisters {
     /// The vCPU comes onto this CPU.
     #[inline]
     pub(super) fn arrive(&mut self, vmcb: &mut Vmcb) {
-        vmcb.intercept_dr = INTERCEPTS;
+        vmcb.intercept_dr = intercepts::DEBUG;
         if vmcb.dr7 & DR7_ENABLED != 0 {
             self.load(vmcb);
         }

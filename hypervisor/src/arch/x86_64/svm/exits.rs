@@ -11,11 +11,12 @@ use super::super::overlay::Overlays;
 use super::super::rom::{Busy, count_job};
 use super::entry::{RAX, RBX, RCX, RDX};
 use super::fpu;
-use super::instruction::{decode_control_write, length};
+use super::instruction::{decode_control_write, length, read_task};
 use super::state::{Activity, VcpuState};
-use super::step::Nmi;
-use super::vmcb::{CR4_PAE, CR4_PCIDE, DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean, exit, vintr};
+use super::vmcb::{CR4_PAE, CR4_PCIDE, DR6_SINGLE_STEP, RFLAGS_RF, RFLAGS_TF, Vmcb, clean, exit, vintr};
 use super::{cpuid, msr};
+use crate::amd64::checks::{self, Instruction};
+use crate::amd64::nmi::Nmi;
 use crate::devices::lapic::{self, Effect};
 use crate::devices::pci::Pci;
 use crate::devices::platform::{Output, PortSize, SerialPort};
@@ -37,12 +38,16 @@ impl Context<'_> {
 
     /// Goes on behind an instruction of `length` bytes.
     pub(crate) fn skip(&mut self, length: u64) {
-        let vmcb = &mut self.state.vmcb;
+        let vmcb = &mut *self.state.vmcb;
         let next = vmcb.rip.wrapping_add(length);
         vmcb.rip = if vmcb.is_64bit() { next } else { next & 0xffff_ffff };
         vmcb.interrupt_shadow &= !1;
-        if vmcb.rflags & RFLAGS_TF != 0 {
-            self.state.raise_debug(DR6_SINGLE_STEP);
+        if vmcb.rflags & (RFLAGS_TF | RFLAGS_RF) != 0 {
+            // RF has done its work, and TF does its own.
+            vmcb.rflags &= !RFLAGS_RF;
+            if vmcb.rflags & RFLAGS_TF != 0 {
+                self.state.raise_debug(DR6_SINGLE_STEP);
+            }
         }
     }
 
@@ -91,6 +96,15 @@ impl Context<'_> {
         next
     }
 
+    /// Whether the instruction is refused; then its fault has been raised.
+    fn refuses(&mut self, instruction: Instruction) -> bool {
+        let refused = checks::check(instruction, self.state.vmcb.conditions());
+        if let Err(refusal) = refused {
+            self.state.raise_refusal(refusal);
+        }
+        refused.is_err()
+    }
+
     /// An exit for another reason than an instruction whose encoding is known.
     #[inline(always)] // As above.
     fn handle_event(&mut self) -> Next {
@@ -103,10 +117,7 @@ impl Context<'_> {
                 self.state.vmcb.mark_dirty(clean::TPR);
                 Next::Resume
             }
-            exit::NESTED_FAULT => {
-                self.on_nested_fault();
-                Next::Resume
-            }
+            exit::NESTED_FAULT => self.on_nested_fault(),
             exit::IOIO => self.on_port(),
             exit::IRET => {
                 // The next entry steps over it.
@@ -114,6 +125,7 @@ impl Context<'_> {
                 Next::Resume
             }
             exit::CR_WRITE_0..=exit::CR_WRITE_15 => self.on_control_write(),
+            // All that there is to check the processor does when it executes the instruction again.
             exit::DR_READ_0..=exit::DR_WRITE_15 => {
                 self.state.load_debug_registers();
                 Next::Resume
@@ -130,9 +142,9 @@ impl Context<'_> {
             exit::EXCEPTION_DB => Next::Resume,
             exit::EXCEPTION_0..=exit::EXCEPTION_31 => {
                 self.state.reflect_exception();
-                Next::Resume
+                self.state.settle_delivery()
             }
-            exit::TASK_SWITCH | exit::FERR_FREEZE => {
+            exit::FERR_FREEZE => {
                 log::debug!("vCPU {}: exit {code:#x} is not emulated", self.vcpu.index);
                 self.protection_fault()
             }
@@ -186,7 +198,10 @@ impl Context<'_> {
     fn on_xsetbv(&mut self) -> Next {
         let value = self.state.registers.edx_eax();
         let register = self.state.registers.low(RCX);
-        if !self.state.is_privileged() || register != 0 || !fpu::is_valid_xcr0(value) {
+        if self.refuses(Instruction::SetExtendedControl) {
+            return Next::Resume;
+        }
+        if register != 0 || !fpu::is_valid_xcr0(value) {
             return self.protection_fault();
         }
         // The guest's XCR0 lives in the processor while the vCPU is on the CPU.
@@ -195,6 +210,9 @@ impl Context<'_> {
     }
 
     fn on_control_write(&mut self) -> Next {
+        if self.refuses(Instruction::Kernels) {
+            return Next::Resume;
+        }
         self.state.rsp_from_vmcb();
         let decoded = self.with_translation(|state, memory| decode_control_write(&state.vmcb, memory));
         let (number, from, length) = match decoded {
@@ -381,11 +399,14 @@ impl Context<'_> {
         const STRING: u64 = 1 << 2;
         let info = self.state.vmcb.exit_info_1;
         let next_rip = self.state.vmcb.exit_info_2;
+        let port = (info >> 16) as u16;
+        let size = (info >> 4 & 7) as usize;
+        if self.state.vmcb.cpl != 0 && self.is_port_refused(port, size as u32) {
+            return Next::Resume;
+        }
         if info & STRING != 0 {
             return self.on_string_port(info);
         }
-        let port = (info >> 16) as u16;
-        let size = (info >> 4 & 7) as usize;
         let Some(width) = PortSize::from_bytes(size) else { return self.protection_fault() };
         let target = Operand::accumulator(size as u32);
         let next = if info & INPUT != 0 {
@@ -401,6 +422,28 @@ impl Context<'_> {
             self.skip(length);
         }
         next
+    }
+
+    /// Whether the current task may not access these ports; then the fault has been raised.
+    #[cold]
+    #[inline(never)]
+    fn is_port_refused(&mut self, port: u16, size: u32) -> bool {
+        if !checks::needs_port_map(self.state.vmcb.conditions()) {
+            return false;
+        }
+        let allowed = self.with_translation(|state, memory| {
+            let vmcb = &*state.vmcb;
+            let task = vmcb.tr;
+            checks::allows_ports(task.attributes, task.limit, port, size, |offset| {
+                read_task(vmcb, memory, task.base.wrapping_add(offset.into()))
+            })
+        });
+        match allowed {
+            Ok(true) => return false,
+            Ok(false) => self.state.raise_protection(),
+            Err(error) => self.state.raise_fetch_error(error),
+        }
+        true
     }
 
     /// Performs a port write and what follows from it.

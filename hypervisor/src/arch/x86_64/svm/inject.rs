@@ -1,36 +1,41 @@
 //! Getting events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20 and 15.21.
 
 use super::state::{Activity, VcpuState};
-use super::step::Nmi;
-use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, RFLAGS_IF, clean, event, misc1, vintr};
-use crate::vm::{self, PerCpu};
+use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, RFLAGS_IF, RFLAGS_RF, clean, event, misc1, vintr};
+use crate::amd64::checks::Refusal;
+use crate::amd64::event::Combined;
+use crate::amd64::nmi::Nmi;
+use crate::vm::{self, Next, PerCpu};
 
 /// Write intercept of CR8.
 const CR_WRITE_8: u32 = 1 << (16 + 8);
 
-const VECTOR_DB: u64 = 1;
-const VECTOR_UD: u64 = 6;
-const VECTOR_GP: u64 = 13;
-const VECTOR_PF: u64 = 14;
-
 impl VcpuState {
     /// Raises #UD at the current instruction.
     pub(crate) fn raise_undefined(&mut self) {
-        self.exception = Some(event::VALID | event::TYPE_EXCEPTION | VECTOR_UD);
+        self.exception = Some(event::exception(event::VECTOR_UD));
     }
 
     /// Raises #GP(0) at the current instruction.
     pub(crate) fn raise_protection(&mut self) {
         // Real mode has no error codes.
         let error = if self.vmcb.cr0 & CR0_PE != 0 { event::ERROR_VALID } else { 0 };
-        self.exception = Some(event::VALID | event::TYPE_EXCEPTION | error | VECTOR_GP);
+        self.exception = Some(event::exception(event::VECTOR_GP) | error);
+    }
+
+    /// Raises the fault that stands for a check of the processor's.
+    pub(crate) fn raise_refusal(&mut self, refusal: Refusal) {
+        match refusal {
+            Refusal::Undefined => self.raise_undefined(),
+            Refusal::Protection => self.raise_protection(),
+        }
     }
 
     /// Raises #PF at the current instruction.
     pub(crate) fn raise_page_fault(&mut self, address: u64, error: u32) {
         self.vmcb.cr2 = address;
         self.vmcb.mark_dirty(clean::ALL);
-        let code = event::VALID | event::TYPE_EXCEPTION | event::ERROR_VALID | VECTOR_PF;
+        let code = event::exception(event::VECTOR_PF) | event::ERROR_VALID;
         self.exception = Some(code | u64::from(error) << 32);
     }
 
@@ -38,7 +43,7 @@ impl VcpuState {
     pub(crate) fn raise_debug(&mut self, bits: u64) {
         self.vmcb.dr6 = self.vmcb.dr6 & !DR6_BREAKPOINTS | bits;
         self.vmcb.mark_dirty(clean::ALL);
-        self.exception = Some(event::VALID | event::TYPE_EXCEPTION | VECTOR_DB);
+        self.exception = Some(event::exception(event::VECTOR_DB));
     }
 
     /// An exit cut the delivery of an event short: it is delivered again. Software interrupts and
@@ -52,6 +57,32 @@ impl VcpuState {
         if info & event::TYPE_MASK != event::TYPE_SOFTWARE && !is_breakpoint {
             self.vmcb.event_injection = info;
         }
+    }
+
+    /// Whether the exit cut the delivery of an event short: then it was not the instruction at RIP that caused it.
+    pub(crate) fn was_delivering(&self) -> bool {
+        self.vmcb.exit_interrupt_info & event::VALID != 0
+    }
+
+    /// The event whose delivery was cut short cannot be delivered, because what it takes lies where there is no memory to
+    /// push to or to read from. The guest gets a double fault for it; if that is what could not be delivered, it shuts down.
+    pub(crate) fn raise_delivery_failure(&mut self) {
+        self.exception = Some(event::double_fault(self.vmcb.cr0 & CR0_PE != 0));
+    }
+
+    /// Settles what becomes of the exception that has been raised, if any, where the delivery of an event was cut short.
+    pub(crate) fn settle_delivery(&mut self) -> Next {
+        let Some(second) = self.exception else { return Next::Resume };
+        match event::combine(self.vmcb.event_injection, second) {
+            // The entry sees to what was cut short.
+            Combined::Second => {}
+            Combined::DoubleFault => {
+                self.raise_delivery_failure();
+                self.vmcb.event_injection = 0;
+            }
+            Combined::Shutdown => return Next::Dead,
+        }
+        Next::Resume
     }
 
     /// Fills in the event for the next entry, or arranges for an exit as soon as the guest can take one.
@@ -69,6 +100,9 @@ impl VcpuState {
             // back, or an exception, which the new one replaces as far as the guest can tell.
             self.requeue_cut_short();
             self.vmcb.event_injection = exception;
+            if event::pushes_resume_flag(exception) {
+                self.vmcb.rflags |= RFLAGS_RF;
+            }
         } else if self.vmcb.event_injection & event::VALID == 0 {
             injected = self.inject_next();
         }
@@ -115,8 +149,7 @@ impl VcpuState {
                 self.lapic.cancel_service(vector);
             }
             event::TYPE_NMI => {
-                self.nmi.insert(Nmi::PENDING);
-                self.nmi.remove(Nmi::BLOCKED);
+                self.nmi.give_back();
             }
             _ => {}
         }
@@ -125,8 +158,7 @@ impl VcpuState {
     fn inject_next(&mut self) -> Option<u8> {
         let shadow = self.vmcb.interrupt_shadow & 1 != 0;
         if self.nmi.is_deliverable() && !shadow {
-            self.nmi.remove(Nmi::PENDING);
-            self.block_nmis();
+            self.take_nmi();
             self.vmcb.event_injection = event::VALID | event::TYPE_NMI | 2;
             return None;
         }

@@ -10,7 +10,8 @@ use super::code_path::CodePaths;
 use super::cpuid;
 use super::features::Features;
 use super::state::VcpuState;
-use super::vmcb::{Segment, Vmcb};
+use super::vmcb::{Segment, Vmcb, exit};
+use crate::amd64::checks::{self, Refusal};
 use crate::emulator::Operand;
 
 /// Longest instruction in bytes.
@@ -46,7 +47,13 @@ impl VcpuState {
 
 /// The guest's paging as its registers say.
 fn guest_paging(vmcb: &Vmcb) -> GuestPaging {
-    let registers = ControlRegisters { cr0: vmcb.cr0, cr3: vmcb.cr3, cr4: vmcb.cr4, efer: vmcb.efer };
+    let registers = ControlRegisters {
+        cr0: vmcb.cr0,
+        cr3: vmcb.cr3,
+        cr4: vmcb.cr4,
+        efer: vmcb.efer,
+        rflags: vmcb.rflags,
+    };
     GuestPaging::new(&registers, cpuid::physical_address_bits(), cpuid::host_has_1g_pages())
 }
 
@@ -106,6 +113,14 @@ pub(crate) fn translate(
     Ok(gpa)
 }
 
+/// A byte of the task's state segment, as the processor reads it by itself.
+pub(super) fn read_task(vmcb: &Vmcb, memory: &GuestMemory<'_>, linear: u64) -> Result<u8, FetchError> {
+    let gpa = translate(vmcb, memory, linear, Access::IMPLICIT)?;
+    let mut byte = 0;
+    memory.read(gpa, core::slice::from_mut(&mut byte)).map_err(|_: AccessError| FetchError::Protection)?;
+    Ok(byte)
+}
+
 /// Linear address of the byte at `offset` behind RIP.
 pub(super) fn linear_rip(vmcb: &Vmcb, offset: u64) -> u64 {
     let rip = vmcb.rip.wrapping_add(offset);
@@ -161,7 +176,8 @@ pub(crate) fn build_decoder() {
     assert_eq!(nop.code(), Code::Nopd, "the decoder works");
 }
 
-/// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer.
+/// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer. Where it is not the kernel's
+/// to execute, the fault for that.
 #[inline]
 pub(crate) fn length(
     vmcb: &Vmcb,
@@ -169,13 +185,48 @@ pub(crate) fn length(
     paths: &mut CodePaths,
     usual: &Pattern,
 ) -> Result<u64, FetchError> {
+    // One comparison for all that an instruction of the kernel's need not be asked.
+    if vmcb.cpl != 0 {
+        return others_length(vmcb, memory, paths, usual);
+    }
+    allowed_length(vmcb, memory, paths, usual, 0)
+}
+
+#[inline(always)] // It has two callers, one of which knows the privilege level.
+fn allowed_length(
+    vmcb: &Vmcb,
+    memory: &GuestMemory<'_>,
+    paths: &mut CodePaths,
+    usual: &Pattern,
+    cpl: u8,
+) -> Result<u64, FetchError> {
     if Features::get().next_rip() && vmcb.next_rip != 0 {
         return Ok(vmcb.next_rip.wrapping_sub(vmcb.rip));
     }
-    if paths.is_at_rip(vmcb, memory, usual) {
+    if paths.is_at_rip(vmcb, memory, usual, cpl) {
         return Ok(usual.len() as u64);
     }
     decoded_length(vmcb, memory)
+}
+
+#[cold]
+#[inline(never)]
+fn others_length(
+    vmcb: &Vmcb,
+    memory: &GuestMemory<'_>,
+    paths: &mut CodePaths,
+    usual: &Pattern,
+) -> Result<u64, FetchError> {
+    let instruction = match vmcb.exit_code {
+        exit::CPUID | exit::PAUSE | exit::VMMCALL => checks::Instruction::Anybodys,
+        exit::XSETBV => checks::Instruction::SetExtendedControl,
+        _ => checks::Instruction::Kernels,
+    };
+    match checks::check(instruction, vmcb.conditions()) {
+        Ok(()) => allowed_length(vmcb, memory, paths, usual, vmcb.cpl),
+        Err(Refusal::Undefined) => Err(FetchError::Undefined),
+        Err(Refusal::Protection) => Err(FetchError::Protection),
+    }
 }
 
 #[cold]

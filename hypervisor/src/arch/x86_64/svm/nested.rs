@@ -3,7 +3,7 @@
 use memslots::space::{Fault, Found};
 use paging::Gpa;
 
-use crate::vm::Context;
+use crate::vm::{Context, Next};
 use hostlink::counters::Counter;
 
 /// `exit_info_1` of a nested page fault: the access was a store.
@@ -16,7 +16,12 @@ const FAULT_FETCH: u64 = 1 << 4;
 impl Context<'_> {
     /// #NPF: `exit_info_2` is the guest physical address.
     #[inline(never)] // Apart from the exits that are many.
-    pub(crate) fn on_nested_fault(&mut self) {
+    pub(crate) fn on_nested_fault(&mut self) -> Next {
+        self.serve_nested_fault();
+        self.state.settle_delivery()
+    }
+
+    fn serve_nested_fault(&mut self) {
         let gpa = Gpa(self.state.vmcb.exit_info_2);
         let info = self.state.vmcb.exit_info_1;
         if self.state.mmio.has(gpa, self.vm.space.slots().generation()) {
@@ -31,7 +36,7 @@ impl Context<'_> {
             // The guest's own page tables lie in a ROM, where the processor cannot mark them as used.
             Fault::ReadOnly if info & FAULT_IN_WALK != 0 => self.state.raise_protection(),
             // Stores to read-only memory are dropped.
-            Fault::ReadOnly => self.emulate_access(None),
+            Fault::ReadOnly => self.access(None),
             Fault::Mmio { found, generation } => {
                 self.count(match found {
                     Found::Marked => Counter::MmioMarked,
@@ -54,7 +59,17 @@ impl Context<'_> {
             // Code where there is no memory: all ones is no instruction.
             self.state.raise_undefined();
         } else {
-            self.emulate_access(Some(gpa));
+            self.access(Some(gpa));
+        }
+    }
+
+    /// An access that the processor could not make: the instruction's at RIP, or one of its own while it was delivering an
+    /// event, to a stack or a descriptor table that is no memory.
+    fn access(&mut self, mmio: Option<Gpa>) {
+        if self.state.was_delivering() {
+            self.state.raise_delivery_failure();
+        } else {
+            self.emulate_access(mmio);
         }
     }
 }

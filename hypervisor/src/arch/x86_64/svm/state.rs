@@ -13,9 +13,11 @@ use super::debug::DebugRegisters;
 use super::entry::{RAX, RBX, RDX, RSI, RSP, Registers};
 use super::features::{self, Features};
 use super::fpu::FpuState;
-use super::step::{Nmi, Step};
-use super::vmcb::{self, CR0_PE, EFER_SVME, Segment, Vmcb, clean, misc1, misc2, misc3, vintr};
+use super::step::Step;
+use super::vmcb::{self, CR0_PE, EFER_SVME, Segment, Vmcb, clean, misc1, vintr};
 use super::{cpuid, msr};
+use crate::amd64::intercepts;
+use crate::amd64::nmi::Nmi;
 use crate::devices::inbox::Inbox;
 use crate::devices::lapic::{Lapic, TimerClock};
 use crate::hyperv::Vp;
@@ -120,34 +122,7 @@ impl VcpuState {
         let vmcb = &mut *self.vmcb;
         vmcb.intercept_cr = vmcb::CR_WRITE_4;
         vmcb.intercept_exceptions = 1 << 18;
-        vmcb.intercept_misc1 = misc1::INTR
-            | misc1::NMI
-            | misc1::SMI
-            | misc1::INIT
-            | misc1::RDPMC
-            | misc1::CPUID
-            | misc1::INVD
-            | misc1::HLT
-            | misc1::INVLPGA
-            | misc1::IOIO
-            | misc1::MSR
-            | misc1::TASK_SWITCH
-            | misc1::FERR_FREEZE
-            | misc1::SHUTDOWN;
-        vmcb.intercept_misc2 = misc2::VMRUN
-            | misc2::VMMCALL
-            | misc2::VMLOAD
-            | misc2::VMSAVE
-            | misc2::STGI
-            | misc2::CLGI
-            | misc2::SKINIT
-            | misc2::WBINVD
-            | misc2::MONITOR
-            | misc2::MWAIT
-            | misc2::MWAIT_ARMED
-            | misc2::XSETBV
-            | misc2::RDPRU;
-        vmcb.intercept_misc3 = misc3::INVLPGB | misc3::INVLPGB_ILLEGAL | misc3::MCOMMIT | misc3::TLBSYNC;
+        [vmcb.intercept_misc1, vmcb.intercept_misc2, vmcb.intercept_misc3] = intercepts::ALWAYS;
         vmcb.iopm_base = permissions.io;
         vmcb.msrpm_base = permissions.msr;
         vmcb.nested_control = 1;
@@ -284,11 +259,6 @@ impl VcpuState {
     /// Copies RSP into the VMCB, after an instruction has been emulated that may have changed it.
     pub(crate) fn rsp_to_vmcb(&mut self) {
         self.vmcb.rsp = self.registers.0[RSP];
-    }
-
-    /// Whether the guest may do what only its kernel may do.
-    pub(crate) fn is_privileged(&self) -> bool {
-        self.vmcb.cpl == 0
     }
 
     /// Has the processor exit on PAUSE, or not.

@@ -3,6 +3,11 @@
 use coherence::Space;
 use core::mem::offset_of;
 
+use crate::amd64::checks::Conditions;
+pub(crate) use crate::amd64::event;
+pub(crate) use crate::amd64::intercepts::misc1;
+pub(crate) use crate::amd64::{CR0_PE, EFER_LMA, RFLAGS_RF};
+
 /// A segment register as the save area holds it.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -133,6 +138,11 @@ impl Vmcb {
         self.clean_bits &= !bits;
     }
 
+    /// What the checks of an instruction depend on.
+    pub(crate) fn conditions(&self) -> Conditions {
+        Conditions { cpl: self.cpl, cr4: self.cr4, rflags: self.rflags }
+    }
+
     /// Whether the guest runs 64-bit code.
     pub(crate) fn is_64bit(&self) -> bool {
         self.efer & EFER_LMA != 0 && self.cs.attributes & Segment::LONG != 0
@@ -148,7 +158,6 @@ impl Vmcb {
 
 pub(crate) const EFER_SCE: u64 = 1;
 pub(crate) const EFER_LME: u64 = 1 << 8;
-pub(crate) const EFER_LMA: u64 = 1 << 10;
 pub(crate) const EFER_NXE: u64 = 1 << 11;
 pub(crate) const EFER_SVME: u64 = 1 << 12;
 pub(crate) const EFER_FFXSR: u64 = 1 << 14;
@@ -156,7 +165,6 @@ pub(crate) const CR4_PAE: u64 = 1 << 5;
 pub(crate) const CR4_PCIDE: u64 = 1 << 17;
 /// Bits of CR3 that are the address of the tables.
 pub(crate) const CR3_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-pub(crate) const CR0_PE: u64 = 1;
 pub(crate) const CR0_PG: u64 = 1 << 31;
 pub(crate) const RFLAGS_TF: u64 = 1 << 8;
 pub(crate) const RFLAGS_IF: u64 = 1 << 9;
@@ -167,51 +175,6 @@ pub(crate) const DR6_SINGLE_STEP: u64 = 1 << 14;
 
 /// Intercepts of control register writes: bit 16 + number.
 pub(crate) const CR_WRITE_4: u32 = 1 << (16 + 4);
-
-/// First word of instruction intercepts, offset 0x0c.
-pub(crate) mod misc1 {
-    pub(crate) const INTR: u32 = 1 << 0;
-    pub(crate) const NMI: u32 = 1 << 1;
-    pub(crate) const SMI: u32 = 1 << 2;
-    pub(crate) const INIT: u32 = 1 << 3;
-    pub(crate) const VINTR: u32 = 1 << 4;
-    pub(crate) const RDPMC: u32 = 1 << 15;
-    pub(crate) const CPUID: u32 = 1 << 18;
-    pub(crate) const INVD: u32 = 1 << 22;
-    pub(crate) const PAUSE: u32 = 1 << 23;
-    pub(crate) const HLT: u32 = 1 << 24;
-    pub(crate) const INVLPGA: u32 = 1 << 26;
-    pub(crate) const IOIO: u32 = 1 << 27;
-    pub(crate) const MSR: u32 = 1 << 28;
-    pub(crate) const TASK_SWITCH: u32 = 1 << 29;
-    pub(crate) const FERR_FREEZE: u32 = 1 << 30;
-    pub(crate) const SHUTDOWN: u32 = 1 << 31;
-}
-
-/// Second word of instruction intercepts, offset 0x10.
-pub(crate) mod misc2 {
-    pub(crate) const VMRUN: u32 = 1 << 0;
-    pub(crate) const VMMCALL: u32 = 1 << 1;
-    pub(crate) const VMLOAD: u32 = 1 << 2;
-    pub(crate) const VMSAVE: u32 = 1 << 3;
-    pub(crate) const STGI: u32 = 1 << 4;
-    pub(crate) const CLGI: u32 = 1 << 5;
-    pub(crate) const SKINIT: u32 = 1 << 6;
-    pub(crate) const WBINVD: u32 = 1 << 9;
-    pub(crate) const MONITOR: u32 = 1 << 10;
-    pub(crate) const MWAIT: u32 = 1 << 11;
-    pub(crate) const MWAIT_ARMED: u32 = 1 << 12;
-    pub(crate) const XSETBV: u32 = 1 << 13;
-    pub(crate) const RDPRU: u32 = 1 << 14;
-}
-
-/// Third word of instruction intercepts, offset 0x14.
-pub(crate) mod misc3 {
-    pub(crate) const INVLPGB: u32 = 1 << 0;
-    pub(crate) const INVLPGB_ILLEGAL: u32 = 1 << 1;
-    pub(crate) const MCOMMIT: u32 = 1 << 3;
-    pub(crate) const TLBSYNC: u32 = 1 << 4;
-}
 
 /// Clean bits, offset 0xc0.
 pub(crate) mod clean {
@@ -229,17 +192,6 @@ pub(crate) mod vintr {
     pub(crate) const PRIORITY_SHIFT: u32 = 16;
     pub(crate) const IGNORE_TPR: u64 = 1 << 20;
     pub(crate) const MASKING: u64 = 1 << 24;
-}
-
-/// Bits of `event_injection` and `exit_interrupt_info`.
-pub(crate) mod event {
-    pub(crate) const TYPE_INTERRUPT: u64 = 0;
-    pub(crate) const TYPE_NMI: u64 = 2 << 8;
-    pub(crate) const TYPE_EXCEPTION: u64 = 3 << 8;
-    pub(crate) const TYPE_SOFTWARE: u64 = 4 << 8;
-    pub(crate) const TYPE_MASK: u64 = 7 << 8;
-    pub(crate) const ERROR_VALID: u64 = 1 << 11;
-    pub(crate) const VALID: u64 = 1 << 31;
 }
 
 /// Exit codes.
@@ -266,7 +218,6 @@ pub(crate) mod exit {
     pub(crate) const INVLPGA: u64 = 0x7a;
     pub(crate) const IOIO: u64 = 0x7b;
     pub(crate) const MSR: u64 = 0x7c;
-    pub(crate) const TASK_SWITCH: u64 = 0x7d;
     pub(crate) const FERR_FREEZE: u64 = 0x7e;
     pub(crate) const SHUTDOWN: u64 = 0x7f;
     pub(crate) const VMRUN: u64 = 0x80;

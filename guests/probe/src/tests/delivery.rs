@@ -1,0 +1,102 @@
+//! Events that cannot be delivered, because the stack or the IDT lies where there is no memory.
+
+use core::arch::{asm, global_asm};
+
+use baremetal::x86_64::guarded::FAULTED;
+use baremetal::x86_64::tables;
+
+use super::io::{HOLE, IOAPIC};
+use crate::apic;
+use crate::guarded::Fault;
+use crate::interrupts::{VECTOR_TEST, count};
+use crate::report::{Verdict, ensure};
+
+const VECTOR_DF: u8 = 8;
+const VECTOR: u8 = VECTOR_TEST + 9;
+/// A stack on which nothing can be pushed.
+const STACK: u64 = HOLE + 0x800;
+
+// Goes on where R13 says, with the stack in R12.
+global_asm!(
+    r#"
+.section .text
+.balign 16
+delivery_failed:
+    mov r11d, {fault}
+    mov r10, [rsp]
+    mov r9, [rsp + 8]
+    mov rsp, r12
+    jmp r13
+"#,
+    fault = const FAULTED | VECTOR_DF as u64,
+);
+
+unsafe extern "C" {
+    static delivery_failed: u8;
+}
+
+/// What came of an instruction with a stack that is none.
+struct Failed {
+    fault: Result<(), Fault>,
+    /// How far behind the first instruction it happened.
+    at: u64,
+    rax: u64,
+}
+
+const RAX: u64 = 0x0123_4567_89ab_cdef;
+
+/// Executes instructions with [`STACK`].
+macro_rules! without_stack {
+    ($($instruction:literal),+) => {{
+        let (rax, at, start, fault, error): (u64, u64, u64, u64, u64);
+        // SAFETY: either nothing is pushed, or the double fault goes on here with the stack that R12 kept.
+        unsafe {
+            asm!(
+                "mov r12, rsp", "lea r13, [rip + 3f]", "lea r8, [rip + 2f]", "xor r9d, r9d",
+                "mov rsp, {stack}",
+                "2:", $($instruction,)+
+                "3:", "cli", "mov rsp, r12",
+                stack = in(reg) STACK, in("rdi") IOAPIC, inout("rax") RAX => rax,
+                out("r8") start, out("r9") at, inout("r10") 0u64 => error, inout("r11") 0u64 => fault,
+                out("r12") _, out("r13") _,
+            );
+        }
+        Failed { fault: Fault::check(fault, error), at: at.wrapping_sub(start), rax }
+    }};
+}
+
+/// An event that cannot be pushed is a double fault at the instruction that it interrupted, which has not been executed.
+pub(super) fn stack_in_nothing() -> Verdict {
+    // SAFETY: it is a handler of the vector, and no other processor is in need of it.
+    unsafe { tables::set_gate_apart(VECTOR_DF, (&raw const delivery_failed).addr() as u64) };
+    const DOUBLE: Result<(), Fault> = Err(Fault { vector: VECTOR_DF, error: 0 });
+    let before = count(VECTOR);
+    apic::send_fixed(apic::id(), VECTOR);
+    // STI and NOP have two bytes, MOV two; the interrupt comes in front of the MOV, which reads a device.
+    let interrupt = without_stack!("sti", "nop", "mov eax, [rdi]", "ud2");
+    ensure!(interrupt.fault == DOUBLE, "an interrupt: {:?}", interrupt.fault);
+    ensure!((interrupt.at, interrupt.rax) == (2, RAX), "at {}, RAX {:#x}", interrupt.at, interrupt.rax);
+    ensure!(count(VECTOR) == before, "the interrupt has come as well");
+    x86_64::instructions::interrupts::enable();
+    x86_64::instructions::nop();
+    x86_64::instructions::interrupts::disable();
+    ensure!(count(VECTOR) == before + 1, "the interrupt is lost");
+    let exception = without_stack!("ud2");
+    ensure!(exception.fault == DOUBLE && exception.at == 0, "#UD: {:?}", exception.fault);
+    let raised = without_stack!("xor ecx, ecx", "dec ecx", "rdmsr");
+    ensure!(raised.fault == DOUBLE && raised.at == 4, "#GP that an exit raises: {:?}", raised.fault);
+    let software = without_stack!("int 0x49");
+    ensure!(software.fault == DOUBLE && software.at == 0, "INT n: {:?}", software.fault);
+    Ok(())
+}
+
+/// With an IDT that cannot be read no exception has a handler, that of a double fault neither: it shuts down.
+pub(super) fn idt_in_nothing() -> ! {
+    // SAFETY: there is no way on from here, which is what is wanted.
+    unsafe {
+        asm!(
+            "sub rsp, 16", "mov word ptr [rsp + 6], 0xfff", "mov [rsp + 8], {hole}", "lidt [rsp + 6]", "ud2",
+            hole = in(reg) HOLE, options(noreturn),
+        );
+    }
+}

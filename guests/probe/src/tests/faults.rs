@@ -1,0 +1,96 @@
+//! What a fault looks like that the hypervisor raises, or an instruction that it has completed; and NMIs in pairs.
+
+use core::arch::asm;
+
+use baremetal::x86_64::interrupts::fault_flags;
+
+use crate::guarded::{Fault, attempt, attempt_in_ring3, guarded, rdmsr, write_cr4};
+use crate::interrupts::nmi_count;
+use crate::processors::{self, SECOND};
+use crate::report::{Verdict, ensure};
+use crate::{apic, clock, tables};
+
+const RFLAGS_RF: u64 = 1 << 16;
+const VECTOR_DB: u8 = 1;
+
+/// The flags that a fault pushes have RF set, so that its instruction has no breakpoint when it is executed again.
+pub(super) fn resume_flag() -> Verdict {
+    // SAFETY: it is refused.
+    let refused = || unsafe { write_cr4(x86_64::registers::control::Cr4::read_raw() | 1 << 63) };
+    let raised: [(&str, &dyn Fn() -> Result<(), Fault>); 3] = [
+        ("RDMSR", &|| rdmsr(0xdead).map(drop)),
+        ("INVLPGA", &|| attempt!(".byte 0x0f, 0x01, 0xdf")),
+        ("MOV to CR4", &refused),
+    ];
+    for (name, raise) in raised {
+        let result = raise();
+        ensure!(result.is_err(), "{name} does not fault");
+        ensure!(fault_flags() & RFLAGS_RF != 0, "{name}: the fault pushes {:#x}", fault_flags());
+    }
+    completed()
+}
+
+/// RF lasts for one instruction: behind a CPUID that was begun with it a breakpoint is hit.
+fn completed() -> Verdict {
+    let (fault, error): (u64, u64);
+    // SAFETY: the instruction with the breakpoint is guarded; CPUID's registers are named.
+    unsafe {
+        asm!(
+            "push rbx",
+            "lea rax, [rip + 2f]", "mov dr0, rax", "mov eax, 0x401", "mov dr7, rax",
+            "xor eax, eax", "xor ecx, ecx",
+            "mov r9, rsp",
+            "push {ss}", "push r9", "push 0x10002", "push {cs}", "lea r8, [rip + 6f]", "push r8",
+            "iretq",
+            "6:", "cpuid",
+            guarded!("nop"),
+            "mov eax, 0x400", "mov dr7, rax",
+            "pop rbx",
+            ss = const tables::KERNEL_DATA, cs = const tables::KERNEL_CODE,
+            out("rax") _, out("rcx") _, out("rdx") _, out("r8") _, out("r9") _,
+            inout("r10") 0u64 => error, inout("r11") 0u64 => fault,
+        );
+    }
+    let hit = Fault::check(fault, error);
+    ensure!(hit == Err(Fault { vector: VECTOR_DB, error: 0 }), "a breakpoint behind CPUID leads to {hit:?}");
+    Ok(())
+}
+
+/// What only ring 0 may do, and only where it is turned on.
+pub(super) fn refused() -> Verdict {
+    let ring0 = attempt!("xsetbv");
+    ensure!(ring0 == Err(Fault::UNDEFINED), "XSETBV without OSXSAVE: {ring0:?}");
+    let ring3 = attempt_in_ring3!("xsetbv");
+    // Emulators check the privilege first.
+    let is_refused = matches!(ring3, Err(Fault::UNDEFINED | Fault::PROTECTION));
+    ensure!(is_refused, "XSETBV without OSXSAVE in ring 3: {ring3:?}");
+    let results = [
+        ("INVD", attempt_in_ring3!("invd")),
+        ("WBINVD", attempt_in_ring3!("wbinvd")),
+        ("HLT", attempt_in_ring3!("hlt")),
+        ("MOV to CR8", attempt_in_ring3!("mov cr8, rax")),
+        ("MOV to DR7", attempt_in_ring3!("mov dr7, rax")),
+        ("MOV from DR0", attempt_in_ring3!("mov rax, dr0")),
+        ("IN", attempt_in_ring3!("in al, 0x80")),
+        ("INSB", attempt_in_ring3!("insb")),
+    ];
+    for (name, result) in results {
+        ensure!(result == Err(Fault::PROTECTION), "{name} in ring 3: {result:?}");
+    }
+    Ok(())
+}
+
+/// Two NMIs to a processor that has no CPU at the moment are two. Two processors, one CPU.
+pub(super) fn second_nmi() -> Verdict {
+    const PAIRS: u32 = 200;
+    const PATIENCE_MS: u64 = 2000;
+    processors::start(SECOND)?;
+    for pair in 0..PAIRS {
+        let before = nmi_count();
+        apic::send_nmi(SECOND);
+        apic::send_nmi(SECOND);
+        clock::wait_until(PATIENCE_MS, || nmi_count() - before >= 2);
+        ensure!(nmi_count() - before == 2, "pair {pair}: {} NMIs", nmi_count() - before);
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! What a guest's vCPU exits on: bits of the VMCB's intercept vectors (appendix B), and which of them are always set.
+
+/// Bits of the word at offset 0x0c.
+pub mod misc1 {
+    #![allow(missing_docs, reason = "the names are the manual's")]
+    pub const INTR: u32 = 1 << 0;
+    pub const NMI: u32 = 1 << 1;
+    pub const SMI: u32 = 1 << 2;
+    pub const INIT: u32 = 1 << 3;
+    pub const VINTR: u32 = 1 << 4;
+    pub const RDPMC: u32 = 1 << 15;
+    pub const CPUID: u32 = 1 << 18;
+    pub const IRET: u32 = 1 << 20;
+    pub const INVD: u32 = 1 << 22;
+    pub const PAUSE: u32 = 1 << 23;
+    pub const HLT: u32 = 1 << 24;
+    pub const INVLPGA: u32 = 1 << 26;
+    pub const IOIO: u32 = 1 << 27;
+    pub const MSR: u32 = 1 << 28;
+    pub const TASK_SWITCH: u32 = 1 << 29;
+    pub const FERR_FREEZE: u32 = 1 << 30;
+    pub const SHUTDOWN: u32 = 1 << 31;
+}
+
+/// Bits of the word at offset 0x10.
+pub mod misc2 {
+    #![allow(missing_docs, reason = "the names are the manual's")]
+    pub const VMRUN: u32 = 1 << 0;
+    pub const VMMCALL: u32 = 1 << 1;
+    pub const VMLOAD: u32 = 1 << 2;
+    pub const VMSAVE: u32 = 1 << 3;
+    pub const STGI: u32 = 1 << 4;
+    pub const CLGI: u32 = 1 << 5;
+    pub const SKINIT: u32 = 1 << 6;
+    pub const WBINVD: u32 = 1 << 9;
+    pub const MONITOR: u32 = 1 << 10;
+    pub const MWAIT: u32 = 1 << 11;
+    pub const MWAIT_ARMED: u32 = 1 << 12;
+    pub const XSETBV: u32 = 1 << 13;
+    pub const RDPRU: u32 = 1 << 14;
+}
+
+/// Bits of the word at offset 0x14.
+pub mod misc3 {
+    #![allow(missing_docs, reason = "the names are the manual's")]
+    pub const INVLPGB: u32 = 1 << 0;
+    pub const INVLPGB_ILLEGAL: u32 = 1 << 1;
+    pub const MCOMMIT: u32 = 1 << 3;
+    pub const TLBSYNC: u32 = 1 << 4;
+}
+
+/// Interrupts and instructions that a guest always exits on. Task switches are not among them: the processor makes them by
+/// itself, on the guest's own tables, and nothing that the hypervisor keeps depends on which task runs.
+pub const ALWAYS: [u32; 3] = [
+    misc1::INTR
+        | misc1::NMI
+        | misc1::SMI
+        | misc1::INIT
+        | misc1::RDPMC
+        | misc1::CPUID
+        | misc1::INVD
+        | misc1::HLT
+        | misc1::INVLPGA
+        | misc1::IOIO
+        | misc1::MSR
+        | misc1::FERR_FREEZE
+        | misc1::SHUTDOWN,
+    misc2::VMRUN
+        | misc2::VMMCALL
+        | misc2::VMLOAD
+        | misc2::VMSAVE
+        | misc2::STGI
+        | misc2::CLGI
+        | misc2::SKINIT
+        | misc2::WBINVD
+        | misc2::MONITOR
+        | misc2::MWAIT
+        | misc2::MWAIT_ARMED
+        | misc2::XSETBV
+        | misc2::RDPRU,
+    misc3::INVLPGB | misc3::INVLPGB_ILLEGAL | misc3::MCOMMIT | misc3::TLBSYNC,
+];
+
+/// Accesses to debug registers while DR0 to DR3 are not in the processor: reads of those four in the lower half, writes in
+/// the upper one; and writes of DR7, which may turn them on. With CR4.DE = 0 DR5 is another name of DR7 (section 13.1.1),
+/// and an intercept goes by the name in the instruction.
+pub const DEBUG: u32 = 0x000f | (0x000f | 1 << 5 | 1 << 7) << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every way to a breakpoint that could be hit with another vCPU's addresses.
+    #[test]
+    fn u12_no_name_of_a_debug_register_passes_the_lazy_ones() {
+        let (reads, writes) = (DEBUG & 0xffff, DEBUG >> 16);
+        for register in 0..4 {
+            assert!(reads & writes & 1 << register != 0, "DR{register}");
+        }
+        for name in [5, 7] {
+            assert!(writes & 1 << name != 0, "DR7 by the name of DR{name}");
+        }
+        // DR6 by either name, and reading DR7: the VMCB has them.
+        assert_eq!((reads & 0xf0, writes & (1 << 4 | 1 << 6)), (0, 0));
+    }
+
+    #[test]
+    fn u22_task_switches_are_left_to_the_processor() {
+        assert_eq!(ALWAYS[0] & misc1::TASK_SWITCH, 0);
+    }
+
+    /// What would otherwise act on the machine, or take it out of the hypervisor's hands.
+    #[test]
+    fn u22_what_must_never_run_in_the_guest_is_intercepted() {
+        let first = misc1::INTR | misc1::NMI | misc1::INIT | misc1::SHUTDOWN | misc1::MSR | misc1::IOIO;
+        assert_eq!(ALWAYS[0] & first, first);
+        assert_eq!(ALWAYS[1] & 0x7f, 0x7f, "all of SVM's instructions");
+    }
+}
