@@ -16,18 +16,18 @@ const VECTOR_DB: u8 = 1;
 /// The flags that a fault pushes have RF set, so that its instruction has no breakpoint when it is executed again.
 pub(super) fn resume_flag() -> Verdict {
     // SAFETY: it is refused.
-    let refused = || unsafe { write_cr4(x86_64::registers::control::Cr4::read_raw() | 1 << 63) };
-    let raised: [(&str, &dyn Fn() -> Result<(), Fault>); 3] = [
-        ("RDMSR", &|| rdmsr(0xdead).map(drop)),
-        ("INVLPGA", &|| attempt!(".byte 0x0f, 0x01, 0xdf")),
-        ("MOV to CR4", &refused),
-    ];
-    for (name, raise) in raised {
-        let result = raise();
-        ensure!(result.is_err(), "{name} does not fault");
-        ensure!(fault_flags() & RFLAGS_RF != 0, "{name}: the fault pushes {:#x}", fault_flags());
-    }
+    let cr4 = unsafe { write_cr4(x86_64::registers::control::Cr4::read_raw() | 1 << 63) };
+    raised_with_flag("MOV to CR4", cr4)?;
+    raised_with_flag("RDMSR", rdmsr(0xdead).map(drop))?;
+    raised_with_flag("INVLPGA", attempt!(".byte 0x0f, 0x01, 0xdf"))?;
     completed()
+}
+
+/// That the last instruction has faulted so.
+fn raised_with_flag(name: &str, result: Result<(), Fault>) -> Verdict {
+    ensure!(result.is_err(), "{name} does not fault");
+    ensure!(fault_flags() & RFLAGS_RF != 0, "{name}: the fault pushes {:#x}", fault_flags());
+    Ok(())
 }
 
 /// RF lasts for one instruction: behind a CPUID that was begun with it a breakpoint is hit.
