@@ -5,4 +5,5 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod allowed;
 pub mod orders;

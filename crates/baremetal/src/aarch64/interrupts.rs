@@ -1,10 +1,10 @@
 //! The exception vectors, and what happens on each interrupt. DDI 0487 M.b, D1.3 "Exceptions".
 
 use core::arch::{asm, global_asm};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::guarded::{self, FAULTED};
-use super::{clock, gic, info};
+use super::{clock, gic, info, processors};
 
 /// The SGI that wakes another processor for its job.
 pub const WAKE: u8 = 0;
@@ -35,6 +35,21 @@ const FRAME: usize = size_of::<Frame>();
 const _: () = assert!(FRAME == 36 * 8 && FRAME.is_multiple_of(16));
 
 impl Frame {
+    /// Has the program go on at `address`.
+    pub const fn set_address(&mut self, address: u64) {
+        self.address = address;
+    }
+
+    /// ESR_EL1: why it was interrupted, if that was an exception.
+    pub const fn syndrome(&self) -> u64 {
+        self.syndrome
+    }
+
+    /// Which vector it came by: 4 is an exception, 6 an FIQ, 7 an SError.
+    pub const fn vector(&self) -> u64 {
+        self.vector
+    }
+
     /// Address of the instruction that was interrupted.
     pub const fn address(&self) -> u64 {
         self.address
@@ -131,6 +146,25 @@ pub fn handle(id: u32, handler: Option<fn(&Frame)>) {
     }
 }
 
+/// Pages of [`guard_page`]; no address of code by default.
+static GUARDED_PAGES: [AtomicU64; processors::MAX_PROCESSORS] =
+    [const { AtomicU64::new(u64::MAX) }; processors::MAX_PROCESSORS];
+
+/// What is asked about exceptions that nothing else is for: the address of a `fn(&mut Frame) -> bool`, or 0.
+static CATCHER: AtomicUsize = AtomicUsize::new(0);
+
+/// Has exceptions of instructions in the page at `page` go on at the next instruction, with the fault in X16 and X17, on the calling
+/// processor.
+pub fn guard_page(page: u64) {
+    GUARDED_PAGES[number()].store(page, Ordering::Release);
+}
+
+/// Has `catcher` called on exceptions and interrupts that nothing else is for, SErrors and FIQs among them. It says whether the program
+/// can go on where the frame says.
+pub fn catch(catcher: fn(&mut Frame) -> bool) {
+    CATCHER.store(catcher as usize, Ordering::Release);
+}
+
 /// Lets the processor take interrupts.
 pub fn enable() {
     // SAFETY: the vectors are there, and handlers touch what they may touch any time.
@@ -176,7 +210,10 @@ extern "C" fn dispatch(frame: &mut Frame) {
     match frame.vector {
         4 => on_exception(frame),
         5 => on_interrupt(frame),
-        vector => panic!("vector {vector} at {:#x}, syndrome {:#x}", frame.address, frame.syndrome),
+        vector => {
+            let (syndrome, at) = (frame.syndrome, frame.address);
+            assert!(catches(frame), "vector {vector} at {at:#x}, syndrome {syndrome:#x}");
+        }
     }
 }
 
@@ -199,9 +236,25 @@ fn on_interrupt(frame: &Frame) {
     }
 }
 
+/// Whether somebody knows what to do about it, and has done it.
+fn catches(frame: &mut Frame) -> bool {
+    match CATCHER.load(Ordering::Acquire) {
+        0 => false,
+        // SAFETY: `catch` stored it, and nothing else does.
+        address => unsafe { core::mem::transmute::<usize, fn(&mut Frame) -> bool>(address)(frame) },
+    }
+}
+
 /// Goes on where the table of guarded instructions says, with the fault in X16 and X17.
 fn on_exception(frame: &mut Frame) {
-    let Some(next) = guarded::fixup(frame.address) else {
+    let in_page = || {
+        let page = GUARDED_PAGES[number()].load(Ordering::Acquire);
+        (frame.address & !0xfff == page).then(|| frame.address + 4)
+    };
+    let Some(next) = guarded::fixup(frame.address).or_else(in_page) else {
+        if catches(frame) {
+            return;
+        }
         let (syndrome, fault, at) = (frame.syndrome, frame.fault, frame.address);
         panic!("exception with syndrome {syndrome:#x} at {at:#x}, address {fault:#x}");
     };

@@ -45,6 +45,16 @@ impl Frame {
         self.rip
     }
 
+    /// Has the program go on at `rip`.
+    pub const fn set_rip(&mut self, rip: u64) {
+        self.rip = rip;
+    }
+
+    /// Which vector it came by.
+    pub const fn vector(&self) -> u8 {
+        self.vector as u8
+    }
+
     /// RCX at that instruction.
     pub const fn rcx(&self) -> u64 {
         self.volatile[RCX]
@@ -130,6 +140,14 @@ static FAULT_FLAGS: AtomicU64 = AtomicU64::new(0);
 /// The page of [`guard_page`]; no address of code by default.
 static GUARDED_PAGE: AtomicU64 = AtomicU64::new(u64::MAX);
 
+/// What is asked about exceptions that nothing else is for: the address of a `fn(&mut Frame) -> bool`, or 0.
+static CATCHER: AtomicUsize = AtomicUsize::new(0);
+
+/// Has `catcher` called on exceptions that nothing else is for. It says whether the program can go on where the frame says.
+pub fn catch(catcher: fn(&mut Frame) -> bool) {
+    CATCHER.store(catcher as usize, Ordering::Release);
+}
+
 /// How often `vector` has been taken, by all processors.
 pub fn count(vector: u8) -> u32 {
     COUNTS[usize::from(vector)].load(Ordering::Acquire)
@@ -188,6 +206,15 @@ extern "C" fn dispatch(frame: &mut Frame) {
     }
 }
 
+/// Whether somebody knows what to do about it, and has done it.
+fn catches(frame: &mut Frame) -> bool {
+    match CATCHER.load(Ordering::Acquire) {
+        0 => false,
+        // SAFETY: `catch` stored it, and nothing else does.
+        address => unsafe { core::mem::transmute::<usize, fn(&mut Frame) -> bool>(address)(frame) },
+    }
+}
+
 /// Goes on where the table of guarded instructions or the guarded page's caller says, in ring 0, with the fault in R11
 /// and R10.
 fn on_exception(vector: u8, frame: &mut Frame) {
@@ -198,6 +225,8 @@ fn on_exception(vector: u8, frame: &mut Frame) {
     } else if frame.rip & !0xfff == page {
         frame.rip = frame.preserved[R13];
         frame.rsp = frame.preserved[R12];
+    } else if catches(frame) {
+        return;
     } else {
         let cr2 = x86_64::registers::control::Cr2::read_raw();
         panic!("exception {vector} (error {:#x}) at {:#x}, CR2 {cr2:#x}", frame.error, frame.rip);

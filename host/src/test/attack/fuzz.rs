@@ -8,4 +8,17 @@ pub(super) const ROWS: &[Case] = &[
     hostile("hostile_guest_is_alive", "the guest that tries everything runs on all vCPUs", "alive", (4, 2)),
     hostile("hostile_guest_is_alive_on_arm", "and on Arm64", "alive", (4, 2))
         .on(Platform::Aarch64(ArmCpu::Max)),
+    hostile(
+        "open_state_is_in_the_table",
+        "each MSR, port and leaf of CPUID is one that the table names, or is not there; none is another vCPU's",
+        "walk",
+        (2, 1),
+    ),
+    hostile(
+        "open_state_is_in_the_table_on_cortex_a72",
+        "so is each system register of Arm64, for each model",
+        "walk",
+        (2, 1),
+    )
+    .on(Platform::Aarch64(ArmCpu::CortexA72)),
 ];

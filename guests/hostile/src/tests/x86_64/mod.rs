@@ -1,6 +1,26 @@
 //! Tests of x86-64.
 
-use super::Test;
+mod crossing;
+mod walk;
+
+use hostile::orders::Orders;
+
+use super::{Test, test};
+use crate::report::Verdict;
 
 /// The tests.
-pub(super) const OWN: &[Test] = &[];
+pub(super) const OWN: &[Test] = &[
+    test("msrs", 1, walk::msrs),
+    test("ports", 1, walk::ports),
+    test("cpuid", 1, walk::cpuid),
+    test("crossing", 2, crossing::crossing),
+    test("walk", 2, walk),
+];
+
+/// All that looks for state that is left open.
+fn walk(orders: &Orders<'_>) -> Verdict {
+    walk::msrs(orders)?;
+    walk::ports(orders)?;
+    walk::cpuid(orders)?;
+    crossing::crossing(orders)
+}

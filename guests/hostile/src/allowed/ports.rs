@@ -1,0 +1,31 @@
+//! I/O ports that do not read as all ones. Wider reads find no device but where it says so.
+
+/// Ports, from the first to the last.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// The first.
+    pub first: u16,
+    /// The last.
+    pub last: u16,
+    /// What is there.
+    pub name: &'static str,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// The row of an access of so many bytes: of any of its bytes.
+pub fn find(port: u16, bytes: u16) -> Option<&'static Row> {
+    ROWS.iter().find(|row| port <= row.last && port.saturating_add(bytes - 1) >= row.first)
+}
+
+const fn row(first: u16, last: u16, name: &'static str, why: &'static str) -> Row {
+    Row { first, last, name, why }
+}
+
+/// The table, in ascending order.
+pub const ROWS: &[Row] = &[
+    row(0x2f8, 0x2ff, "COM2", "emulated"),
+    row(0x3f8, 0x3ff, "COM1", "emulated"),
+    row(0x600, 0x601, "ACPI's sleep registers", "emulated: read as 0"),
+    row(0xcf8, 0xcff, "PCI's configuration, the reset register", "emulated"),
+];

@@ -1,0 +1,207 @@
+//! All system registers there can be, against the table of those that may be.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use baremetal::aarch64::guarded::Fault;
+use baremetal::aarch64::processors;
+use baremetal::pages::Page;
+use hostile::allowed::Kind;
+use hostile::allowed::sysregs::{self, ROWS, Row};
+use hostile::orders::Orders;
+
+use super::code::{self, Name, SLOTS};
+use crate::machine;
+use crate::report::{Verdict, ensure, say};
+
+/// Registers of one op0.
+const COUNT: u32 = 1 << 14;
+/// Exception classes of an undefined instruction, and of a trapped access to a register: with FEAT_IDST that is what an ID register
+/// raises that there is not (DDI 0487 M.b, D24.3.1).
+const CLASS_UNKNOWN: u8 = 0;
+const CLASS_TRAPPED: u8 = 0x18;
+
+/// Whether there is nothing of this name.
+fn is_undefined(name: Name, fault: Fault) -> bool {
+    let [op0, _, crn, ..] = sysregs::fields(name.0);
+    fault.class() == CLASS_UNKNOWN || (op0 == 3 && crn == 0 && fault.class() == CLASS_TRAPPED)
+}
+/// Findings that are told one by one.
+const TOLD: u32 = 400;
+
+/// Does `act` to each register of this op0, with the slots of two instructions that read and write it.
+fn each(op0: u32, mut act: impl FnMut(Name, usize, usize)) {
+    const BATCH: u32 = SLOTS as u32 / 2;
+    for first in (0..COUNT).step_by(BATCH as usize) {
+        let names = (first..first + BATCH).map(|number| Name::of(op0, number));
+        code::put(names.clone().flat_map(|name| [code::read(name), code::write(name)]));
+        for (index, name) in names.enumerate() {
+            act(name, 2 * index, 2 * index + 1);
+        }
+    }
+}
+
+/// Lets the program use registers of floating point and vectors, where they are.
+fn open_floating_point() {
+    // SAFETY: CPACR_EL1: FPEN, ZEN and SMEN; the program has no such instructions.
+    unsafe { asm!("msr cpacr_el1, {}", "isb", in(reg) 0x0333_0000u64, options(nostack, preserves_flags)) };
+}
+
+/// What a row's register takes besides what is in it.
+const fn changed(row: &Row, value: u64) -> u64 {
+    match row.kind {
+        Kind::Own(mask) => value ^ mask,
+        Kind::Written(value) => value,
+        Kind::Constant => !value,
+        Kind::Kept | Kind::Moves | Kind::Instruction => value,
+    }
+}
+
+/// Tells of something that should not be.
+fn tell(findings: &mut u32, name: Name, what: &str, value: u64) {
+    let [op0, op1, crn, crm, op2] = sysregs::fields(name.0);
+    *findings += 1;
+    if *findings <= TOLD {
+        say(format_args!("S{op0}_{op1}_C{crn}_C{crm}_{op2} {what} ({value:#x})"));
+    }
+}
+
+/// Each register is in the table or undefined, to be read and to be written to; those that are constant are so.
+pub(super) fn registers(_: &Orders<'_>) -> Verdict {
+    open_floating_point();
+    let (mut findings, mut found) = (0, 0);
+    for op0 in [2, 3] {
+        each(op0, |name, read, write| {
+            let row = sysregs::find(name.0);
+            // SAFETY: reading a register has no effect that the program does not live with: interrupts that an acknowledgement
+            // takes there are none.
+            let old = unsafe { code::execute(read, 0) };
+            match (old, row) {
+                (Ok(value), None) => tell(&mut findings, name, "is read, and not in the table", value),
+                (Err(fault), _) if !is_undefined(name, fault) => {
+                    tell(&mut findings, name, "faults when it is read, but not so", fault.syndrome);
+                }
+                (Ok(_), Some(_)) => found += 1,
+                _ => {}
+            }
+            let value = old.unwrap_or(0);
+            if row.is_some_and(|row| row.kind == Kind::Moves) {
+                return;
+            }
+            // SAFETY: rows say what the program lives with; what is in none has no effect, or the test fails.
+            let written = unsafe { code::execute(write, row.map_or(value, |row| changed(row, value))) };
+            if written.is_ok() && row.is_none() {
+                tell(&mut findings, name, "is written to, and not in the table", value);
+            }
+            if written.is_ok_and(|_| row.is_some_and(|row| row.kind != Kind::Kept)) {
+                // SAFETY: as above.
+                let new = unsafe { code::execute(read, 0) };
+                if row.is_some_and(|row| row.kind == Kind::Constant) && new != old {
+                    tell(&mut findings, name, "is to be constant, and is not", new.unwrap_or(0));
+                }
+                if let (Some(Row { kind: Kind::Own(_), .. }), Ok(old)) = (row, old) {
+                    // SAFETY: it was there before.
+                    let _ = unsafe { code::execute(write, old) };
+                }
+            }
+        });
+    }
+    say(format_args!("{found} registers are there; {findings} things are not as they should be"));
+    ensure!(findings == 0, "{findings} things are not as they should be, see the console");
+    ensure!(found > 50, "there are {found} registers only");
+    Ok(())
+}
+
+/// What instructions on addresses are told.
+static SCRATCH: Page = Page::new();
+
+/// Each system instruction is in the table or undefined, with a result (SYSL) or without (SYS).
+pub(super) fn instructions(_: &Orders<'_>) -> Verdict {
+    let (mut findings, mut found) = (0, 0);
+    each(1, |name, read, write| {
+        for slot in [read, write] {
+            // SAFETY: what is in the table is maintenance, of our own page where it can change anything; what is not there has no
+            // effect, or the test fails.
+            match unsafe { code::execute(slot, SCRATCH.address()) } {
+                Ok(_) if sysregs::find(name.0).is_some() => found += 1,
+                Ok(_) => tell(&mut findings, name, "is done, and not in the table", (slot == read).into()),
+                Err(fault) if is_undefined(name, fault) => {}
+                Err(fault) => tell(&mut findings, name, "faults, but not so", fault.syndrome),
+            }
+        }
+    });
+    say(format_args!("{found} instructions are there; {findings} things are not as they should be"));
+    ensure!(findings == 0, "{findings} things are not as they should be, see the console");
+    ensure!(found > 20, "there are {found} instructions only");
+    Ok(())
+}
+
+/// What the second processor finds in each row's register; the second time in the second half.
+static SEEN: [AtomicU64; 2 * ROWS_MAX] = [const { AtomicU64::new(0) }; 2 * ROWS_MAX];
+/// Own registers, each by its encoding.
+const ROWS_MAX: usize = 512;
+
+/// Encodings of registers that are a vCPU's own, and what may be changed.
+fn own() -> impl Iterator<Item = (Name, u64)> + Clone {
+    let rows = ROWS.iter().filter_map(|row| match row.kind {
+        Kind::Own(mask) if mask != 0 => Some((row, mask)),
+        _ => None,
+    });
+    rows.flat_map(|(row, mask)| row.encodings().map(move |name| (Name(name), mask))).take(ROWS_MAX)
+}
+
+/// Reads all own registers into one half of [`SEEN`].
+fn look(half: usize) {
+    open_floating_point();
+    for (batch, first) in (0..ROWS_MAX).step_by(SLOTS).enumerate() {
+        code::put(own().skip(first).map(|(name, _)| code::read(name)));
+        for (slot, _) in own().skip(first).take(SLOTS).enumerate() {
+            // SAFETY: reading these has no effect.
+            let value = unsafe { code::execute(slot, 0) }.unwrap_or(0);
+            SEEN[half * ROWS_MAX + batch * SLOTS + slot].store(value, Ordering::Release);
+        }
+    }
+}
+
+/// Has the second processor look, which the first waits for asleep: there may be one CPU for both.
+fn look_elsewhere(job: processors::Job) {
+    processors::give(1, job);
+    machine::await_end(1);
+}
+
+/// What one vCPU writes is not what another one reads, nor gone after that one has run.
+pub(super) fn crossing(_: &Orders<'_>) -> Verdict {
+    open_floating_point();
+    // Twice: what faults leave behind is the same from then on.
+    look_elsewhere(|_| look(0));
+    look_elsewhere(|_| look(0));
+    let (mut findings, mut held) = (0, 0);
+    for (index, (name, mask)) in own().enumerate() {
+        // Both instructions, for each register anew: the second processor has its own page.
+        code::put([code::read(name), code::write(name)].into_iter());
+        // SAFETY: reading these has no effect.
+        let Ok(old) = (unsafe { code::execute(0, 0) }) else { continue };
+        // SAFETY: rows say what the program lives with.
+        let Ok(_) = (unsafe { code::execute(1, old ^ mask) }) else { continue };
+        // SAFETY: as above.
+        let new = unsafe { code::execute(0, 0) }.unwrap_or(old);
+        look_elsewhere(|_| look(1));
+        let before = SEEN[index].load(Ordering::Acquire);
+        let after = SEEN[ROWS_MAX + index].load(Ordering::Acquire);
+        // SAFETY: as above.
+        let left = unsafe { code::execute(0, 0) }.unwrap_or(old);
+        // SAFETY: it was there before.
+        let _ = unsafe { code::execute(1, old) };
+        held += u32::from(new != old);
+        if before != after {
+            tell(&mut findings, name, "of another vCPU has changed", after);
+        }
+        if left != new {
+            tell(&mut findings, name, "is not as it was left", left);
+        }
+    }
+    say(format_args!("{held} registers hold what is written; {findings} things are not as they should be"));
+    ensure!(findings == 0, "{findings} things are not as they should be, see the console");
+    ensure!(held > 20, "{held} registers only hold what is written");
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! All MSRs, ports and leaves of CPUID there can be, against the tables of those that may be.
+
+use core::arch::x86_64::__cpuid_count;
+use core::fmt;
+
+use baremetal::x86_64::guarded::{Fault, rdmsr, wrmsr};
+use hostile::allowed::msrs::Row;
+use hostile::allowed::{Kind, cpuid as leaves, msrs, ports as port_table};
+use hostile::orders::Orders;
+use x86_64::instructions::port::Port;
+
+use crate::report::{Verdict, ensure, say};
+
+/// Where each range of MSRs begins that permission maps know, and that of synthetic ones; and the MSRs in each.
+pub(super) const RANGES: [u32; 4] = [0, 0x4000_0000, 0xc000_0000, 0xc001_0000];
+pub(super) const RANGE: u32 = 0x2000;
+/// Where the ranges of CPUID's leaves begin that anybody uses, and the leaves that are looked at in each.
+const LEAVES: [u32; 5] = [0, 0x4000_0000, 0x8000_0000, 0xc000_0000, 0xffff_ff00];
+const LEAF_COUNT: u32 = 0x100;
+const SUBLEAVES: u32 = 64;
+/// Findings that are told one by one.
+const TOLD: u32 = 400;
+
+/// Things that should not be.
+#[derive(Default)]
+pub(super) struct Findings(pub(super) u32);
+
+impl Findings {
+    /// Tells of one.
+    pub(super) fn tell(&mut self, what: fmt::Arguments<'_>) {
+        self.0 += 1;
+        if self.0 <= TOLD {
+            say(what);
+        }
+    }
+
+    /// None, where `found` things are there, of which there have to be more than `least`.
+    pub(super) fn verdict(self, found: u32, least: u32) -> Verdict {
+        say(format_args!("{found} are there; {} things are not as they should be", self.0));
+        ensure!(self.0 == 0, "{} things are not as they should be, see the console", self.0);
+        ensure!(found > least, "only {found} are there");
+        Ok(())
+    }
+}
+
+/// Each MSR is in the table or raises #GP, when it is read and when it is written to; those that are constant are so.
+pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
+    let (mut findings, mut found) = (Findings::default(), 0);
+    for number in RANGES.into_iter().flat_map(|first| first..first + RANGE) {
+        let (old, row) = (rdmsr(number), msrs::find(number));
+        match (old, row) {
+            (Ok(value), None) => findings.tell(format_args!("MSR {number:#x} is read ({value:#x})")),
+            (Ok(_), Some(_)) => found += 1,
+            (Err(Fault::PROTECTION), _) => {}
+            (Err(fault), _) => findings.tell(format_args!("MSR {number:#x} raises {fault:?}")),
+        }
+        let value = old.unwrap_or(0);
+        let (write, holds) = match row.map(|row| row.kind) {
+            Some(Kind::Own(mask)) => (value ^ mask, false),
+            Some(Kind::Constant) => (!value, true),
+            Some(Kind::Written(written)) => (written, false),
+            Some(Kind::Moves) => continue,
+            Some(Kind::Kept | Kind::Instruction) | None => (value, false),
+        };
+        // SAFETY: rows say what the program lives with; what is in none has no effect, or the test fails.
+        match unsafe { wrmsr(number, write) } {
+            Ok(()) if row.is_none() => findings.tell(format_args!("MSR {number:#x} is written to")),
+            Ok(()) if holds && rdmsr(number) != old => findings.tell(format_args!("MSR {number:#x} changes")),
+            Ok(()) | Err(Fault::PROTECTION) => {}
+            Err(fault) => findings.tell(format_args!("MSR {number:#x} raises {fault:?}, written to")),
+        }
+        if let (Some(Row { kind: Kind::Own(_), .. }), Ok(old)) = (row, old) {
+            // SAFETY: it was there before.
+            let _ = unsafe { wrmsr(number, old) };
+        }
+    }
+    findings.verdict(found, 50)
+}
+
+/// Each port is in the table or reads as all ones, in each width.
+pub(super) fn ports(_: &Orders<'_>) -> Verdict {
+    let (mut findings, mut found) = (Findings::default(), 0);
+    for port in 0..=u16::MAX {
+        // SAFETY: reading a port has no effect that the program does not live with.
+        let read: [(u16, u32, u32); 3] = unsafe {
+            [
+                (1, Port::<u8>::new(port).read().into(), 0xff),
+                (2, Port::<u16>::new(port).read().into(), 0xffff),
+                (4, Port::<u32>::new(port).read(), u32::MAX),
+            ]
+        };
+        for (bytes, value, nothing) in read {
+            match (value == nothing, port_table::find(port, bytes)) {
+                (false, None) => findings.tell(format_args!("port {port:#x}, {bytes}: {value:#x}")),
+                (false, Some(_)) => found += 1,
+                (true, _) => {}
+            }
+        }
+    }
+    findings.verdict(found, 10)
+}
+
+/// Each leaf is in the table or all zeroes.
+pub(super) fn cpuid(_: &Orders<'_>) -> Verdict {
+    let (mut findings, mut found) = (Findings::default(), 0);
+    for leaf in LEAVES.into_iter().flat_map(|first| first..=first + (LEAF_COUNT - 1)) {
+        let allowed = leaves::find(leaf).map_or([0; 4], |row| row.bits);
+        for subleaf in (0..SUBLEAVES).chain([u32::MAX]) {
+            let result = __cpuid_count(leaf, subleaf);
+            let found_bits = [result.eax, result.ebx, result.ecx, result.edx];
+            // Beyond the highest leaf EAX counts: the number itself may be any up to that.
+            let is_maximum = matches!(leaf, 0 | 0x4000_0000 | 0x8000_0000);
+            let is_wrong = |(index, (bits, allowed)): (usize, (&u32, &u32))| match index {
+                0 if is_maximum => bits > allowed,
+                _ => bits & !allowed != 0,
+            };
+            if found_bits.iter().zip(&allowed).enumerate().any(is_wrong) {
+                findings.tell(format_args!("leaf {leaf:#x}.{subleaf}: {found_bits:x?} of {allowed:x?}"));
+            }
+            found += u32::from(found_bits != [0; 4]);
+        }
+    }
+    findings.verdict(found, 10)
+}
