@@ -69,6 +69,18 @@ macro_rules! deferred_registers {
     };
 }
 
+/// What is there where the processor has SME and no fine-grained traps that would hide it.
+macro_rules! matrix_registers {
+    ($callback:ident, $(#[$doc:meta])* $name:ident) => {
+        $callback! {
+            $(#[$doc])*
+            $name {
+                tpidr2 = "s3_3_c13_c0_5": 0,
+            }
+        }
+    };
+}
+
 macro_rules! names {
     ($(#[$doc:meta])* $list:ident { $($field:ident = $register:literal: $reset:expr,)* }) => {
         $(#[$doc])*
@@ -79,3 +91,4 @@ macro_rules! names {
 common_registers!(names, /** Of every processor. */ COMMON);
 key_registers!(names, /** Of those with pointer authentication. */ KEYS);
 deferred_registers!(names, /** Of those with FEAT_RAS. */ DEFERRED);
+matrix_registers!(names, /** Of those with FEAT_SME. */ MATRIX);

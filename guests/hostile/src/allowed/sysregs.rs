@@ -79,7 +79,7 @@ const SHOWN: &str = "an ID register; features that guests do not have are taken 
 const STATE: &str = "EL1's or EL0's own state: exchanged with the vCPU";
 const PSTATE: &str = "a part of PSTATE, which goes with SPSR_EL2";
 const VIRTUAL: &str = "the virtual CPU interface's: state is in ICH registers, exchanged with the vCPU";
-const NO_DEBUG: &str = "trapped: reads as 0 and ignores writes, for guests have no debug registers";
+const DEBUG: &str = "the vCPU's own: exchanged, or trapped and emulated";
 const COUNTER: &str = "a counter that all vCPUs have in common";
 const TIMER: &str = "the vCPU's own timer: exchanged, or trapped and emulated";
 const CACHES: &str = "describes the caches";
@@ -88,14 +88,17 @@ const MODEL: &str = "the model's own: HCR_EL2.TIDCP traps it, which QEMU heeds f
 /// The table, one register a row as far as that says more. What is in several rows is the first one's.
 pub const ROWS: &[Row] = &[
     // Debug.
-    one([2, 0, 1, 0, 4], "OSLAR_EL1", Written(0), "trapped: ignores writes"),
-    many([2, 0, 0], (0, 15), (4, 7), "DBGBVR, DBGBCR, DBGWVR, DBGWCR", Constant, NO_DEBUG),
-    one([2, 0, 0, 2, 0], "MDCCINT_EL1", Constant, NO_DEBUG),
-    one([2, 0, 0, 2, 2], "MDSCR_EL1", Constant, NO_DEBUG),
-    one([2, 0, 1, 0, 0], "MDRAR_EL1", Constant, NO_DEBUG),
-    one([2, 0, 1, 1, 4], "OSLSR_EL1", Constant, NO_DEBUG),
-    one([2, 0, 1, 3, 4], "OSDLR_EL1", Constant, NO_DEBUG),
-    one([2, 3, 0, 1, 0], "MDCCSR_EL0", Constant, NO_DEBUG),
+    one([2, 0, 1, 0, 4], "OSLAR_EL1", Written(0), DEBUG),
+    many([2, 0, 0], (0, 15), (4, 4), "DBGBVR", Own(0xf000), DEBUG),
+    many([2, 0, 0], (0, 15), (5, 5), "DBGBCR", Own(1 << 5), DEBUG),
+    many([2, 0, 0], (0, 15), (6, 6), "DBGWVR", Own(0xf000), DEBUG),
+    many([2, 0, 0], (0, 15), (7, 7), "DBGWCR", Own(1 << 5), DEBUG),
+    one([2, 0, 0, 2, 0], "MDCCINT_EL1", Own(1 << 30), DEBUG),
+    one([2, 0, 0, 2, 2], "MDSCR_EL1", Own(1 << 12), DEBUG),
+    one([2, 0, 1, 0, 0], "MDRAR_EL1", Constant, DEBUG),
+    one([2, 0, 1, 1, 4], "OSLSR_EL1", Kept, DEBUG),
+    one([2, 0, 1, 3, 4], "OSDLR_EL1", Kept, DEBUG),
+    one([2, 3, 0, 1, 0], "MDCCSR_EL0", Constant, DEBUG),
     // Identification.
     many([3, 0, 0], (0, 7), (0, 7), "MIDR_EL1, MPIDR_EL1, ID_*", Constant, SHOWN),
     one([3, 1, 0, 0, 0], "CCSIDR_EL1", Constant, CACHES),
@@ -152,7 +155,7 @@ pub const ROWS: &[Row] = &[
     one([3, 0, 13, 0, 4], "TPIDR_EL1", Kept, "the program's number of its processor: exchanged"),
     one([3, 3, 13, 0, 2], "TPIDR_EL0", Own(ALL), STATE),
     one([3, 3, 13, 0, 3], "TPIDRRO_EL0", Own(ALL), STATE),
-    one([3, 3, 13, 0, 5], "TPIDR2_EL0", Own(ALL), "there where SME is: exchanged"),
+    one([3, 3, 13, 0, 5], "TPIDR2_EL0", Own(ALL), "there where SME is and FEAT_FGT is not: exchanged"),
     // Random numbers.
     many([3, 3, 2], (4, 4), (0, 1), "RNDR, RNDRRS", Moves, "random numbers"),
     // The interrupt controller's CPU interface.

@@ -15,10 +15,14 @@ pub(super) const ROWS: &[Case] = &[
         (2, 1),
     ),
     hostile(
-        "open_state_is_in_the_table_on_cortex_a72",
-        "so is each system register of Arm64, for each model",
+        "open_state_is_in_the_table_on_max",
+        "so is each system register and instruction of Arm64",
         "walk",
         (2, 1),
     )
-    .on(Platform::Aarch64(ArmCpu::CortexA72)),
+    .on(Platform::Aarch64(ArmCpu::Max)),
+    hostile("open_state_is_in_the_table_on_neoverse_n1", "on each model", "walk", (2, 1))
+        .on(Platform::Aarch64(ArmCpu::NeoverseN1)),
+    hostile("open_state_is_in_the_table_on_cortex_a72", "and on this one", "walk", (2, 1))
+        .on(Platform::Aarch64(ArmCpu::CortexA72)),
 ];

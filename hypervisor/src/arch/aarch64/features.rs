@@ -34,6 +34,8 @@ bitflags! {
         const VHE = 1 << 8;
         /// Error records, SErrors that are deferred (FEAT_RAS).
         const ERRORS = 1 << 10;
+        /// Matrix instructions (FEAT_SME), which guests do not have; one of their registers is there all the same.
+        const MATRICES = 1 << 11;
         /// An instruction cache whose lines are tagged by VMID or found by virtual index: it is not enough to drop lines by
         /// address.
         const VIRTUAL_INSTRUCTION_CACHE = 1 << 9;
@@ -97,6 +99,7 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     found.set(Features::VHE, field(mmfr1, 8) >= 1);
     found.set(Features::POINTER_KEYS, processor().has_pointer_keys());
     found.set(Features::ERRORS, processor().has_ras());
+    found.set(Features::MATRICES, field(read!("id_aa64pfr1_el1"), 24) != 0);
     // CTR_EL0.L1Ip: 3 is physical; anything else has virtual properties.
     found.set(Features::VIRTUAL_INSTRUCTION_CACHE, read!("ctr_el0") >> 14 & 3 != 3);
     FEATURES.store(found.bits(), Ordering::Relaxed);

@@ -46,12 +46,19 @@ deferred_registers!(
     Deferred
 );
 
+matrix_registers!(
+    registers,
+    /// What is left of SME (FEAT_SME).
+    Matrix
+);
+
 /// A vCPU's system registers when it is off the CPU.
 #[derive(Clone, Debug)]
 pub(crate) struct SystemRegisters {
     common: Common,
     keys: Keys,
     deferred: Deferred,
+    matrix: Matrix,
     tcr: u64,
     timers: Timers,
 }
@@ -147,6 +154,7 @@ impl SystemRegisters {
             common: Common::RESET,
             keys: Keys::RESET,
             deferred: Deferred::RESET,
+            matrix: Matrix::RESET,
             tcr: 0,
             timers: Timers::default(),
         }
@@ -161,6 +169,9 @@ impl SystemRegisters {
         }
         if Features::get().contains(Features::ERRORS) {
             self.deferred.save();
+        }
+        if Features::get().contains(Features::MATRICES) {
+            self.matrix.save();
         }
         self.timers.save();
         isb();
@@ -177,6 +188,9 @@ impl SystemRegisters {
         }
         if Features::get().contains(Features::ERRORS) {
             self.deferred.load();
+        }
+        if Features::get().contains(Features::MATRICES) {
+            self.matrix.load();
         }
         self.timers.load();
         // SAFETY: the guest's translation control.

@@ -88,6 +88,8 @@ fn u8_all_that_vcpus_take_along_is_in_the_table() {
     }
     assert_eq!(exchanged::DEFERRED, ["s3_4_c12_c1_1"], "VDISR_EL2, which EL1 calls DISR_EL1");
     assert_eq!(listed("DISR_EL1"), "exchanged");
+    assert_eq!(exchanged::MATRIX, ["s3_3_c13_c0_5"]);
+    assert_eq!(listed("TPIDR2_EL0"), "exchanged");
     for control in Control::ALL {
         assert!(TABLE.contains(control.name()), "{} is not in the table", control.name());
     }

@@ -139,7 +139,7 @@ pub(super) fn instructions(_: &Orders<'_>) -> Verdict {
 /// What the second processor finds in each row's register; the second time in the second half.
 static SEEN: [AtomicU64; 2 * ROWS_MAX] = [const { AtomicU64::new(0) }; 2 * ROWS_MAX];
 /// Own registers, each by its encoding.
-const ROWS_MAX: usize = 512;
+const ROWS_MAX: usize = SLOTS;
 
 /// Encodings of registers that are a vCPU's own, and what may be changed.
 fn own() -> impl Iterator<Item = (Name, u64)> + Clone {
