@@ -212,6 +212,7 @@ startup_template_end:
 /// Where the first processor arrives, once.
 extern "C" fn first(protocol: u32, info: u32) -> ! {
     interrupts::build();
+    interrupts::silence();
     // SAFETY: this is the first processor, which comes here once.
     unsafe { tables::load(0) };
     // SAFETY: the entry passes on what the loader of its protocol passed; memory below 4 GiB is mapped.

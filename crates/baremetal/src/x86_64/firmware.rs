@@ -38,7 +38,7 @@ impl AcpiHandler for Identity {
 /// Flags of a processor's entry: it is enabled.
 const ENABLED: u32 = 1;
 
-/// Reads the tables that the root pointer at `rsdp` leads to; 0 has it searched for.
+/// Reads the tables, and masks the pins of the I/O APICs, from which nobody wants interrupts. The tables are those that the root pointer at `rsdp` leads to; 0 has it searched for.
 ///
 /// # Errors
 ///
@@ -60,6 +60,12 @@ pub unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
     let mut machine = Machine { apic_ids: ArrayVec::new(), pm_timer: None, switch: None };
     for entry in madt.get().entries() {
         let id = match entry {
+            MadtEntry::IoApic(io) => {
+                let base = io.io_apic_address;
+                // SAFETY: ACPI says that it is there, and its page is mapped one to one; the memory type ranges make it uncached.
+                pic::mask_pins(&mut unsafe { pic::Mapped::new(base.into()) });
+                continue;
+            }
             MadtEntry::LocalApic(cpu) if cpu.flags & ENABLED != 0 => cpu.apic_id.into(),
             MadtEntry::LocalX2Apic(cpu) if cpu.flags & ENABLED != 0 => cpu.x2apic_id,
             _ => continue,

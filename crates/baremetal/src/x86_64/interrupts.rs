@@ -3,12 +3,14 @@
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use x86_64::instructions::port::Port;
+
 use super::guarded::{self, FAULTED};
 use super::{apic, tables};
 
 /// Wakes another processor for its job.
 pub const VECTOR_WAKE: u8 = 0x30;
-/// The first vector that an image may use for itself; all up to [`VECTOR_SPURIOUS`] are free.
+/// The first vector that an image may use for itself; all up to those of the 8259s, 0xe0 on, are free.
 pub const VECTOR_FREE: u8 = 0x40;
 /// Spurious interrupts.
 pub const VECTOR_SPURIOUS: u8 = 0xff;
@@ -180,6 +182,15 @@ pub fn guard_page(page: u64) {
     GUARDED_PAGE.store(page, Ordering::Release);
 }
 
+/// Has nothing interrupt but what is asked for from here on, whatever the firmware has left of the 8259s. On the first
+/// processor, once. I/O APICs are found later, with the other tables of the firmware.
+pub(super) fn silence() {
+    // SAFETY: memory is mapped one to one, and nothing has been written below 1 MiB yet.
+    let has_imcr = unsafe { pic::firmware_has_imcr() };
+    // SAFETY: the ports are those of the 8259s and of the IMCR, or nobody's.
+    pic::silence(has_imcr, |port, value| unsafe { Port::new(port).write(value) });
+}
+
 /// Fills in the IDT. On the first processor, once.
 pub(super) fn build() {
     for vector in 0..=255u8 {
@@ -197,6 +208,8 @@ extern "C" fn dispatch(frame: &mut Frame) {
         VECTOR_NMI => {}
         0..=31 => return on_exception(vector, frame),
         VECTOR_SPURIOUS => return,
+        // They are masked, and this one was on its way. It came past the local APIC.
+        _ if pic::VECTORS.contains(&vector) => return,
         _ => apic::end_of_interrupt(),
     }
     let handler = HANDLERS[usize::from(vector)].load(Ordering::Acquire);

@@ -15,6 +15,8 @@ pub(crate) struct Machine {
     pub(crate) apic_ids: ArrayVec<u32, MAX_CPUS>,
     /// Register page of the I/O APIC that takes interrupt 0 upwards.
     pub(crate) io_apic: Option<u64>,
+    /// Register pages of all I/O APICs.
+    pub(crate) io_apics: ArrayVec<u64, MAX_IO_APICS>,
     /// Where ISA interrupt 4 (COM1) arrives.
     pub(crate) serial_pin: u32,
     /// Where ISA interrupt 3 (COM2 and COM4) arrives.
@@ -22,6 +24,9 @@ pub(crate) struct Machine {
     /// I/O port of the power management timer.
     pub(crate) pm_timer: u16,
 }
+
+/// Most I/O APICs that are put to rest.
+const MAX_IO_APICS: usize = 32;
 
 /// Memory is mapped one to one while the tables are read.
 #[derive(Clone)]
@@ -60,6 +65,7 @@ pub(crate) unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
     let mut machine = Machine {
         apic_ids: ArrayVec::new(),
         io_apic: None,
+        io_apics: ArrayVec::new(),
         serial_pin: 4,
         control_pin: 3,
         pm_timer: timer.address as u16,
@@ -72,8 +78,14 @@ pub(crate) unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
             MadtEntry::LocalX2Apic(cpu) if cpu.flags & CPU_ENABLED != 0 => {
                 add_cpu(&mut machine, cpu.x2apic_id);
             }
-            MadtEntry::IoApic(io) if io.global_system_interrupt_base == 0 => {
-                machine.io_apic = Some(io.io_apic_address.into());
+            MadtEntry::IoApic(io) => {
+                let base = io.io_apic_address.into();
+                if io.global_system_interrupt_base == 0 {
+                    machine.io_apic = Some(base);
+                }
+                if machine.io_apics.try_push(base).is_err() {
+                    log::warn!("more than {MAX_IO_APICS} I/O APICs; the one at {base:#x} stays as it is");
+                }
             }
             MadtEntry::InterruptSourceOverride(isa) if isa.irq == 4 => {
                 machine.serial_pin = isa.global_system_interrupt;

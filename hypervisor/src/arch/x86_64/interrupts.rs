@@ -129,6 +129,8 @@ extern "C" fn dispatch(frame: &Frame) {
         }
         // Spurious interrupts get no end of interrupt; others are not enabled anywhere.
         VECTOR_SPURIOUS => {}
+        // They are masked, and this one was on its way. It came past the local APIC.
+        vector if pic::VECTORS.contains(&vector) => log::warn!(target: GUEST, "interrupt of an 8259"),
         vector => {
             log::warn!(target: GUEST, "interrupt on unused vector {vector:#x}");
             apic::end_of_interrupt();

@@ -8,6 +8,7 @@ use hostlink::exit::ExitCode;
 use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1Tag, RsdpV2Tag};
 use pvh::start_info::MemmapType;
 use pvh::start_info::reader::StartInfoReader;
+use x86_64::instructions::port::Port;
 
 use super::svm::{cpuid, features, instruction};
 use super::{apic, boot, clock, console, firmware, interrupts, tables, translation};
@@ -51,6 +52,7 @@ pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     features::probe().unwrap_or_else(|why| unsupported(&why));
     // SAFETY: the boot tables are active, and the RSDP is the boot protocol's.
     let firmware = unsafe { firmware::read(info.rsdp) }.unwrap_or_else(|why| unsupported(&why));
+    silence_interrupts(&firmware);
     prepare_memory(info, &firmware).unwrap_or_else(|why| unsupported(&why));
     instruction::build_decoder();
     tables::build_idt();
@@ -153,6 +155,18 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'
         free: spin::Mutex::new(free),
     });
     Ok(())
+}
+
+/// Has nothing interrupt but what is asked for from here on, whatever the firmware has left. The boot tables are active.
+fn silence_interrupts(firmware: &firmware::Machine) {
+    // SAFETY: the first MiB is mapped one to one, and nothing has been written there yet.
+    let has_imcr = unsafe { pic::firmware_has_imcr() };
+    // SAFETY: the ports are those of the 8259s and of the IMCR, or nobody's.
+    pic::silence(has_imcr, |port, value| unsafe { Port::new(port).write(value) });
+    for &base in &firmware.io_apics {
+        // SAFETY: ACPI says that it is there; below 4 GiB all is mapped, uncached as the memory type ranges say.
+        pic::mask_pins(&mut unsafe { pic::Mapped::new(base) });
+    }
 }
 
 /// APIC ids of all CPUs, the one that runs now first.

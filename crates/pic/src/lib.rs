@@ -1,0 +1,275 @@
+//! What firmware leaves of a PC's interrupt controllers, put to rest: the two 8259s, the switch between them and the local
+//! APIC, the pins of I/O APICs.
+//!
+//! Firmware has the timer's interrupt, IRQ 0, arrive at vector 8, where a processor in protected mode reports double
+//! faults. It gets there in any of three ways: straight from the 8259s (PIC mode), by LINT0 of the first processor's local
+//! APIC (virtual wire mode), or by a pin of an I/O APIC (virtual wire mode by I/O APIC). So all three are closed, before
+//! interrupts are enabled, and the 8259s' vectors are moved: an interrupt that is on its way already, or a spurious one,
+//! is none of the processor's exceptions.
+//!
+//! Ports are written by the caller; memory is used one to one.
+//!
+//! Sources: Intel 8259A data sheet (231468), "Programming the 8259A"; Intel MultiProcessor Specification 1.4, sections 3.6.2
+//! and 4.1; Intel 82093AA data sheet (290566), section 3.2.
+#![cfg_attr(not(test), no_std)]
+
+use core::ops::Range;
+
+/// Vectors of the 8259s' sixteen interrupts from now on. What comes there needs no end of interrupt at the local APIC.
+pub const VECTORS: Range<u8> = 0xe0..0xf0;
+
+/// Command and data ports of the first and the second 8259.
+const COMMAND: [u16; 2] = [0x20, 0xa0];
+const DATA: [u16; 2] = [0x21, 0xa1];
+/// ICW1: a sequence of four begins.
+const INITIALISE: u8 = 0x11;
+/// ICW3: where the second one is, for the first, and for itself.
+const CASCADE: [u8; 2] = [1 << 2, 2];
+/// ICW4: 8086 mode, interrupts are ended by command.
+const MODE_8086: u8 = 1;
+const ALL: u8 = 0xff;
+
+/// Register and data port of the interrupt mode configuration register, its number and what connects the local APIC.
+const IMCR_SELECT: u16 = 0x22;
+const IMCR_DATA: u16 = 0x23;
+const IMCR: u8 = 0x70;
+const IMCR_APIC: u8 = 1;
+
+/// Masks all interrupts of the 8259s, moves them to [`VECTORS`], and has the processor's interrupts come from the local APIC
+/// where there is a switch for that. `out` writes to a port.
+pub fn silence(has_imcr: bool, mut out: impl FnMut(u16, u8)) {
+    for chip in 0..2 {
+        out(DATA[chip], ALL);
+    }
+    for chip in 0..2 {
+        out(COMMAND[chip], INITIALISE);
+        out(DATA[chip], VECTORS.start + 8 * chip as u8);
+        out(DATA[chip], CASCADE[chip]);
+        out(DATA[chip], MODE_8086);
+        // The sequence has cleared the mask.
+        out(DATA[chip], ALL);
+    }
+    if has_imcr {
+        out(IMCR_SELECT, IMCR);
+        out(IMCR_DATA, IMCR_APIC);
+    }
+}
+
+/// An I/O APIC's registers, by their numbers.
+pub trait IoApic {
+    /// Reads one.
+    fn read(&mut self, register: u32) -> u32;
+    /// Writes one.
+    fn write(&mut self, register: u32, value: u32);
+}
+
+const REG_VERSION: u32 = 1;
+const REG_PINS: u32 = 0x10;
+const ENTRY_MASKED: u32 = 1 << 16;
+const ENTRY_MODE: u32 = 7 << 8;
+const ENTRY_SMI: u32 = 2 << 8;
+
+/// Masks all pins of an I/O APIC but those that lead to the firmware itself.
+pub fn mask_pins(io_apic: &mut impl IoApic) {
+    let last = io_apic.read(REG_VERSION) >> 16 & 0xff;
+    for register in (0..=last).map(|pin| REG_PINS + 2 * pin) {
+        let entry = io_apic.read(register);
+        if entry & ENTRY_MODE != ENTRY_SMI {
+            io_apic.write(register, entry | ENTRY_MASKED);
+        }
+    }
+}
+
+/// An I/O APIC whose registers are in memory.
+#[derive(Debug)]
+pub struct Mapped {
+    select: *mut u32,
+    window: *mut u32,
+}
+
+impl Mapped {
+    /// The one at `base`.
+    ///
+    /// # Safety
+    ///
+    /// Its registers are mapped uncached there, and nobody else uses them.
+    pub unsafe fn new(base: u64) -> Self {
+        Self { select: base as *mut u32, window: (base + 0x10) as *mut u32 }
+    }
+}
+
+impl IoApic for Mapped {
+    fn read(&mut self, register: u32) -> u32 {
+        // SAFETY: `new` was told that these are its registers.
+        unsafe {
+            self.select.write_volatile(register);
+            self.window.read_volatile()
+        }
+    }
+
+    fn write(&mut self, register: u32, value: u32) {
+        // SAFETY: as above.
+        unsafe {
+            self.select.write_volatile(register);
+            self.window.write_volatile(value);
+        }
+    }
+}
+
+/// Whether the firmware says, in its MP floating pointer structure, that there is an IMCR.
+///
+/// # Safety
+///
+/// The first MiB is mapped one to one, and nobody writes where the firmware keeps its tables.
+pub unsafe fn firmware_has_imcr() -> bool {
+    // SAFETY: the caller's; every PC has the word.
+    let segment = unsafe { (EBDA_SEGMENT as *const u16).read_volatile() };
+    mp_places(segment).into_iter().any(|place| {
+        let length = (place.end - place.start) as usize;
+        let start =
+            if length == 0 { core::ptr::NonNull::dangling().as_ptr() } else { place.start as *mut u8 };
+        // SAFETY: the caller's.
+        find_imcr(unsafe { core::slice::from_raw_parts(start, length) }) == Some(true)
+    })
+}
+
+/// Physical address of the BIOS data area's word that holds the segment of the extended one.
+pub const EBDA_SEGMENT: u64 = 0x40e;
+
+/// Where the MP floating pointer structure may be: the extended BIOS data area's first KiB, the last one of base memory,
+/// the BIOS' ROM. All are multiples of 16.
+pub fn mp_places(ebda_segment: u16) -> [Range<u64>; 3] {
+    let ebda = u64::from(ebda_segment) << 4;
+    // What lies elsewhere is no such area.
+    let ebda = if (0x8_0000..0xa_0000).contains(&ebda) { ebda..ebda + 0x400 } else { 0..0 };
+    [ebda, 0x9_fc00..0xa_0000, 0xf_0000..0x10_0000]
+}
+
+/// Length of the structure in paragraphs, and where its parts are.
+const MP_LENGTH: usize = 8;
+const MP_FEATURE_2: usize = 12;
+const MP_IMCR_PRESENT: u8 = 1 << 7;
+
+/// Looks for the MP floating pointer structure; whether it says that there is an IMCR.
+pub fn find_imcr(memory: &[u8]) -> Option<bool> {
+    let is_valid = |structure: &&[u8]| {
+        structure.starts_with(b"_MP_")
+            && structure.get(MP_LENGTH) == Some(&1)
+            && structure.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)) == 0
+    };
+    let structure = memory.chunks_exact(16).find(is_valid)?;
+    Some(structure.get(MP_FEATURE_2)? & MP_IMCR_PRESENT != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two 8259s as far as they are programmed here, and the ports in between.
+    #[derive(Default)]
+    struct Ports {
+        step: [usize; 2],
+        base: [u8; 2],
+        mask: [u8; 2],
+        imcr: Option<u8>,
+        selected: u8,
+    }
+
+    impl Ports {
+        fn out(&mut self, port: u16, value: u8) {
+            match port {
+                0x20 | 0xa0 => {
+                    let chip = usize::from(port >> 7 & 1);
+                    assert_eq!(value, 0x11, "edge-triggered, cascaded, with ICW4");
+                    (self.step[chip], self.mask[chip]) = (1, 0);
+                }
+                0x21 | 0xa1 => {
+                    let chip = usize::from(port >> 7 & 1);
+                    match self.step[chip] {
+                        1 => self.base[chip] = value,
+                        2 => assert_eq!(value, [4, 2][chip], "the second is at the first one's input 2"),
+                        3 => assert_eq!(value, 1),
+                        _ => self.mask[chip] = value,
+                    }
+                    self.step[chip] = if (1..3).contains(&self.step[chip]) { self.step[chip] + 1 } else { 0 };
+                }
+                0x22 => self.selected = value,
+                0x23 if self.selected == 0x70 => self.imcr = Some(value),
+                _ => panic!("port {port:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn u27_no_interrupt_of_the_8259s_is_an_exception() {
+        for has_imcr in [false, true] {
+            let mut ports = Ports::default();
+            silence(has_imcr, |port, value| ports.out(port, value));
+            assert_eq!((ports.mask, ports.step), ([0xff; 2], [0; 2]));
+            assert_eq!(ports.base, [0xe0, 0xe8], "well above the exceptions");
+            assert!(VECTORS.contains(&ports.base[0]) && VECTORS.contains(&(ports.base[1] + 7)));
+            assert_eq!(ports.imcr, has_imcr.then_some(1));
+        }
+    }
+
+    struct Pins([u32; 0x40]);
+
+    impl IoApic for Pins {
+        fn read(&mut self, register: u32) -> u32 {
+            self.0[register as usize]
+        }
+
+        fn write(&mut self, register: u32, value: u32) {
+            self.0[register as usize] = value;
+        }
+    }
+
+    #[test]
+    fn u27_all_pins_are_masked_but_the_firmwares_own() {
+        let mut pins = Pins([0; 0x40]);
+        pins.0[1] = 23 << 16 | 0x20;
+        // Virtual wire mode: pin 0 takes what the 8259s say.
+        pins.0[0x10] = 7 << 8;
+        pins.0[0x10 + 2 * 5] = 2 << 8;
+        pins.0[0x10 + 2 * 23] = 0x31;
+        mask_pins(&mut pins);
+        for pin in 0..24 {
+            assert_eq!(pins.0[0x10 + 2 * pin] >> 16 & 1, u32::from(pin != 5), "pin {pin}");
+        }
+        assert_eq!(pins.0[0x10] & 0xffff, 7 << 8);
+        assert!(pins.0[0x40 - 1] == 0 && pins.0[0x11] == 0);
+    }
+
+    fn structure(feature_2: u8) -> [u8; 16] {
+        let mut bytes = *b"_MP_\0\0\x0f\0\x01\x04\0\0\0\0\0\0";
+        bytes[12] = feature_2;
+        bytes[10] = bytes.iter().fold(0u8, |sum, byte| sum.wrapping_sub(*byte));
+        bytes
+    }
+
+    #[test]
+    fn u27_the_mp_structure_says_whether_there_is_an_imcr() {
+        for (feature_2, expected) in [(0, Some(false)), (0x80, Some(true))] {
+            let mut memory = [0; 256];
+            memory[48..64].copy_from_slice(&structure(feature_2));
+            assert_eq!(find_imcr(&memory), expected);
+            memory[50] ^= 1;
+            assert_eq!(find_imcr(&memory), None, "no signature");
+            memory[50] ^= 1;
+            memory[63] ^= 1;
+            assert_eq!(find_imcr(&memory), None, "no checksum");
+        }
+        let mut memory = [0; 64];
+        memory[8..24].copy_from_slice(&structure(0x80));
+        assert_eq!(find_imcr(&memory), None, "not at a paragraph");
+        assert_eq!(find_imcr(&structure(0x80)[..15]), None);
+    }
+
+    #[test]
+    fn u27_places_of_the_mp_structure_are_what_they_can_be() {
+        assert_eq!(mp_places(0x9fc0)[0], 0x9_fc00..0xa_0000);
+        for nowhere in [0, 0x40, 0x7fff, 0xa000, 0xffff] {
+            assert!(mp_places(nowhere)[0].is_empty(), "{nowhere:#x}");
+        }
+    }
+}
