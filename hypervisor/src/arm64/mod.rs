@@ -8,6 +8,7 @@
 //! | [`registers`] | what trapped registers do |
 //! | [`identity`] | the ID registers as a guest sees them |
 //! | [`debug`] | breakpoints, watchpoints, single step |
+//! | [`load_store`] | accesses of two registers, or with write-back |
 //! | [`step`] | going on behind an instruction; instructions whose condition fails |
 //! | [`abort`], [`serror`] | what a stage-2 fault says of the access; asynchronous aborts |
 
@@ -18,6 +19,7 @@ pub mod debug;
 #[macro_use]
 pub mod exchanged;
 pub mod identity;
+pub mod load_store;
 pub mod registers;
 pub mod serror;
 pub mod step;

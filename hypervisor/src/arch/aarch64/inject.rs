@@ -9,7 +9,8 @@ const MODE: u64 = 0x1f;
 const EL0: u64 = 0b0_0000;
 const EL1T: u64 = 0b0_0100;
 const EL1H: u64 = 0b0_0101;
-const AARCH32: u64 = 1 << 4;
+/// Of SPSR: AArch32.
+pub(crate) const AARCH32: u64 = 1 << 4;
 /// NZCV, which an exception keeps; and DIT.
 const KEPT: u64 = 0xf << 28 | 1 << 24;
 const PAN: u64 = 1 << 22;
@@ -30,6 +31,11 @@ const EXTERNAL_ABORT: u64 = 0x10;
 /// Whether the guest is at EL0.
 pub(crate) fn is_from_el0(registers: &Registers) -> bool {
     registers.pstate & MODE == EL0 || registers.pstate & AARCH32 != 0
+}
+
+/// Whether SP is SP_EL1 for the guest.
+pub(crate) fn uses_own_stack(registers: &Registers) -> bool {
+    registers.pstate & MODE == EL1H
 }
 
 /// What the guest takes synchronously at EL1.
