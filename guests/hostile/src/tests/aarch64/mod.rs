@@ -1,6 +1,11 @@
 //! Tests of Arm64.
 
 mod code;
+mod controller;
+mod debug;
+mod device;
+mod own;
+mod timer;
 mod walk;
 
 use hostile::orders::Orders;
@@ -10,6 +15,13 @@ use crate::report::Verdict;
 
 /// The tests.
 pub(super) const OWN: &[Test] = &[
+    test("u1_compare_values", 1, timer::compare_values),
+    test("u4_maintenance", 1, controller::maintenance),
+    test("u8_registers_are_own", 2, own::registers_are_own),
+    test("u9_stopped_timer", 1, timer::stopped_timer),
+    test("u26_physical_timer", 1, timer::physical_timer),
+    test("u26_debug_registers", 2, debug::debug_registers),
+    test("u26_device_accesses", 1, device::device_accesses),
     test("registers", 1, walk::registers),
     test("instructions", 1, walk::instructions),
     test("crossing", 2, walk::crossing),
