@@ -1,12 +1,65 @@
 //! Attacks on Arm64 machines.
 
 use crate::arch::{ArmCpu, Platform};
-use crate::test::cases::{Case, typed};
+use crate::test::cases::{Case, hostile, typed};
+
+const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 
 /// The rows, in the order of their ids.
-pub(super) const ROWS: &[Case] = &[typed(
-    "u6_reset_without_forced_write_back",
-    "a guest comes up again whose memory is cleaned out of the caches in pieces",
-    &["reboot\n", "poweroff\n"],
-)
-.on(Platform::Aarch64(ArmCpu::CortexA72))];
+pub(super) const ROWS: &[Case] = &[
+    hostile(
+        "u1_compare_values",
+        "timers that are set to the end of time do not stop the machine",
+        "u1_compare_values",
+        (2, 1),
+    )
+    .on(MAX),
+    hostile(
+        "u4_maintenance",
+        "a guest goes on while interrupts of a closed group wait for list registers",
+        "u4_maintenance",
+        (1, 1),
+    )
+    .on(MAX),
+    typed(
+        "u6_reset_without_forced_write_back",
+        "a guest comes up again whose memory is cleaned out of the caches in pieces",
+        &["reboot\n", "poweroff\n"],
+    )
+    .on(Platform::Aarch64(ArmCpu::CortexA72)),
+    hostile(
+        "u8_registers_are_own",
+        "what a vCPU writes to a register no other vCPU on its CPU reads",
+        "u8_registers_are_own",
+        (4, 1),
+    )
+    .on(MAX),
+    hostile(
+        "u9_stopped_timer",
+        "a timer that is stopped while its interrupt pends does not interrupt",
+        "u9_stopped_timer",
+        (1, 1),
+    )
+    .on(MAX),
+    hostile(
+        "u26_physical_timer",
+        "EL1's physical timer interrupts, and ends WFI",
+        "u26_physical_timer",
+        (2, 1),
+    )
+    .on(MAX),
+    hostile(
+        "u26_debug_registers",
+        "breakpoints and watchpoints stop the vCPU that has set them, and no other",
+        "u26_debug_registers",
+        (4, 1),
+    )
+    .on(MAX),
+    hostile(
+        "u26_device_accesses",
+        "registers of devices are accessed by pairs and with write-back",
+        "u26_device_accesses",
+        (1, 1),
+    )
+    .on(MAX),
+];
