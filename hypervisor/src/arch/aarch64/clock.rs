@@ -37,15 +37,13 @@ pub(crate) fn init() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Readies the calling CPU's timers: off. The guest's counter is the machine's: an emulator (QEMU 7.2) adds offset and compare
-/// value of the virtual timer without looking for an overflow, and then its timer goes off for ever.
+/// Readies the calling CPU's timers: off.
 pub(crate) fn init_cpu() {
     // SAFETY: the timers of this CPU are the hypervisor's.
     unsafe {
         write!("cnthp_ctl_el2", 0);
         write!("cntv_ctl_el0", 2);
         write!("cntp_ctl_el0", 2);
-        write!("cntvoff_el2", 0);
     }
     isb();
 }
