@@ -76,6 +76,46 @@ pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
     cached(&guest).ok_or_else(|| anyhow!("the cache in {} is incomplete after fetching", guest.display()))
 }
 
+/// A kernel that is newer than the distribution's own, from its backports; its package is fetched unless it is there.
+pub(crate) fn newer_kernel() -> Result<PathBuf> {
+    let cache = directory();
+    let (place, package) = (cache.join("guest-backports"), kernel_packages(Arch::X86_64)[0]);
+    let kernel = place.join("vmlinuz");
+    if kernel.is_file() {
+        return Ok(kernel);
+    }
+    fs::create_dir_all(&cache)?;
+    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
+    let release = fs::read_to_string("/etc/os-release").context("cannot tell the distribution")?;
+    let sources = backports(&release).context("only Debian's backports are known")?;
+    let apt = Apt::of_sources(&cache.join("apt-backports"), &sources)?;
+    apt.run("apt-get", &["update"], work.path()).context("apt-get update failed for the backports")?;
+    let image = apt.kernel_behind(package, work.path()).context("the backports have no kernel")?;
+    eprintln!("quell: fetching {image}");
+    apt.run("apt-get", &["download", &image], work.path())?;
+    let unpacked = unpack(work.path(), &image)?;
+    fs::rename(find(&unpacked.root.join("boot"), "vmlinuz-")?, work.path().join("vmlinuz"))?;
+    fs::remove_dir_all(&unpacked.root)?;
+    fs::remove_file(&unpacked.archive)?;
+    replace(&work.keep(), &place)?;
+    Ok(kernel)
+}
+
+/// Where the backports of the distribution are that `/etc/os-release` describes, as apt's lists of sources have it.
+fn backports(release: &str) -> Option<String> {
+    let value = |key: &str| {
+        let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        line.map(|value| value.trim_matches('"'))
+    };
+    let codename = value("VERSION_CODENAME").filter(|name| name.chars().all(|c| c.is_ascii_lowercase()))?;
+    (value("ID") == Some("debian")).then(|| {
+        format!(
+            "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
+             http://deb.debian.org/debian {codename}-backports main\n"
+        )
+    })
+}
+
 fn cached(guest: &Path) -> Option<GuestFiles> {
     let text = fs::read_to_string(guest.join("versions.json")).ok()?;
     let versions = serde_json::from_str(&text).ok()?;
@@ -223,6 +263,17 @@ impl Apt {
         Ok(Self { options })
     }
 
+    /// The same with sources of our own, too; keys are the system's.
+    fn of_sources(directory: &Path, sources: &str) -> Result<Self> {
+        let mut apt = Self::private(directory)?;
+        let list = directory.join("sources.list");
+        fs::write(&list, sources)?;
+        let mut option = OsString::from("Dir::Etc::SourceList=");
+        option.push(list);
+        apt.options.extend(["-o".into(), option, "-o".into(), "Dir::Etc::SourceParts=/dev/null".into()]);
+        Ok(apt)
+    }
+
     /// The same for packages of another architecture, of which none is installed: neither this system's dpkg nor its lists
     /// are touched.
     fn foreign(architecture: &str, directory: &Path) -> Result<Self> {
@@ -289,6 +340,16 @@ mod tests {
     fn a_package_without_kernel_has_none() {
         assert_eq!(kernel_dependency("linux-image-generic\n  Depends: linux-image-virtual\n"), None);
         assert_eq!(kernel_dependency("N: Unable to locate package\n"), None);
+    }
+
+    #[test]
+    fn u20_backports_are_the_distributions_own() {
+        let debian = "NAME=\"Debian GNU/Linux\"\nVERSION_CODENAME=bookworm\nID=debian\n";
+        let sources = backports(debian).expect("is Debian");
+        assert!(sources.ends_with("/debian bookworm-backports main\n"), "{sources}");
+        assert_eq!(backports("ID=ubuntu\nVERSION_CODENAME=noble\n"), None);
+        assert_eq!(backports("ID=debian\n"), None, "no release");
+        assert_eq!(backports("ID=debian\nVERSION_CODENAME=\"x main\"\n"), None);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(super) struct Case {
 pub(super) enum Body {
     /// A stock guest runs a command.
     Stock(Stock),
+    /// The same with the kernel of the distribution's backports.
+    Newer(Stock),
     /// A stock guest's shell is typed at: on each line of the report channel with event `shell` the
     /// next text. The guest has to switch itself off after the last.
     Typed(&'static [&'static str]),

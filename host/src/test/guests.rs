@@ -12,6 +12,7 @@ use crate::arch::{Arch, Platform};
 use crate::bench::migrate::writer::{Setup, Writer};
 use crate::check::{self, Verdict};
 use crate::cli::ImageArgs;
+use crate::guest::cache;
 use crate::image::{self, Entry};
 use crate::machine::process::{End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
@@ -120,7 +121,11 @@ impl Lab<'_> {
     fn run(&self, case: &Case) -> Result<()> {
         let told = |usual| case.long.filter(|_| self.long).unwrap_or(usual);
         match &case.body {
-            Body::Stock(stock) => self.stock(case, stock, told(stock.command)),
+            Body::Stock(stock) => self.stock(case, stock, told(stock.command), None),
+            Body::Newer(stock) => {
+                let kernel = cache::newer_kernel()?;
+                self.stock(case, stock, told(stock.command), Some(kernel))
+            }
             Body::Check(check) => self.check(case, check),
             Body::Stage2(test) => {
                 let has_defect = switches(case.settings)?.defect.is_some();
@@ -270,8 +275,11 @@ impl Lab<'_> {
         writer.finish()
     }
 
-    fn stock(&self, case: &Case, test: &Stock, command: &str) -> Result<()> {
+    fn stock(&self, case: &Case, test: &Stock, command: &str, kernel: Option<PathBuf>) -> Result<()> {
         let mut guest = self.stock_guest(case.platform, Some(command))?;
+        if let Some(kernel) = kernel {
+            guest.kernel = kernel;
+        }
         guest.vcpus = test.vcpus;
         guest.switches = switches(case.settings)?;
         guest.flush = test.flush;

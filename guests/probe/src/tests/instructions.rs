@@ -119,6 +119,33 @@ pub(super) fn prefixes() -> Verdict {
     Ok(())
 }
 
+/// CMPXCHG16B, if CPUID shows it, leaves all flags but ZF.
+pub(super) fn cmpxchg16b() -> Verdict {
+    const ECX_CX16: u32 = 1 << 13;
+    const FLAGS: u64 = 0x891;
+    #[repr(align(16))]
+    struct Memory([u64; 2]);
+    if core::arch::x86_64::__cpuid(1).ecx & ECX_CX16 == 0 {
+        return Ok(());
+    }
+    let mut memory = Memory([1, 2]);
+    let flags: u64;
+    // SAFETY: the memory is ours, 16 bytes and aligned.
+    unsafe {
+        asm!(
+            "push rbx", "xor ebx, ebx", "pushfq", "popfq", "sub rsi, r8",
+            "cmpxchg16b [rdi]",
+            "pushfq", "pop r9", "pop rbx",
+            inout("rsi") FLAGS => _, in("r8") FLAGS, in("rdi") &raw mut memory,
+            out("r9") flags,
+            inout("rax") 0u64 => _, inout("rdx") 0u64 => _, in("rcx") 0u64,
+        );
+    }
+    ensure!(memory.0 == [1, 2], "it stored although what it compared was unequal");
+    ensure!(flags & FLAGS == 0, "the flags behind CMPXCHG16B are {flags:#x}");
+    Ok(())
+}
+
 /// What only ring 0 may do.
 pub(super) fn ring3() -> Verdict {
     hypercall::enable()?;

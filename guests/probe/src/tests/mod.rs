@@ -73,6 +73,7 @@ const TESTS: &[Test] = &[
     test("debug-registers", events::debug_registers),
     test("u11-smap", supervisor::smap),
     test("u13-stack-in-nothing", delivery::stack_in_nothing),
+    test("u20-cmpxchg16b", instructions::cmpxchg16b),
     test("u23-resume-flag", faults::resume_flag),
     test("u23-refused", faults::refused),
     test("stale", stale::stale),

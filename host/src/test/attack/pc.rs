@@ -1,9 +1,19 @@
 //! Attacks on AMD64 machines.
 
 use crate::size::MIB;
-use crate::test::cases::{Body, Case, ProbeEnd, case, probe};
+use crate::test::cases::{Body, Case, Expect, ProbeEnd, Stock, case, probe};
 use crate::test::siege::Siege;
+use hostlink::config::FlushMode;
 use hostlink::counters::Counter;
+
+/// What allocates and frees memory on all processors at the same time.
+const LOAD: &str = "uname -r | grep -q '^6\\.1\\.' && exit 3; \
+    for round in 1 2 3; do thrash --threads 8 --rounds 25 || exit; done; \
+    for worker in 1 2 3 4 5 6 7 8; do \
+        (for file in $(seq 200); do mkdir -p /tmp/$worker/$file && rm -r /tmp/$worker || exit; done) & \
+        workers=\"$workers $!\"; \
+    done; \
+    for worker in $workers; do wait $worker || exit; done; ! dmesg | grep -E 'Oops|BUG:|general protection'";
 
 /// The rows, in the order of their ids.
 pub(super) const ROWS: &[Case] = &[
@@ -40,6 +50,17 @@ pub(super) const ROWS: &[Case] = &[
         "an exception whose descriptor is no memory ends in a shutdown of the guest",
         "u13_idt_in_nothing",
         ProbeEnd::TripleFault,
+    ),
+    case(
+        "u20_linux_6_12_under_load",
+        "a kernel that uses CMPXCHG16B lasts where the emulator gets that wrong",
+        Body::Newer(Stock {
+            vcpus: 8,
+            cpus: 2,
+            flush: FlushMode::Hypercall,
+            command: LOAD,
+            expect: Expect::Success,
+        }),
     ),
     probe(
         "u23_second_nmi",

@@ -137,7 +137,7 @@ fn identity(view: View) -> CpuidResult {
         eax: host.eax,
         // CLFLUSH line size stays; ids and counts have eight bits here, leaf 0xb has them whole.
         ebx: host.ebx & 0xff00 | (view.vcpus.min(255)) << 16 | (view.apic_id & 0xff) << 24,
-        ecx: host.ecx & !leaf1::ECX_HIDDEN | leaf1::ECX_SHOWN | osxsave,
+        ecx: host.ecx & !(leaf1::ECX_HIDDEN | super::features::wrong()) | leaf1::ECX_SHOWN | osxsave,
         edx: host.edx & !(leaf1::EDX_HIDDEN | leaf1::EDX_MULTI) | multi,
     }
 }

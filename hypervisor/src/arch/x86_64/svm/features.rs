@@ -25,6 +25,11 @@ const PAUSE_FILTER: u32 = 1 << 10;
 static FEATURES: AtomicU32 = AtomicU32::new(0);
 static ASIDS: AtomicU32 = AtomicU32::new(0);
 static TSC_AUX: AtomicBool = AtomicBool::new(false);
+/// Bits of CPUID leaf 1's ECX that this machine has and gets wrong.
+static WRONG: AtomicU32 = AtomicU32::new(0);
+
+/// CPUID leaf 1, ECX: CMPXCHG16B.
+const CX16: u32 = 1 << 13;
 
 /// SVM features of this machine; each one is used where it is there and done without where it is not.
 #[derive(Clone, Copy)]
@@ -67,6 +72,11 @@ pub(crate) fn has_tsc_aux() -> bool {
     TSC_AUX.load(Ordering::Relaxed)
 }
 
+/// Bits of CPUID leaf 1's ECX that guests are not shown because the machine gets what they stand for wrong.
+pub(super) fn wrong() -> u32 {
+    WRONG.load(Ordering::Relaxed)
+}
+
 /// The address space tags of `cpu`; to be called once for each CPU.
 pub(crate) fn asid_allocator(cpu: CpuId) -> AsidAllocator {
     // One is the host's own.
@@ -94,6 +104,10 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     FEATURES.store(leaf.edx, Ordering::Relaxed);
     ASIDS.store(leaf.ebx, Ordering::Relaxed);
     TSC_AUX.store(super::cpuid::host_has_rdtscp(), Ordering::Relaxed);
+    if __cpuid(1).ecx & CX16 != 0 && !super::cx16::leaves_flags() {
+        log::info!("CMPXCHG16B damages the flags on this machine: guests are not shown it");
+        WRONG.store(CX16, Ordering::Relaxed);
+    }
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 
 mod code_path;
 pub(super) mod cpuid;
+mod cx16;
 mod debug;
 mod enter;
 pub(super) mod entry;
