@@ -39,12 +39,41 @@ pub const fn needs_write(syndrome: u64) -> bool {
     syndrome & WRITE != 0 && (!is_only_maintenance || syndrome & IN_WALK != 0)
 }
 
+/// Fault status: synchronous external abort, not on a walk.
+const EXTERNAL_ABORT: u64 = 0x10;
+
+/// The guest's syndrome, but for its class, of an external abort that it gets for a fault with `syndrome`: whether it was a
+/// store, and whether the address is known, which the processor says of external aborts alone.
+#[must_use]
+pub const fn passed_on(syndrome: u64, is_fetch: bool) -> u64 {
+    let write = if is_fetch { 0 } else { syndrome & (WRITE | CACHE_MAINTENANCE) };
+    let address = if syndrome & STATUS == EXTERNAL_ABORT { syndrome & NO_ADDRESS } else { 0 };
+    write | address | EXTERNAL_ABORT
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const TRANSLATION: u64 = 0x07;
     const PERMISSION: u64 = 0x0f;
+
+    #[test]
+    fn u8_an_external_abort_says_what_is_known_of_it() {
+        assert_eq!(passed_on(NO_ADDRESS | EXTERNAL_ABORT, false), NO_ADDRESS | EXTERNAL_ABORT);
+        assert_eq!(
+            passed_on(NO_ADDRESS | WRITE | PERMISSION, false),
+            WRITE | EXTERNAL_ABORT,
+            "it is another bit there"
+        );
+        assert_eq!(
+            passed_on(CACHE_MAINTENANCE | WRITE | TRANSLATION, false),
+            CACHE_MAINTENANCE | WRITE | 0x10
+        );
+        assert_eq!(passed_on(WRITE | TRANSLATION, true), EXTERNAL_ABORT, "nothing is stored by a fetch");
+        // A walk that fails is reported as the access that it was for.
+        assert_eq!(passed_on(IN_WALK | 0x15, false), EXTERNAL_ABORT);
+    }
 
     #[test]
     fn u8_invalidation_of_a_page_without_write_permission_gets_it() {

@@ -8,7 +8,7 @@ use paging::Gpa;
 
 use super::inject;
 use super::sysreg::{isb, read, write};
-use crate::arm64::abort::{CACHE_MAINTENANCE, IN_WALK, WRITE, kind, kind_of, needs_write};
+use crate::arm64::abort::{CACHE_MAINTENANCE, IN_WALK, WRITE, kind, kind_of, needs_write, passed_on};
 use crate::arm64::load_store::{self, LoadStore};
 use crate::vm::{Context, Next};
 
@@ -90,7 +90,7 @@ impl Context<'_> {
     #[cold]
     fn abort(&mut self, syndrome: u64, address: u64) -> Next {
         let is_fetch = syndrome >> 26 & 0x3f == CLASS_FETCH;
-        inject::external_abort(&mut self.state.registers, address, is_fetch, syndrome & WRITE != 0);
+        inject::external_abort(&mut self.state.registers, address, is_fetch, passed_on(syndrome, is_fetch));
         Next::Resume
     }
 

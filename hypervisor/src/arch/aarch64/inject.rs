@@ -25,8 +25,6 @@ const CLASS_DATA_ABORT_LOWER: u64 = 0x24;
 const CLASS_DATA_ABORT: u64 = 0x25;
 /// The instruction had 32 bits.
 const LONG: u64 = 1 << 25;
-/// Fault status: synchronous external abort, not on a walk.
-const EXTERNAL_ABORT: u64 = 0x10;
 
 /// Whether the guest is at EL0.
 pub(crate) fn is_from_el0(registers: &Registers) -> bool {
@@ -69,8 +67,8 @@ pub(crate) fn undefined(registers: &mut Registers) {
     take(registers, CLASS_UNKNOWN << 26 | LONG);
 }
 
-/// What was accessed at `address` does not answer.
-pub(crate) fn external_abort(registers: &mut Registers, address: u64, is_fetch: bool, is_write: bool) {
+/// What was accessed at `address` does not answer; `details` are the syndrome's but for the class.
+pub(crate) fn external_abort(registers: &mut Registers, address: u64, is_fetch: bool, details: u64) {
     let class = match (is_fetch, is_from_el0(registers)) {
         (true, true) => CLASS_INSTRUCTION_ABORT_LOWER,
         (true, false) => CLASS_INSTRUCTION_ABORT,
@@ -79,6 +77,5 @@ pub(crate) fn external_abort(registers: &mut Registers, address: u64, is_fetch: 
     };
     // SAFETY: as above.
     unsafe { write!("far_el1", address) };
-    let write = u64::from(is_write && !is_fetch) << 6;
-    take(registers, class << 26 | LONG | write | EXTERNAL_ABORT);
+    take(registers, class << 26 | LONG | details);
 }
