@@ -90,6 +90,7 @@ pub const ROWS: &[Row] = &[
     one(0xc000_0101, "GS_BASE", Kept, "the program's number of its processor"),
     one(0xc000_0102, "KERNEL_GS_BASE", Own(0xffff), SWITCHED),
     one(0xc000_0103, "TSC_AUX", Own(0xff), "exchanged with the vCPU"),
+    many(0xc001_0000, 0xc001_0007, "performance events and counters", Constant, IN_NAME),
     one(0xc001_0010, "SYSCFG", Constant, IN_NAME),
     one(0xc001_0015, "HWCR", Constant, IN_NAME),
     one(0xc001_001f, "NB_CFG", Constant, IN_NAME),

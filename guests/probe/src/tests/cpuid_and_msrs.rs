@@ -138,3 +138,17 @@ pub(super) fn read_everything() -> Verdict {
     }
     Ok(())
 }
+
+/// The performance counters that every processor has had: they take any event, and count nothing.
+pub(super) fn performance_counters() -> Verdict {
+    for number in 0xc001_0000..=0xc001_0007 {
+        for value in [0x53_0076, u64::MAX, 0] {
+            // SAFETY: nothing is counted.
+            let written = unsafe { wrmsr(number, value) };
+            ensure!(written.is_ok(), "{number:#x} = {value:#x}: {written:?}");
+            let read = rdmsr(number);
+            ensure!(read == Ok(0), "{number:#x} is {read:x?}");
+        }
+    }
+    Ok(())
+}

@@ -76,6 +76,7 @@ const TESTS: &[Test] = &[
     test("u20-cmpxchg16b", instructions::cmpxchg16b),
     test("u23-resume-flag", faults::resume_flag),
     test("u23-refused", faults::refused),
+    test("u26-performance-counters", cpuid_and_msrs::performance_counters),
     test("stale", stale::stale),
     test("large-pages", stale::large_pages),
     test("nmi-in-flush", stale::nmi_in_flush),

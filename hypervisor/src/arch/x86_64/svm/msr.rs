@@ -1,6 +1,7 @@
 //! Model-specific registers of the guest. What is not named here raises #GP.
 
 use core::arch::x86_64::__cpuid;
+use core::ops::RangeInclusive;
 
 use x86_64::registers::model_specific::Msr;
 
@@ -25,6 +26,9 @@ const FS_BASE: u32 = 0xc000_0100;
 const GS_BASE: u32 = 0xc000_0101;
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
 const TSC_AUX: u32 = 0xc000_0103;
+/// Event selects and counters of the processors before those with CPUID's performance extensions: all AMD64 processors have
+/// them, so that kernels access them unasked.
+const PERFORMANCE: RangeInclusive<u32> = 0xc001_0000..=0xc001_0007;
 const SYSCFG: u32 = 0xc001_0010;
 const HWCR: u32 = 0xc001_0015;
 const NB_CFG: u32 = 0xc001_001f;
@@ -93,6 +97,8 @@ impl VcpuState {
             HWCR => HWCR_TSC_FREQ_SEL,
             DE_CFG => DE_CFG_LFENCE,
             SYSCFG | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 => 0,
+            // Nothing is counted.
+            number if PERFORMANCE.contains(&number) => 0,
             _ => return Err(GeneralProtection),
         })
     }
@@ -125,6 +131,7 @@ impl VcpuState {
             EFER => self.write_efer(value)?,
             // Configuration that the guest may have its way with in name: nothing depends on it here.
             PATCH_LEVEL | SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
+            number if PERFORMANCE.contains(&number) => {}
             _ => return Err(GeneralProtection),
         }
         Ok(())
