@@ -14,6 +14,7 @@ pub mod arm64;
 pub mod arch;
 pub mod devices;
 pub mod emulator;
+pub mod free_memory;
 pub mod hyperv;
 pub mod loader;
 pub mod quota;

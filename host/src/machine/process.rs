@@ -134,7 +134,10 @@ impl Machine {
             qemu_log: &files.path().join("qemu.log"),
         };
         let arch = spec.platform.arch();
-        let ram = Ram::new(spec.memory, arch.ram_base())?;
+        let ram = match arch {
+            Arch::X86_64 => Ram::of_q35(spec.memory)?,
+            Arch::Aarch64 => Ram::new(spec.memory, arch.ram_base())?,
+        };
 
         let interactive = spec.console == Console::Terminal;
         let mut command = command(spec, &ram, &channels);

@@ -12,10 +12,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const PAGE_SIZE: u64 = 4096;
 
+/// Addresses that are not memory's, with memory on both sides.
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    start: u64,
+    end: u64,
+}
+
 /// Memory of a machine.
 pub(crate) struct Ram {
     /// Physical address of its first byte.
     base: u64,
+    /// Where its addresses jump, if they do.
+    gap: Option<Gap>,
     file: File,
     map: MmapRaw,
 }
@@ -30,7 +39,25 @@ impl Ram {
         };
         let file = make().context("cannot make the machine's memory")?;
         let map = MmapRaw::map_raw(&file).context("cannot map the machine's memory")?;
-        Ok(Self { base, file, map })
+        Ok(Self { base, gap: None, file, map })
+    }
+
+    /// The same as QEMU's q35 machine has it: from 0, what does not fit below 2 GiB from 4 GiB on, and all below if that is less than
+    /// 2.75 GiB (`pc_q35_init` in `hw/i386/pc_q35.c`).
+    pub(crate) fn of_q35(bytes: u64) -> Result<Self> {
+        const GIB: u64 = 1 << 30;
+        let gap = (bytes >= 11 * GIB / 4).then_some(Gap { start: 2 * GIB, end: 4 * GIB });
+        Ok(Self { gap, ..Self::new(bytes, 0)? })
+    }
+
+    /// How far into the memory an address is.
+    fn offset(&self, address: u64) -> Option<u64> {
+        let before = match self.gap {
+            Some(gap) if address >= gap.end => gap.end - gap.start,
+            Some(gap) if address >= gap.start => return None,
+            _ => 0,
+        };
+        address.checked_sub(self.base + before)
     }
 
     /// The descriptor, for the child's inheritance.
@@ -53,7 +80,8 @@ impl Ram {
         self.load(start)?;
         ensure!(start.is_multiple_of(PAGE_SIZE) && bytes.is_multiple_of(PAGE_SIZE), "whole pages only");
         let words_at = self.map.as_mut_ptr().cast::<u64>();
-        let offset = start - self.base;
+        let offset = self.offset(start).ok_or_else(|| anyhow!("no memory at {start:#x}"))?;
+        ensure!(last.and_then(|last| self.offset(last)) == Some(offset + bytes - 8), "not in one piece");
         let digest = |page: u64| {
             let first = usize::try_from((offset + page * PAGE_SIZE) / 8).unwrap_or(usize::MAX);
             (first..first + words).fold(0u64, |digest, index| {
@@ -68,7 +96,7 @@ impl Ram {
     /// The 64-bit word at physical address `address`, which other processes may be writing; acquires what the writer
     /// released with it. Fails where the memory has no whole word.
     pub(crate) fn load(&self, address: u64) -> Result<u64> {
-        let offset = address.checked_sub(self.base).and_then(|offset| usize::try_from(offset).ok());
+        let offset = self.offset(address).and_then(|offset| usize::try_from(offset).ok());
         let index = offset.filter(|at| at.is_multiple_of(size_of::<u64>()));
         let index =
             index.filter(|at| at.checked_add(size_of::<u64>()).is_some_and(|end| end <= self.map.len()));
@@ -114,6 +142,24 @@ mod tests {
         assert_eq!(ram.load((1 << 30) + 4096).expect("reads"), 7);
         assert!(ram.page_digests((1 << 30) - 4096, 8192).is_err());
         let digests = ram.page_digests(1 << 30, 8192).expect("reads");
+        assert_ne!(digests[0], digests[1]);
+    }
+
+    #[test]
+    fn u10_memory_above_4_gib_is_found_where_q35_puts_it() {
+        const GIB: u64 = 1 << 30;
+        let small = Ram::of_q35(5 * GIB / 2).expect("makes");
+        assert!(small.load(5 * GIB / 2 - 8).is_ok() && small.load(4 * GIB).is_err());
+        let ram = Ram::of_q35(3 * GIB).expect("makes");
+        ram.file.write_all_at(&7u64.to_le_bytes(), 2 * GIB + 4096).expect("writes");
+        ram.file.write_all_at(&8u64.to_le_bytes(), 2 * GIB - 8).expect("writes");
+        assert_eq!(ram.load(4 * GIB + 4096).expect("reads"), 7);
+        assert_eq!(ram.load(2 * GIB - 8).expect("reads"), 8);
+        for nowhere in [2 * GIB, 2 * GIB + 4096, 4 * GIB - 8, 5 * GIB] {
+            assert!(ram.load(nowhere).is_err(), "{nowhere:#x}");
+        }
+        assert!(ram.page_digests(2 * GIB - 4096, 2 * GIB + 8192).is_err(), "over the gap");
+        let digests = ram.page_digests(4 * GIB, 8192).expect("reads");
         assert_ne!(digests[0], digests[1]);
     }
 

@@ -95,8 +95,12 @@ pub(crate) struct Spec {
 /// Memory that the machine has beyond the guest's: the hypervisor's own, and the bundle that lies in
 /// memory until the guest has been made from it.
 pub(crate) fn memory_around(guest_bytes: u64, bundle_bytes: u64) -> u64 {
-    (guest_bytes + bundle_bytes).next_multiple_of(64 * MIB) + 256 * MIB
+    let given = guest_bytes + bundle_bytes;
+    (given + given / HEAP_FRACTION).next_multiple_of(64 * MIB) + 256 * MIB
 }
+
+/// Of the memory that it serves the hypervisor takes half this part for its heap, beside what it takes anyway.
+const HEAP_FRACTION: u64 = 128;
 
 /// The files and sockets that one run of QEMU uses.
 pub(crate) struct Channels<'a> {
@@ -350,5 +354,6 @@ mod tests {
     fn the_machine_has_room_beyond_the_guest_and_its_bundle() {
         assert_eq!(memory_around(512 * MIB, 16 * MIB), (576 + 256) * MIB);
         assert!(memory_around(512 * MIB, 300 * MIB) >= (512 + 300 + 256) * MIB);
+        assert!(memory_around(64 << 30, 16 * MIB) >= (64 << 30) + (256 + 256) * MIB, "a heap for 64 GiB");
     }
 }

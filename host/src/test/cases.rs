@@ -4,6 +4,7 @@ use super::checks::Check;
 use super::siege::Siege;
 use crate::arch::Platform;
 use crate::image::Entry;
+use crate::size::MIB;
 use anyhow::Result;
 use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
@@ -21,6 +22,8 @@ pub(super) struct Case {
     pub(super) only_long: bool,
     /// What is changed in the hypervisor, as in `hostlink::config`.
     pub(super) settings: &'static [&'static str],
+    /// Memory of a stock guest.
+    pub(super) memory: u64,
     /// What it runs on. Tests of the tool itself name it in their arguments.
     pub(super) platform: Platform,
 }
@@ -73,6 +76,8 @@ pub(super) struct Stock {
 pub(super) enum Expect {
     /// The command's status is 0.
     Success,
+    /// The command says what time it is, and that is so.
+    Date,
     /// The guest switches itself off before the command ends.
     PowerOff,
     /// Thrash runs to its end, with or without TLB IPIs, and the other way round with flush hypercalls.
@@ -136,7 +141,7 @@ pub(super) enum TestFile {
 /// A test of the usual hypervisor on the usual platform.
 pub(super) const fn case(name: &'static str, about: &'static str, body: Body) -> Case {
     let platform = Platform::X86_64;
-    Case { name, about, body, long: None, only_long: false, settings: &[], platform }
+    Case { name, about, body, long: None, only_long: false, settings: &[], memory: 512 * MIB, platform }
 }
 
 pub(super) const fn stock(
@@ -209,6 +214,11 @@ impl Case {
     /// The same on another platform.
     pub(super) const fn on(self, platform: Platform) -> Self {
         Self { platform, ..self }
+    }
+
+    /// The same, with another amount of memory.
+    pub(super) const fn in_memory(self, bytes: u64) -> Self {
+        Self { memory: bytes, ..self }
     }
 
     /// The same, on a hypervisor that is changed.

@@ -31,7 +31,7 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest time for a boot with a short command, and for one that is to search for long.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -110,6 +110,16 @@ pub(super) fn run_all(
         tally.add(Tally { passed: usize::from(result.is_ok()), failed: usize::from(result.is_err()) });
     }
     Ok(tally)
+}
+
+/// The guest has said what time it is, which is so to a day: no test is as slow as that, and no clock that is wrong as right.
+fn expect_date(outcome: &Outcome) -> Result<()> {
+    const DAY: u64 = 86_400;
+    let said = outcome.report("date").and_then(|report| report["unix"].as_u64());
+    let said = said.context("the guest did not say what time it is")?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    ensure!(said.abs_diff(now) < DAY, "the guest says it is {said}, and it is {now}");
+    Ok(())
 }
 
 /// A part of the lab, or why it could not be made.
@@ -281,6 +291,7 @@ impl Lab<'_> {
             guest.kernel = kernel;
         }
         guest.vcpus = test.vcpus;
+        guest.memory = case.memory;
         guest.switches = switches(case.settings)?;
         guest.flush = test.flush;
         let outcome = self.boot(&guest, test.cpus, |_, _| Ok(Flow::Continue))?;
@@ -288,6 +299,7 @@ impl Lab<'_> {
             expect_end(&outcome, ExitCode::GuestPowerOff)?;
             match test.expect {
                 Expect::Success => expect_status(&outcome, 0)?,
+                Expect::Date => expect_date(&outcome)?,
                 Expect::PowerOff => {
                     ensure!(outcome.report("exit").is_none(), "the command ended before the guest");
                 }

@@ -3,6 +3,7 @@
 //! RSDP, XSDT, FADT, MADT and a DSDT with soft-off, the PCI bus and the two serial ports. There is no FACS, no SCI,
 //! no fixed power management hardware; the boot architecture flags say that the PC's legacy devices are absent.
 
+use super::cmos;
 use super::ioapic;
 use super::lapic::APIC_BASE_ADDRESS;
 use super::pci;
@@ -32,9 +33,9 @@ const TABLE_HEADER_LEN: u32 = 36;
 /// The RSDP must be aligned so; the other tables are too.
 const ALIGN: usize = 16;
 
-/// IA-PC boot architecture flags (ACPI 6.5 table 5.11): no VGA, no CMOS clock, no MSI, as nothing on the PCI bus
+/// IA-PC boot architecture flags (ACPI 6.5 table 5.11): no VGA, no MSI, as nothing on the PCI bus
 /// interrupts; and by their absence no legacy devices and no keyboard controller.
-const BOOT_ARCH: u16 = 1 << 2 | 1 << 3 | 1 << 5;
+const BOOT_ARCH: u16 = 1 << 2 | 1 << 3;
 
 /// Ids below this have the local APIC entry of the MADT, the others the x2APIC entry.
 const X2APIC_ID_MIN: u32 = 255;
@@ -99,6 +100,7 @@ fn fadt(dsdt: u64) -> impl Aml {
         .flag(Flags::FixRtc)
         // The I/O APIC's eight logical bits reach the first cluster only.
         .flag(Flags::ForceApicPhysicalDestinationMode);
+    fadt.century = cmos::CENTURY;
     fadt.iapc_boot_arch = U16::new(BOOT_ARCH);
     fadt.reset_reg = port(power::RESET);
     fadt.reset_value = power::RESET_VALUE;
@@ -172,6 +174,11 @@ fn dsdt() -> Dsdt {
         let crs = Name::new("_CRS".into(), &resources);
         Device::new(path.into(), [&hid as &dyn Aml, &uid, &crs].into()).to_aml_bytes(&mut code);
     }
+    let ports = IO::new(cmos::INDEX, cmos::INDEX, 1, 2);
+    let resources = ResourceTemplate::new([&ports as &dyn Aml].into());
+    let hid = Name::new("_HID".into(), &EISAName::new("PNP0B00"));
+    let crs = Name::new("_CRS".into(), &resources);
+    Device::new("_SB_.RTC_".into(), [&hid as &dyn Aml, &crs].into()).to_aml_bytes(&mut code);
     let mut table = Sdt::new(*b"DSDT", TABLE_HEADER_LEN, DSDT_REVISION, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     table.append_slice(&code);
     Dsdt(table)
@@ -301,7 +308,7 @@ mod tests {
         assert!(flags.local_xapics_must_use_physical_destination_mode());
         assert!(!arch.motherboard_implements_8042() && !arch.legacy_devices_are_accessible());
         assert!(
-            arch.dont_probe_vga() && arch.use_time_and_alarm_namespace_for_rtc() && arch.dont_enable_msi()
+            arch.dont_probe_vga() && !arch.use_time_and_alarm_namespace_for_rtc() && arch.dont_enable_msi()
         );
         assert_eq!(fadt.reset_register().unwrap().address, u64::from(power::RESET));
         assert_eq!(fadt.reset_value, power::RESET_VALUE);

@@ -56,6 +56,7 @@ pub fn build(guest: &Guest<'_>) -> Vec<u8> {
         interrupt_controller(guest.vcpu_count),
         clock(),
         uart(),
+        rtc(),
     ];
     children.into_iter().for_each(|child| root.add_child(child));
     tree.to_dtb()
@@ -169,6 +170,16 @@ fn uart() -> DeviceTreeNode {
     set(&mut uart, "clocks", [CLOCK_PHANDLE, CLOCK_PHANDLE]);
     set(&mut uart, "clock-names", ["uartclk", "apb_pclk"].as_slice());
     uart
+}
+
+/// Without an interrupt, which the binding leaves to the board: there is no alarm.
+fn rtc() -> DeviceTreeNode {
+    let mut rtc = node(unit("pl031", map::RTC));
+    set(&mut rtc, "compatible", ["arm,pl031", "arm,primecell"].as_slice());
+    set(&mut rtc, "reg", reg(Some(map::RTC..map::RTC + map::RTC_SIZE)));
+    set(&mut rtc, "clocks", CLOCK_PHANDLE);
+    set(&mut rtc, "clock-names", "apb_pclk");
+    rtc
 }
 
 #[cfg(test)]

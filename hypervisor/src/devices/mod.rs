@@ -9,9 +9,10 @@
 //! | [`lapic`] | one local APIC in x2APIC mode | the CPU that runs the vCPU |
 //! | [`inbox`] | what others post to a vCPU's local APIC | shared, lock-free |
 //! | [`platform`] | the ports and the I/O APIC of one VM, which it puts together | the VM, under a lock |
-//! | [`ioapic`], [`uart16550`], [`pci`], [`power`] | the parts of [`platform`] | |
+//! | [`ioapic`], [`uart16550`], [`pci`], [`cmos`], [`power`] | the parts of [`platform`] | |
 //! | [`gic`] | Arm64's interrupt controller: per vCPU, inbox, distributor | see there |
-//! | [`pl011`] | Arm64's serial port | the VM, under a lock |
+//! | [`pl011`], [`pl031`] | Arm64's serial port and clock | the VM, under a lock |
+//! | [`wall_clock`] | the date, for the clocks of both | constant |
 //! | [`psci`] | Arm64's power calls, and whether a vCPU is on | shared, lock-free |
 //! | [`fdt`], [`virt_map`] | Arm64's device tree, and where its devices lie | built once; constant |
 //! | [`acpi`] | the tables that describe all of this to the guest | built once |
@@ -20,6 +21,7 @@
 
 pub mod acpi;
 pub mod apic_ids;
+pub mod cmos;
 pub mod fdt;
 pub mod gic;
 pub mod inbox;
@@ -28,12 +30,14 @@ pub mod lapic;
 pub mod message;
 pub mod pci;
 pub mod pl011;
+pub mod pl031;
 pub mod platform;
 pub mod power;
 pub mod psci;
 pub mod region;
 pub mod uart16550;
 pub mod virt_map;
+pub mod wall_clock;
 
 /// The access raises #GP(0) in the guest, and has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! The VM's devices behind their ports and addresses.
 //!
 //! Everything else that software may probe for is absent, and the ACPI tables say so: keyboard controller,
-//! CMOS clock, interval timer, interrupt controller of the PC, VGA. A port without a device reads as all ones
+//! interval timer, interrupt controller of the PC, VGA. A port without a device reads as all ones
 //! and ignores writes. Every device at a port but [PCI's configuration](super::pci) is one byte wide, so wider accesses
 //! find no device.
 
+use super::cmos::{self, Cmos};
 use super::ioapic::{self, IoApic, Messages};
 use super::message::Message;
 use super::pci::{self, Pci};
@@ -127,6 +128,7 @@ pub struct Platform {
     com2: Uart16550,
     ioapic: IoApic,
     pci: Pci,
+    cmos: Cmos,
 }
 
 impl Platform {
@@ -136,9 +138,17 @@ impl Platform {
         Self::default()
     }
 
-    /// IN from a port. Reading can only lower interrupt lines, so there is no effect to deliver.
+    /// All devices as after reset. The clock goes on.
+    pub fn reset(&mut self) {
+        let mut cmos = core::mem::take(&mut self.cmos);
+        cmos.reset();
+        *self = Self { cmos, ..Self::default() };
+    }
+
+    /// IN from a port. Reading can only lower interrupt lines, so there is no effect to deliver. `wall_ns` is asked by the clock alone, in
+    /// nanoseconds since the beginning of 1970.
     #[must_use]
-    pub fn port_read(&mut self, port: u16, size: PortSize) -> u32 {
+    pub fn port_read(&mut self, port: u16, size: PortSize, wall_ns: impl FnOnce() -> u64) -> u32 {
         if let Some(value) = self.pci.port_read(port, size) {
             return value;
         }
@@ -152,12 +162,21 @@ impl Platform {
             }
             return u32::from(value);
         }
+        if matches!(port, cmos::INDEX | cmos::DATA) {
+            return u32::from(self.cmos.read(port, wall_ns()));
+        }
         power::read(port).map_or(size.all_ones(), u32::from)
     }
 
     /// OUT to a port. Of `value` only the low bits of the access's size count. One to PCI's configuration may change
     /// [where the ROM is seen](Self::rom_base).
-    pub fn port_write(&mut self, port: u16, size: PortSize, value: u32) -> PlatformEffect {
+    pub fn port_write(
+        &mut self,
+        port: u16,
+        size: PortSize,
+        value: u32,
+        wall_ns: impl FnOnce() -> u64,
+    ) -> PlatformEffect {
         if self.pci.port_write(port, size, value) || size != PortSize::Byte {
             return PlatformEffect::NONE;
         }
@@ -168,6 +187,10 @@ impl Platform {
                 uart16550::Effect::None => Output::None,
             };
             return PlatformEffect { output, interrupt: self.update_line(serial) };
+        }
+        if matches!(port, cmos::INDEX | cmos::DATA) {
+            self.cmos.write(port, value, wall_ns());
+            return PlatformEffect::NONE;
         }
         let output = power::write(port, value).map_or(Output::None, Output::Power);
         PlatformEffect { output, interrupt: None }
@@ -248,7 +271,7 @@ mod tests {
     }
 
     fn out(platform: &mut Platform, port: u16, value: u8) -> PlatformEffect {
-        platform.port_write(port, PortSize::Byte, value.into())
+        platform.port_write(port, PortSize::Byte, value.into(), || 0)
     }
 
     fn vector(vector: u8) -> Option<Message> {
@@ -260,12 +283,12 @@ mod tests {
     fn absent_ports_read_all_ones_in_every_size() {
         let mut platform = platform();
         for port in
-            [0, 0x20, 0x40, 0x60, 0x61, 0x64, 0x70, 0x71, 0x80, 0x2e8, 0x3e8, 0x400, 0xcf4, 0xd00, 0xffff]
+            [0, 0x20, 0x40, 0x60, 0x61, 0x64, 0x6f, 0x72, 0x80, 0x2e8, 0x3e8, 0x400, 0xcf4, 0xd00, 0xffff]
         {
             for (bytes, ones) in [(1, 0xff), (2, 0xffff), (4, 0xffff_ffff)] {
                 let size = PortSize::from_bytes(bytes).unwrap();
-                assert_eq!(platform.port_read(port, size), ones, "port {port:#x}, {bytes}");
-                assert_eq!(platform.port_write(port, size, 0), PlatformEffect::NONE);
+                assert_eq!(platform.port_read(port, size, || 0), ones, "port {port:#x}, {bytes}");
+                assert_eq!(platform.port_write(port, size, 0, || 0), PlatformEffect::NONE);
             }
         }
         for bytes in [0, 3, 5, 8, usize::MAX] {
@@ -277,11 +300,26 @@ mod tests {
     fn wide_accesses_find_no_byte_wide_device() {
         let mut platform = platform();
         // A configuration address as PCI probing writes it: covers the reset port, and must not reset.
-        assert_eq!(platform.port_write(0xcf8, PortSize::Dword, 0x8000_0600), PlatformEffect::NONE);
-        assert_eq!(platform.port_write(0xcf9, PortSize::Word, 0x0606), PlatformEffect::NONE);
-        assert_eq!(platform.port_write(0x600, PortSize::Dword, 0x34), PlatformEffect::NONE);
-        assert_eq!(platform.port_write(0x3f8, PortSize::Word, 0x41), PlatformEffect::NONE);
-        assert_eq!(platform.port_read(0x3fd, PortSize::Word), 0xffff);
+        assert_eq!(platform.port_write(0xcf8, PortSize::Dword, 0x8000_0600, || 0), PlatformEffect::NONE);
+        assert_eq!(platform.port_write(0xcf9, PortSize::Word, 0x0606, || 0), PlatformEffect::NONE);
+        assert_eq!(platform.port_write(0x600, PortSize::Dword, 0x34, || 0), PlatformEffect::NONE);
+        assert_eq!(platform.port_write(0x3f8, PortSize::Word, 0x41, || 0), PlatformEffect::NONE);
+        assert_eq!(platform.port_read(0x3fd, PortSize::Word, || 0), 0xffff);
+    }
+
+    #[test]
+    fn the_clocks_ports_ask_for_the_time_and_a_reset_leaves_it() {
+        let mut platform = platform();
+        let now = || 1_795_383_836_000_000_000;
+        let year = |platform: &mut Platform| {
+            let _ = platform.port_write(0x70, PortSize::Byte, 9, now);
+            platform.port_read(0x71, PortSize::Byte, now)
+        };
+        assert_eq!(year(&mut platform), 0x26);
+        let _ = platform.port_write(0x71, PortSize::Byte, 0x30, now);
+        platform.reset();
+        assert_eq!(year(&mut platform), 0x30);
+        assert_eq!(platform.mmio_read(ioapic::BASE), 0, "all else begins anew");
     }
 
     #[test]
@@ -292,20 +330,20 @@ mod tests {
             Output::Power(PowerEvent::PowerOff)
         );
         assert_eq!(out(&mut platform, power::RESET, 0x06).output, Output::Power(PowerEvent::Reset));
-        assert_eq!(platform.port_read(power::SLEEP_STATUS, PortSize::Byte), 0);
+        assert_eq!(platform.port_read(power::SLEEP_STATUS, PortSize::Byte, || 0), 0);
     }
 
     #[test]
     fn configuration_ports_are_pcis() {
         let mut platform = platform();
-        assert_eq!(platform.port_read(0xcfc, PortSize::Dword), u32::MAX, "nothing is selected yet");
-        assert_eq!(platform.port_write(0xcf8, PortSize::Dword, 0x8000_0830), PlatformEffect::NONE);
+        assert_eq!(platform.port_read(0xcfc, PortSize::Dword, || 0), u32::MAX, "nothing is selected yet");
+        assert_eq!(platform.port_write(0xcf8, PortSize::Dword, 0x8000_0830, || 0), PlatformEffect::NONE);
         assert_eq!(platform.rom_base(), None);
-        assert_eq!(platform.port_write(0xcfc, PortSize::Dword, 0xe000_0001), PlatformEffect::NONE);
+        assert_eq!(platform.port_write(0xcfc, PortSize::Dword, 0xe000_0001, || 0), PlatformEffect::NONE);
         assert_eq!(platform.rom_base(), Some(0xe000_0000));
-        assert_eq!(platform.port_read(0xcf8, PortSize::Dword), 0x8000_0830);
-        assert_eq!(platform.port_read(0xcff, PortSize::Byte), 0xe0);
-        assert_eq!(platform.port_read(0xcf9, PortSize::Byte), 0, "the reset register lies between");
+        assert_eq!(platform.port_read(0xcf8, PortSize::Dword, || 0), 0x8000_0830);
+        assert_eq!(platform.port_read(0xcff, PortSize::Byte, || 0), 0xe0);
+        assert_eq!(platform.port_read(0xcf9, PortSize::Byte, || 0), 0, "the reset register lies between");
         assert_eq!(out(&mut platform, 0xcf9, 0x06).output, Output::Power(PowerEvent::Reset));
     }
 
@@ -321,8 +359,8 @@ mod tests {
         let mut platform = platform();
         assert_eq!(out(&mut platform, 0x3f9, 0x02).interrupt, vector(0x34));
         assert_eq!(out(&mut platform, 0x3f8, b'x').interrupt, None, "the line is high already");
-        assert_eq!(platform.port_read(0x3fa, PortSize::Byte), 0x02);
-        assert_eq!(platform.port_read(0x3fa, PortSize::Byte), 0x01);
+        assert_eq!(platform.port_read(0x3fa, PortSize::Byte, || 0), 0x02);
+        assert_eq!(platform.port_read(0x3fa, PortSize::Byte, || 0), 0x01);
         assert_eq!(out(&mut platform, 0x3f8, b'y').interrupt, vector(0x34), "a new edge");
         assert_eq!(out(&mut platform, 0x2f9, 0x02).interrupt, vector(0x33));
     }
@@ -336,7 +374,7 @@ mod tests {
         assert_eq!(platform.receive(SerialPort::Com1, &[b'z'; 40]), (16, vector(0x34)));
         assert!(!platform.can_receive(SerialPort::Com1) && platform.can_receive(SerialPort::Com2));
         assert_eq!(platform.receive(SerialPort::Com1, b"q"), (0, None));
-        assert_eq!(platform.port_read(0x3f8, PortSize::Byte), u32::from(b'z'));
+        assert_eq!(platform.port_read(0x3f8, PortSize::Byte, || 0), u32::from(b'z'));
         assert_eq!(platform.receive(SerialPort::Com1, b"q"), (1, None), "still high: no second edge");
     }
 
@@ -352,12 +390,12 @@ mod tests {
             let _ = out(&mut platform, 0x3f8, 0);
             let _ = out(&mut platform, 0x3fc, (round % 32) as u8);
             for _ in 0..64 {
-                if platform.port_read(0x3fa, PortSize::Byte) & 1 != 0 {
+                if platform.port_read(0x3fa, PortSize::Byte, || 0) & 1 != 0 {
                     break;
                 }
-                let _ = platform.port_read(0x3fd, PortSize::Byte);
-                let _ = platform.port_read(0x3fe, PortSize::Byte);
-                let _ = platform.port_read(0x3f8, PortSize::Byte);
+                let _ = platform.port_read(0x3fd, PortSize::Byte, || 0);
+                let _ = platform.port_read(0x3fe, PortSize::Byte, || 0);
+                let _ = platform.port_read(0x3f8, PortSize::Byte, || 0);
             }
             assert!(!platform.com1.irq_level(), "round {round}, {taken} bytes");
         }

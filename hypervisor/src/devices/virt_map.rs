@@ -5,7 +5,7 @@
 //! | [`GICD`] | [`GICD_SIZE`] | GIC distributor |
 //! | [`redistributors`] | 128 KiB per vCPU | GIC redistributors |
 //! | [`UART`] | [`UART_SIZE`] | PL011, INTID [`UART_INTID`] |
-//! | [`RTC`] | [`RTC_SIZE`] | PL031, INTID [`RTC_INTID`] |
+//! | [`RTC`] | [`RTC_SIZE`] | PL031 |
 //! | [`RAM`] | | all of the RAM |
 
 use super::region::Region;
@@ -27,8 +27,6 @@ pub const UART: u64 = 0x0900_0000;
 pub const UART_SIZE: u64 = 0x1000;
 /// The serial port's interrupt.
 pub const UART_INTID: u8 = 33;
-/// The clock's interrupt, for its alarm.
-pub const RTC_INTID: u8 = 34;
 /// What the serial port's clock input is said to run at, in hertz.
 pub const UART_CLOCK_HZ: u32 = 24_000_000;
 /// The clock that tells the date.

@@ -29,8 +29,8 @@ pub(crate) enum CreateError {
     Config(ConfigError<'static>),
     /// The guest's files cannot be loaded.
     Load(LoadError),
-    /// There is not this much memory in one piece.
-    NoMemory(u64),
+    /// There is not this much memory, but so much.
+    NoMemory(u64, u64),
     /// The boot CPU is to run no vCPUs, and it is the only one.
     NoCpu,
     /// A processor too slow for a reference clock.
@@ -53,10 +53,11 @@ impl fmt::Display for CreateError {
             Self::ConfigNotText => f.write_str("the bundle's configuration is not UTF-8"),
             Self::Config(error) => write!(f, "{error}"),
             Self::Load(error) => write!(f, "{error}"),
-            Self::NoMemory(size) => write!(
+            Self::NoMemory(size, free) => write!(
                 f,
-                "no {} MiB of free memory in one piece for the guest: give the machine more, or the guest less",
-                size >> 20
+                "no {} MiB of free memory for the guest, only {}: give the machine more, or the guest less",
+                size >> 20,
+                free >> 20
             ),
             Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),
             Self::Vmids => f.write_str("vmid_bits: each CPU may hold a VMID, and there must be one more"),

@@ -29,7 +29,6 @@ use crate::arch::{clock, cpu, guest};
 use crate::loader::LoadError;
 use crate::sched::{Line, Nudge, Policy, Scheduler, VcpuIndex};
 
-const GIB: u64 = 1 << 30;
 /// See [`Machine::tick_max`].
 const TICK_MAX_US: u64 = 20_000;
 
@@ -167,23 +166,26 @@ pub(crate) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     Ok(())
 }
 
-/// Takes memory for the guest and makes slots of it.
+/// Takes memory for the guest and makes slots of it: one for each piece of memory, with neither gap nor overlap within a range.
 fn back_memory(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Memslots, CreateError> {
     let mut memslots = Memslots::new(guest::physical_address_bits());
-    for (id, range) in ram.iter().enumerate() {
+    let mut id = 0;
+    for range in ram {
         let size = range.end - range.start;
-        // Aligned to the largest page that the slot can hold, if there is such a place.
-        let host = (size >= GIB).then(|| free.take(size, GIB, u64::MAX)).flatten();
-        let host = host.or_else(|| free.take(size, 2 << 20, u64::MAX)).ok_or(CreateError::NoMemory(size))?;
-        let slot = Slot {
-            id: SlotId(id as u16),
-            gpa: Gpa(range.start),
-            size,
-            host: PhysAddr(host),
-            flags: SlotFlags::empty(),
-        };
-        // SAFETY: the memory was taken from the free RAM, is mapped one to one, and is never given back.
-        unsafe { memslots.add(slot) }.expect("the layout's ranges are valid slots");
+        let pieces = free.take_pieces(range).ok_or_else(|| CreateError::NoMemory(size, free.total()))?;
+        for piece in pieces {
+            let slot = Slot {
+                id: SlotId(id),
+                gpa: Gpa(piece.at),
+                size: piece.size,
+                host: PhysAddr(piece.host),
+                flags: SlotFlags::empty(),
+            };
+            // SAFETY: the memory was taken from the free RAM, is mapped one to one, and is never given back.
+            unsafe { memslots.add(slot) }
+                .map_err(|_| CreateError::Load(LoadError::MemoryTooLarge { memory: size }))?;
+            id += 1;
+        }
     }
     Ok(memslots)
 }

@@ -1,15 +1,16 @@
-//! Physical memory: the regions that are free, the heap, tables from it. Everything is mapped one to one.
+//! Physical memory: the heap, tables from it. Everything is mapped one to one.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use arrayvec::ArrayVec;
 use paging::{Entries, PhysAddr, TableMemory};
 use spin::Mutex;
 use talc::TalcLock;
 use talc::source::Manual;
+
+pub(crate) use crate::free_memory::FreeMemory;
 
 /// Least heap of the hypervisor: page tables, VMCBs, device state. Guest memory does not come from here.
 const HEAP_MIN: u64 = 32 << 20;
@@ -18,8 +19,6 @@ const RAM_PER_HEAP: u64 = 256;
 /// Most heap: on some machines it has to lie below 4 GiB.
 const HEAP_MAX: u64 = 1 << 30;
 const PAGE: u64 = 4096;
-/// Most regions of RAM that are kept track of.
-const MAX_REGIONS: usize = 64;
 
 #[global_allocator]
 static HEAP: TalcLock<Mutex<()>, Manual> = TalcLock::new(Manual);
@@ -48,73 +47,6 @@ pub(crate) fn text() -> Range<u64> {
 /// The image's constants.
 pub(crate) fn rodata() -> Range<u64> {
     section!(__rodata_start, __rodata_end)
-}
-
-/// RAM that is not used for anything yet.
-#[derive(Default)]
-pub(crate) struct FreeMemory {
-    regions: ArrayVec<Range<u64>, MAX_REGIONS>,
-}
-
-impl FreeMemory {
-    /// Adds RAM, shrunk to whole pages. The first MiB is left out: firmware and start-up code are there.
-    pub(crate) fn add(&mut self, range: Range<u64>) {
-        let start = range.start.max(1 << 20).next_multiple_of(PAGE);
-        let end = range.end & !(PAGE - 1);
-        if start >= end {
-            return;
-        }
-        // What it touches becomes one with it.
-        let mut whole = start..end;
-        self.regions.retain(|region| {
-            let touches = region.end == whole.start || region.start == whole.end;
-            if touches {
-                whole = region.start.min(whole.start)..region.end.max(whole.end);
-            }
-            !touches
-        });
-        if self.regions.try_push(whole).is_err() {
-            log::warn!("more than {MAX_REGIONS} regions of RAM; {start:#x}..{end:#x} stays unused");
-        }
-    }
-
-    /// Takes a range out that is in use already.
-    pub(crate) fn reserve(&mut self, used: Range<u64>) {
-        let used = used.start & !(PAGE - 1)..used.end.next_multiple_of(PAGE);
-        let mut rest = ArrayVec::<_, MAX_REGIONS>::new();
-        for region in &self.regions {
-            let below = region.start..region.end.min(used.start);
-            let above = region.start.max(used.end)..region.end;
-            for part in [below, above] {
-                if part.start < part.end && rest.try_push(part.clone()).is_err() {
-                    log::warn!("memory is too fragmented; {part:x?} stays unused");
-                }
-            }
-        }
-        self.regions = rest;
-    }
-
-    /// Takes `size` bytes, aligned to `align` (a power of two), ending at or below `limit`; from the
-    /// highest place that fits, so that low memory lasts for what needs it.
-    pub(crate) fn take(&mut self, size: u64, align: u64, limit: u64) -> Option<u64> {
-        let place = |region: &Range<u64>| {
-            let start = region.end.min(limit).checked_sub(size)? & !(align - 1);
-            (start >= region.start).then_some(start)
-        };
-        let start = self.regions.iter().filter_map(place).max()?;
-        self.reserve(start..start + size);
-        Some(start)
-    }
-
-    /// Bytes in the largest region.
-    pub(crate) fn largest(&self) -> u64 {
-        self.regions.iter().map(|region| region.end - region.start).max().unwrap_or(0)
-    }
-
-    /// Bytes in all regions.
-    pub(crate) fn total(&self) -> u64 {
-        self.regions.iter().map(|region| region.end - region.start).sum()
-    }
 }
 
 /// The image's own range, to be reserved.

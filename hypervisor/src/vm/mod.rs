@@ -13,6 +13,7 @@
 //! | `run` | the loop that each CPU runs for ever |
 //! | `slot_memory` | the memory behind slots that come and go |
 //! | `space` | changes of the guest's memory |
+//! | `wall` | the date |
 //!
 //! Nothing here names an instruction or a register: that is for [`arch`](crate::arch), which says what it has to offer.
 
@@ -27,6 +28,7 @@ pub(crate) mod percpu;
 pub(crate) mod run;
 mod slot_memory;
 pub(crate) mod space;
+pub(crate) mod wall;
 
 pub(crate) use context::{Context, Next};
 pub(crate) use files::{CreateError, Files};

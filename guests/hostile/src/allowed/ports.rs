@@ -24,6 +24,7 @@ const fn row(first: u16, last: u16, name: &'static str, why: &'static str) -> Ro
 
 /// The table, in ascending order.
 pub const ROWS: &[Row] = &[
+    row(0x70, 0x71, "the clock and its memory", "emulated"),
     row(0x2f8, 0x2ff, "COM2", "emulated"),
     row(0x3f8, 0x3ff, "COM1", "emulated"),
     row(0x600, 0x601, "ACPI's sleep registers", "emulated: read as 0"),

@@ -1,8 +1,10 @@
 //! What operators do, and what they hand in.
 
+use crate::size::MIB;
 use crate::test::arm::{MAX, WORK as WORK_ON_ARM};
-use crate::test::cases::{Body, Case, Talk, WORK, case, talk};
+use crate::test::cases::{Body, Case, Expect, Talk, WORK, case, stock, talk};
 use anyhow::{Context, Result, ensure};
+use hostlink::config::FlushMode;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Read};
@@ -17,8 +19,41 @@ use std::time::Duration;
 /// How often a process is looked at that is waited for.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
+const GIB: u64 = 1024 * MIB;
+
+/// Has nearly 5 GiB of memory, and uses most of it.
+const FIVE: &str = "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 4950000 && mkdir /m && \
+            mount -t tmpfs -o size=100% m /m && dd if=/dev/zero of=/m/all bs=1M count=4200";
+
+/// A guest with so much memory, which its command is about.
+const fn uses_memory(name: &'static str, about: &'static str, command: &'static str, bytes: u64) -> Case {
+    stock(name, about, (2, 2), FlushMode::Hypercall, command, Expect::Success).in_memory(bytes)
+}
+
+/// A guest that says what time it is.
+const fn date(name: &'static str, about: &'static str) -> Case {
+    let command = "echo \"{\\\"event\\\":\\\"date\\\",\\\"unix\\\":$(date +%s)}\" > /dev/report";
+    stock(name, about, (1, 1), FlushMode::Hypercall, command, Expect::Date)
+}
+
 /// The rows, in the order of their ids.
 pub(super) const ROWS: &[Case] = &[
+    uses_memory(
+        "u10_guest_of_3g",
+        "memory that is larger than the machine's piece below 4 GiB",
+        "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 2950000 && mkdir /m && \
+            mount -t tmpfs -o size=100% m /m && dd if=/dev/zero of=/m/all bs=1M count=2400",
+        3 * GIB,
+    ),
+    uses_memory("u10_guest_of_5g", "memory on both sides of the guest's own gap below 4 GiB", FIVE, 5 * GIB),
+    uses_memory(
+        "u10_guest_of_12g",
+        "and much more of it",
+        "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 12000000",
+        12 * GIB,
+    )
+    .only_long(),
+    uses_memory("u10_arm_guest_of_5g", "memory above 4 GiB on Arm64", FIVE, 5 * GIB).on(MAX),
     talk(
         "u16_memory_is_not_laid_over_devices",
         "`ctl add` refuses the addresses of the APICs and of the PCI bus, and names them; the guest works on",
@@ -37,6 +72,8 @@ pub(super) const ROWS: &[Case] = &[
         "Ctrl-C and SIGTERM end `ctl` while the hypervisor says nothing",
         Body::Own(ctl_ends_by_signal),
     ),
+    date("u25_guests_know_the_date", "a stock guest's clock is right from the start"),
+    date("u25_arm_guests_know_the_date", "and on Arm64").on(MAX),
 ];
 
 /// Starts `ctl` where a machine takes the conversation and never answers, and ends it. One that does not care for the signal ends by itself

@@ -4,7 +4,7 @@ use crate::devices::gic::{self, RegisterEffect};
 use crate::devices::pl011;
 use crate::devices::region::Region;
 use crate::devices::virt_map as map;
-use crate::vm::{Context, Machine, PerCpu};
+use crate::vm::{Context, Machine, PerCpu, wall};
 
 use super::{console, vgic};
 
@@ -61,6 +61,9 @@ impl Context<'_> {
             self.vm.update_uart_line(level);
             return Some(value.into());
         }
+        if let Some(offset) = within(gpa, map::RTC, map::RTC_SIZE) {
+            return Some(self.vm.guest.rtc.lock().read(offset, wall::ns()).into());
+        }
         let place = self.redistributor(gpa)?;
         if u32::from(place.vcpu) == self.vcpu.index {
             return Some(self.state.gic.read(place.offset, bytes));
@@ -86,6 +89,10 @@ impl Context<'_> {
                 console::guest_transmit(byte);
             }
             self.vm.update_uart_line(level);
+            return true;
+        }
+        if let Some(offset) = within(gpa, map::RTC, map::RTC_SIZE) {
+            self.vm.guest.rtc.lock().write(offset, value as u32, wall::ns());
             return true;
         }
         let Some(place) = self.redistributor(gpa) else { return false };

@@ -46,6 +46,8 @@ pub(crate) struct Machine {
     pub(crate) redistributors: Range<u64>,
     /// Registers and INTID of a PL011.
     pub(crate) console: Option<(Range<u64>, u32)>,
+    /// Registers of a PL031.
+    pub(crate) clock: Option<Range<u64>>,
     pub(crate) pci: Option<PciHost>,
     pub(crate) conduit: Option<Conduit>,
     /// The boot module: a bundle.
@@ -141,6 +143,8 @@ fn read_devices(root: FdtNode<'_>, machine: &mut Machine) {
             machine.redistributors = ranges.next().unwrap_or_default();
         } else if node.is_compatible("arm,pl011") && machine.console.is_none() {
             machine.console = ranges.next().zip(interrupt(&node));
+        } else if node.is_compatible("arm,pl031") {
+            machine.clock = ranges.next();
         } else if node.is_compatible("pci-host-ecam-generic") {
             machine.pci = ranges.next().map(|ecam| PciHost { ecam, ports: ports(&node), pins: pins(&node) });
         }

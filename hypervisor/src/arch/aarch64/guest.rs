@@ -21,6 +21,7 @@ use super::vcpu::Inbox;
 use super::{cost, cpu, stage2};
 use crate::devices::gic::{Distributor, INTIDS_DEFAULT};
 use crate::devices::pl011::Pl011;
+use crate::devices::pl031::Pl031;
 use crate::devices::psci::Start;
 use crate::loader::arm64::{self, Machine as Wanted};
 use crate::loader::{LoadError, arm64::Entry};
@@ -105,6 +106,7 @@ impl Uart {
 pub(crate) struct Shared {
     pub(crate) distributor: Box<Mutex<Distributor>>,
     pub(crate) uart: Mutex<Uart>,
+    pub(crate) rtc: Mutex<Pl031>,
     pub(crate) vmids: Box<VmidAllocator<MAX_CPUS>>,
     pub(crate) vmid: VmidSlot,
     /// As the configuration's switch of that name.
@@ -126,6 +128,7 @@ impl Shared {
         let shared = Self {
             distributor: Box::new(Mutex::new(Distributor::new(config.vcpus as u8, INTIDS_DEFAULT))),
             uart: Mutex::new(Uart::new()),
+            rtc: Mutex::new(Pl031::default()),
             vmids: Box::new(VmidAllocator::new(bits, PerCpu::all().count()).ok_or(CreateError::Vmids)?),
             vmid: VmidSlot::new(),
             vmid_churn: config.switches.vmid_churn,
@@ -203,6 +206,7 @@ impl Shared {
     pub(crate) fn reset(&self) {
         *self.distributor.lock() = Distributor::new(self.vcpus as u8, INTIDS_DEFAULT);
         *self.uart.lock() = Uart::new();
+        self.rtc.lock().reset();
     }
 }
 

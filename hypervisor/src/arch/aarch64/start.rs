@@ -9,7 +9,7 @@ use hostlink::exit::ExitCode;
 use super::{boot, clock, console, entry, features, firmware, gic, interrupts, pci, power, translation};
 use crate::vm::memory::{self, FreeMemory};
 use crate::vm::percpu::{self, BLOCK_SIZE};
-use crate::vm::{self, PerCpu, machine, panic, run};
+use crate::vm::{self, PerCpu, machine, panic, run, wall};
 
 /// How long a CPU gets to come up.
 const AP_START_US: u64 = 1_000_000;
@@ -70,6 +70,7 @@ pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
     features::probe().unwrap_or_else(|why| unsupported(&why));
     clock::init().unwrap_or_else(|why| unsupported(&why));
+    wall::set(firmware.clock.as_ref().map(|registers| clock::date(registers.start)));
     gic::init_distributor(firmware.distributor.start).unwrap_or_else(|why| unsupported(&why));
     prepare(&firmware, ports).unwrap_or_else(|why| unsupported(&why));
     let cpu = PerCpu::get(0).expect("the boot CPU has a block");

@@ -7,6 +7,7 @@ use x86_64::registers::model_specific::Msr;
 
 use super::apic;
 use super::interrupts::VECTOR_TIMER;
+use crate::devices::cmos::{self, Fields};
 use crate::vm::PerCpu;
 
 /// Frequency of the ACPI power management timer (ACPI 6.5, section 4.8.2.4).
@@ -76,6 +77,20 @@ pub(crate) fn calibrate(pm_timer: u16, has_tsc_deadline: bool) -> Result<(), &'s
     APIC_PER_TSC.store((apic << 32) / tsc, Ordering::Relaxed);
     TSC_DEADLINE.store(has_tsc_deadline, Ordering::Relaxed);
     Ok(())
+}
+
+/// What the machine's clock says, in seconds since the beginning of 1970.
+pub(crate) fn date() -> Option<u64> {
+    let (mut index, mut data) = (Port::<u8>::new(cmos::INDEX), Port::<u8>::new(cmos::DATA));
+    let read = |byte| {
+        // SAFETY: the ports are the clock's, or nobody's; reading bytes of the time changes nothing. Bit 7 leaves NMIs as they are at reset.
+        unsafe {
+            index.write(byte);
+            data.read()
+        }
+    };
+    let (fields, status) = Fields::read(read, Some(cmos::CENTURY))?;
+    fields.unix(status)
 }
 
 /// Readies the calling CPU's timer.

@@ -33,7 +33,7 @@ use crate::tlb::{self, Measured};
 use crate::vm::console::GUEST;
 use crate::vm::machine::{Vcpu, place};
 use crate::vm::space::Space;
-use crate::vm::{CreateError, Files, Machine, PerCpu, control};
+use crate::vm::{CreateError, Files, Machine, PerCpu, control, wall};
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
@@ -192,7 +192,7 @@ impl Machine {
         self.guest.partition.reset();
         *self.guest.overlays.lock() = Overlays::default();
         self.reset_rom(cpu);
-        *self.guest.platform.lock() = Platform::new();
+        self.guest.platform.lock().reset();
     }
 
     /// The ROM is not decoded after a reset. No vCPU runs.
@@ -255,7 +255,7 @@ impl Machine {
 
     /// IN from a port, with what the real console has received meanwhile.
     pub(crate) fn port_read(&self, port: u16, width: PortSize) -> u32 {
-        let value = self.guest.platform.lock().port_read(port, width);
+        let value = self.guest.platform.lock().port_read(port, width, wall::ns);
         if port == SerialPort::Com1.base() {
             self.receive_console();
         }

@@ -14,7 +14,7 @@ use super::svm::{cpuid, features, instruction};
 use super::{apic, boot, clock, console, firmware, interrupts, tables, translation};
 use crate::vm::memory::{self, FreeMemory};
 use crate::vm::percpu::{self, BLOCK_SIZE};
-use crate::vm::{self, PerCpu, machine, panic, run};
+use crate::vm::{self, PerCpu, machine, panic, run, wall};
 
 /// The boot tables map so much.
 const BOOT_MAP_END: u64 = 1 << 32;
@@ -185,6 +185,7 @@ extern "C" fn bsp_on_block() -> ! {
     tables::load(cpu);
     apic::enable();
     clock::calibrate(later.pm_timer, cpuid::host_has_tsc_deadline()).unwrap_or_else(|why| unsupported(&why));
+    wall::set(clock::date());
     enable_cpu(cpu);
     start_others();
     log::info!(

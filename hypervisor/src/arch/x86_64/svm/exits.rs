@@ -25,7 +25,7 @@ use crate::emulator::Operand;
 #[cfg(feature = "defects")]
 use crate::hyperv::defects;
 use crate::hyperv::{self, Caller, MsrEffect, MsrRead, Outcome, hypercall};
-use crate::vm::{Context, Next, increase};
+use crate::vm::{Context, Next, increase, wall};
 
 impl Context<'_> {
     /// Runs `look` with guest memory in a [section](Self::with_section).
@@ -451,7 +451,7 @@ impl Context<'_> {
         if Pci::is_data_port(port) {
             return self.write_pci(port, width, value);
         }
-        let effect = self.vm.guest.platform.lock().port_write(port, width, value);
+        let effect = self.vm.guest.platform.lock().port_write(port, width, value, wall::ns);
         if let Some(message) = effect.interrupt {
             self.vm.deliver(message, self.state.lapic.apic_id());
         }
@@ -476,7 +476,7 @@ impl Context<'_> {
         let mut rom = self.vm.guest.rom.lock();
         let wanted = {
             let mut platform = self.vm.guest.platform.lock();
-            let _ = platform.port_write(port, width, value);
+            let _ = platform.port_write(port, width, value, wall::ns);
             platform.rom_base().map(Gpa)
         };
         match rom.follow(self.vm, wanted, &mut self.workspace.scratch) {

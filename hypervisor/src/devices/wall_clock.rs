@@ -1,0 +1,42 @@
+//! The date: what the machine's own clock said once, and the counter since.
+
+/// Nanoseconds of a second.
+pub const NS: u64 = 1_000_000_000;
+
+/// The machine's time of day, in UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WallClock {
+    unix: u64,
+    ticks: u64,
+    hz: u64,
+}
+
+impl WallClock {
+    /// It was `unix` seconds after the beginning of 1970 when a counter of `hz` counts a second said `ticks`.
+    #[must_use]
+    pub const fn new(unix: u64, ticks: u64, hz: u64) -> Self {
+        Self { unix, ticks, hz: if hz == 0 { 1 } else { hz } }
+    }
+
+    /// Nanoseconds since the beginning of 1970 when the counter says `ticks`. It ends in 2554, and stays there.
+    #[must_use]
+    pub fn ns(&self, ticks: u64) -> u64 {
+        let passed = u128::from(ticks.saturating_sub(self.ticks)) * u128::from(NS) / u128::from(self.hz);
+        let ns = u128::from(self.unix) * u128::from(NS) + passed;
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_goes_on_with_the_counter_and_never_back() {
+        let clock = WallClock::new(1_700_000_000, 5000, 1000);
+        assert_eq!(clock.ns(5000), 1_700_000_000 * NS);
+        assert_eq!(clock.ns(6500), 1_700_000_001 * NS + NS / 2);
+        assert_eq!(clock.ns(0), clock.ns(5000));
+        assert_eq!(WallClock::new(u64::MAX, 0, 0).ns(u64::MAX), u64::MAX);
+    }
+}

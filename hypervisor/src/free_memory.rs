@@ -1,0 +1,200 @@
+//! The physical memory that is free.
+
+use core::ops::Range;
+
+use arrayvec::ArrayVec;
+
+const PAGE: u64 = 4096;
+/// Sizes of the pages that memory can be mapped by, the largest first.
+const PAGES: [u64; 3] = [1 << 30, 2 << 20, PAGE];
+/// Most regions of RAM that are kept track of.
+const MAX_REGIONS: usize = 64;
+/// Most pieces of one range. Each becomes a slot, of which some have to be left for what is added later.
+pub const MAX_PIECES: usize = 16;
+
+/// A piece of a range that has memory behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its first address in the range.
+    pub at: u64,
+    /// Its first byte of physical memory.
+    pub host: u64,
+    /// Its bytes.
+    pub size: u64,
+}
+
+/// RAM that is not used for anything yet.
+#[derive(Default)]
+pub struct FreeMemory {
+    regions: ArrayVec<Range<u64>, MAX_REGIONS>,
+}
+
+impl FreeMemory {
+    /// Adds RAM, shrunk to whole pages. The first MiB is left out: firmware and start-up code are there.
+    pub fn add(&mut self, range: Range<u64>) {
+        let start = range.start.max(1 << 20).next_multiple_of(PAGE);
+        let end = range.end & !(PAGE - 1);
+        if start >= end {
+            return;
+        }
+        // What it touches becomes one with it.
+        let mut whole = start..end;
+        self.regions.retain(|region| {
+            let touches = region.end == whole.start || region.start == whole.end;
+            if touches {
+                whole = region.start.min(whole.start)..region.end.max(whole.end);
+            }
+            !touches
+        });
+        if self.regions.try_push(whole).is_err() {
+            log::warn!("more than {MAX_REGIONS} regions of RAM; {start:#x}..{end:#x} stays unused");
+        }
+    }
+
+    /// Takes a range out that is in use already.
+    pub fn reserve(&mut self, used: Range<u64>) {
+        let used = used.start & !(PAGE - 1)..used.end.next_multiple_of(PAGE);
+        let mut rest = ArrayVec::<_, MAX_REGIONS>::new();
+        for region in &self.regions {
+            let below = region.start..region.end.min(used.start);
+            let above = region.start.max(used.end)..region.end;
+            for part in [below, above] {
+                if part.start < part.end && rest.try_push(part.clone()).is_err() {
+                    log::warn!("memory is too fragmented; {part:x?} stays unused");
+                }
+            }
+        }
+        self.regions = rest;
+    }
+
+    /// Takes `size` bytes, aligned to `align` (a power of two), ending at or below `limit`; from the
+    /// highest place that fits, so that low memory lasts for what needs it.
+    pub fn take(&mut self, size: u64, align: u64, limit: u64) -> Option<u64> {
+        let place = |region: &Range<u64>| {
+            let start = region.end.min(limit).checked_sub(size)? & !(align - 1);
+            (start >= region.start).then_some(start)
+        };
+        let start = self.regions.iter().filter_map(place).max()?;
+        self.reserve(start..start + size);
+        Some(start)
+    }
+
+    /// Bytes in the largest region.
+    pub fn largest(&self) -> u64 {
+        self.regions.iter().map(|region| region.end - region.start).max().unwrap_or(0)
+    }
+
+    /// Bytes in all regions.
+    pub fn total(&self) -> u64 {
+        self.regions.iter().map(|region| region.end - region.start).sum()
+    }
+
+    /// Takes memory for all of `range`, in as few pieces as it can find, ascending. A piece can be mapped by pages as large as its size and
+    /// place in the range allow. `None` if there is not so much memory, or only in too many pieces; nothing is taken then.
+    pub fn take_pieces(&mut self, range: &Range<u64>) -> Option<ArrayVec<Piece, MAX_PIECES>> {
+        let before = self.regions.clone();
+        let mut pieces = ArrayVec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let piece = self.take_piece(at, range.end - at);
+            let Some(piece) = piece.filter(|piece| pieces.try_push(*piece).is_ok()) else {
+                self.regions = before;
+                return None;
+            };
+            at += piece.size;
+        }
+        Some(pieces)
+    }
+
+    /// Takes memory for `left` bytes at `at`, or for as many of them as there are in one place.
+    fn take_piece(&mut self, at: u64, left: u64) -> Option<Piece> {
+        let whole = PAGES.into_iter().filter(|&page| left >= page);
+        if let Some(host) = whole.into_iter().find_map(|page| self.take(left, page, u64::MAX)) {
+            return Some(Piece { at, host, size: left });
+        }
+        PAGES.into_iter().filter(|page| at.is_multiple_of(*page)).find_map(|page| {
+            let down = |bytes: u64| bytes & !(page - 1);
+            let fits = |region: &Range<u64>| {
+                let start = region.start.checked_next_multiple_of(page)?;
+                Some(down(region.end).checked_sub(start)?.min(down(left)))
+            };
+            let size = self.regions.iter().filter_map(fits).max().filter(|size| *size != 0)?;
+            self.take(size, page, u64::MAX).map(|host| Piece { at, host, size })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    fn free(regions: &[Range<u64>]) -> FreeMemory {
+        let mut free = FreeMemory::default();
+        regions.iter().for_each(|region| free.add(region.clone()));
+        free
+    }
+
+    /// Takes memory for a range and checks that it is the range's, that nobody else's is among it, and that none got lost.
+    fn checked(free: &mut FreeMemory, range: &Range<u64>) -> ArrayVec<Piece, MAX_PIECES> {
+        let (before, regions) = (free.total(), free.regions.clone());
+        let pieces = free.take_pieces(range).expect("there is so much");
+        let mut at = range.start;
+        for piece in &pieces {
+            let host = piece.host..piece.host + piece.size;
+            assert_eq!(piece.at, at);
+            assert!(regions.iter().any(|region| region.start <= host.start && host.end <= region.end));
+            assert!(free.regions.iter().all(|region| region.end <= host.start || host.end <= region.start));
+            let other = |other: &&Piece| other.at != piece.at;
+            let apart = |other: &Piece| other.host >= host.end || other.host + other.size <= host.start;
+            assert!(pieces.iter().filter(other).all(apart));
+            at += piece.size;
+        }
+        assert_eq!((at, before - free.total()), (range.end, range.end - range.start));
+        pieces
+    }
+
+    #[test]
+    fn u10_a_pcs_memory_is_in_two_places_and_a_guest_larger_than_either_fits() {
+        // 2 GiB below 4 GiB, with the image in it, and the rest above: QEMU's q35 from 2.75 GiB on.
+        for (machine, guest) in
+            [(3328 * MIB, 3 * GIB), (5376 * MIB, 5 * GIB), (12 * GIB + 512 * MIB, 12 * GIB)]
+        {
+            let mut free = free(&[32 * MIB..2 * GIB, 4 * GIB..4 * GIB + machine - 2 * GIB]);
+            let low = checked(&mut free, &(0..guest.min(3 * GIB)));
+            let high = checked(&mut free, &(4 * GIB..4 * GIB + guest.saturating_sub(3 * GIB)));
+            assert!(low.len() <= 4 && high.len() <= 6, "{guest:#x}: {low:x?}, {high:x?}");
+            // Each can be mapped by large pages.
+            assert!(
+                low.iter().chain(&high).all(|piece| (piece.at | piece.host | piece.size) % (2 * MIB) == 0)
+            );
+        }
+    }
+
+    #[test]
+    fn one_piece_is_preferred_and_is_aligned_to_the_largest_page_it_can_hold() {
+        let mut all = free(&[MIB..8 * GIB + MIB, 16 * GIB..17 * GIB]);
+        let pieces = checked(&mut all, &(0..5 * GIB / 2));
+        assert!(pieces.len() == 1 && pieces[0].host.is_multiple_of(GIB), "{pieces:x?}");
+        let pieces = checked(&mut all, &(0..256 * MIB));
+        assert!(pieces.len() == 1 && pieces[0].host.is_multiple_of(2 * MIB), "{pieces:x?}");
+    }
+
+    #[test]
+    fn what_there_is_not_is_not_taken() {
+        let mut some = free(&[GIB..2 * GIB, 3 * GIB..3 * GIB + 8 * PAGE]);
+        let before = some.regions.clone();
+        assert_eq!(some.take_pieces(&(0..GIB + 9 * PAGE)), None);
+        assert_eq!(some.regions, before, "it is as it was");
+        checked(&mut some, &(0..GIB + 8 * PAGE));
+        assert_eq!(some.total(), 0);
+        // More places than there can be pieces.
+        let regions: ArrayVec<_, 32> = (1..=32).map(|n| n * 4 * MIB..n * 4 * MIB + 2 * MIB).collect();
+        let mut scattered = free(&regions);
+        assert_eq!(scattered.take_pieces(&(0..64 * MIB)), None);
+        assert_eq!(scattered.total(), 64 * MIB);
+        assert_eq!(checked(&mut scattered, &(0..32 * MIB)).len(), MAX_PIECES);
+    }
+}
