@@ -1,6 +1,6 @@
 //! CMPXCHG16B on emulators that get it wrong.
 //!
-//! It changes ZF and leaves the other flags. QEMU before version 8.0 computes them from state that belongs to an earlier
+//! It changes ZF and leaves the other flags. QEMU 7.2 computes them from state that belongs to an earlier
 //! instruction, and what comes out goes into RFLAGS whole: a guest's kernel that uses the instruction gets NT, AC or TF
 //! out of nothing (`docs/qemu.md`). Whether this machine does so shows at once, and a guest is not shown the
 //! instruction then.
