@@ -1,7 +1,7 @@
 //! A vCPU's debug registers: breakpoints, watchpoints, single step.
 //!
 //! Accesses trap always, and what is here is the truth. The processor holds them only while a guest has them in use
-//! ([`Debug::is_armed`]): the others cost nothing when vCPUs change, and nothing of one vCPU's is ever seen by another.
+//! ([`Debug::armed`]): the others cost nothing when vCPUs change, and nothing of one vCPU's is ever seen by another.
 //!
 //! Source: Arm DDI 0487, D2 "AArch64 Self-hosted Debug", and D24.3 for the registers.
 

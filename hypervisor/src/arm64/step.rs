@@ -11,7 +11,7 @@ const THUMB: u64 = 1 << 5;
 const SINGLE_STEP: u64 = 1 << 21;
 /// Of AArch64: where an indirect branch landed (BTYPE).
 const BRANCH_TYPE: u64 = 3 << 10;
-/// Of AArch32: IT[7:2] and IT[1:0].
+/// Of AArch32: bits 7:2 and 1:0 of IT.
 const IT_HIGH: u64 = 0x3f << 10;
 const IT_LOW: u64 = 3 << 25;
 
