@@ -40,7 +40,8 @@ pub(crate) fn say(text: fmt::Arguments<'_>) {
 
 /// Writes a line of JSON.
 fn json(text: fmt::Arguments<'_>) {
-    let _ = write!({ REPORTS }, "{text}\r\n");
+    // What others have written there before must not be the beginning of the line.
+    let _ = write!({ REPORTS }, "\r\n{text}\r\n");
 }
 
 /// Tells the host that the program has come to a point.

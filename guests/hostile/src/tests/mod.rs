@@ -3,6 +3,7 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod alive;
+mod storm;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -30,7 +31,7 @@ pub(crate) const fn test(name: &'static str, processors: usize, run: fn(&Orders<
 }
 
 /// The tests that both architectures have.
-const COMMON: &[Test] = &[test("alive", 1, alive::alive)];
+const COMMON: &[Test] = &[test("alive", 1, alive::alive), test("storm", 1, storm::storm)];
 
 /// Runs the test that the orders name, and reports what comes of it.
 pub(crate) fn run(orders: &Orders<'_>) {

@@ -5,6 +5,13 @@ use crate::test::cases::{Case, hostile};
 
 /// The rows, in the order of their ids.
 pub(super) const ROWS: &[Case] = &[
+    hostile(
+        "fuzz_arm64",
+        "random values for system registers, instructions, devices and PSCI from all vCPUs lose nothing",
+        "storm seed=0x5eed count=4000",
+        (4, 2),
+    )
+    .on(Platform::Aarch64(ArmCpu::Max)),
     hostile("hostile_guest_is_alive", "the guest that tries everything runs on all vCPUs", "alive", (4, 2)),
     hostile("hostile_guest_is_alive_on_arm", "and on Arm64", "alive", (4, 2))
         .on(Platform::Aarch64(ArmCpu::Max)),

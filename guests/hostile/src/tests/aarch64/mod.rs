@@ -4,6 +4,7 @@ mod code;
 mod controller;
 mod debug;
 mod device;
+pub(super) mod operation;
 mod own;
 mod timer;
 mod walk;

@@ -1,6 +1,7 @@
 //! Tests of x86-64.
 
 mod crossing;
+pub(super) mod operation;
 mod walk;
 
 use hostile::orders::Orders;

@@ -1,0 +1,284 @@
+//! What Arm64 processors do in a storm, with interrupts masked all the time: who sleeps polls for what has come.
+//!
+//! Left out, because the guest is entitled to it and would end by it: SYSTEM_OFF, SYSTEM_RESET and CPU_OFF, registers that the program
+//! lives by (those that the table says are kept, and parts of SCTLR_EL1, MAIR_EL1 and PSTATE), data cache instructions on the
+//! program, and what goes to the serial port's data register, which the host reads.
+
+use core::arch::asm;
+
+use baremetal::aarch64::gic;
+use baremetal::aarch64::interrupts::{self, Frame};
+use baremetal::aarch64::serial::CONSOLE;
+use baremetal::guarded;
+use baremetal::pages::Page;
+use baremetal::random::Random;
+use hostile::allowed::Kind;
+use hostile::allowed::sysregs::{self, ROWS};
+
+use super::code::{self, Name};
+use crate::machine;
+use crate::tests::storm::value;
+
+/// Devices: distributor, the first redistributor, serial port; and what of each is tried.
+const GICD: u64 = 0x0800_0000;
+const GICR: u64 = 0x080a_0000;
+const UART: u64 = 0x0900_0000;
+const GICR_SIZE: u64 = 0x2_0000;
+/// Interrupts that are of no processor's own, in words of 32.
+const SHARED_WORDS: u64 = 32;
+/// Functions of PSCI and of the SMC calling convention, by their last bits; CPU_OFF, SYSTEM_OFF, SYSTEM_RESET and SYSTEM_RESET2 are left out.
+const FUNCTIONS: [u64; 12] = [0, 1, 3, 4, 5, 6, 7, 0xa, 0xc, 0xe, 0x10, 0x1f];
+const FORBIDDEN: [u64; 4] = [2, 8, 9, 0x12];
+
+static SCRATCH: Page = Page::new();
+
+/// Makes the program go on whatever exception comes.
+pub(crate) fn prepare() {
+    interrupts::catch(on_exception);
+}
+
+/// Breakpoints, watchpoints and steps that were set at random are taken away; SErrors and FIQs pass.
+fn on_exception(frame: &mut Frame) -> bool {
+    let is_debug = matches!(frame.syndrome() >> 26 & 0x3f, 0x30..=0x35);
+    // SAFETY: MDSCR_EL1: without debug exceptions all goes on.
+    unsafe { asm!("msr mdscr_el1, xzr", "isb", options(nostack, preserves_flags)) };
+    frame.vector() > 4 || is_debug
+}
+
+/// Does one thing. Interrupts are masked.
+pub(crate) fn operation(random: &mut Random, number: usize) {
+    match random.below(16) {
+        0..=4 => register(random),
+        5 | 6 => instruction(random),
+        7..=10 => device(random),
+        11 | 12 => call(random, number),
+        13 => {
+            let target = random.below(machine::count() as u64) as usize;
+            gic::send(baremetal::aarch64::processors::affinity(target), random.word() as u8 & 15);
+        }
+        14 if number != 0 => sleep(),
+        _ => (0..random.below(64)).for_each(|_| baremetal::aarch64::clock::relax()),
+    }
+}
+
+/// Wakes who sleeps.
+pub(crate) fn look_after_sleepers() {
+    // Anybody may have switched groups off.
+    let _ = gic::enable_distributor();
+    machine::wake_all();
+}
+
+/// Ends what has come.
+fn drain() {
+    for _ in 0..32 {
+        let id: u64;
+        // SAFETY: ICC_IAR1_EL1, and ICC_EOIR1_EL1 and ICC_DIR_EL1 of what was there.
+        unsafe {
+            asm!("mrs {id}, s3_0_c12_c12_0", "msr s3_0_c12_c12_1, {id}", "msr s3_0_c12_c11_1, {id}", "isb",
+                id = out(reg) id, options(nostack, preserves_flags));
+        }
+        if id as u32 >= gic::SPECIAL {
+            break;
+        }
+    }
+}
+
+fn quiet_timers() {
+    // SAFETY: timers that nobody waits for.
+    unsafe {
+        asm!("msr cntv_ctl_el0, xzr", guarded!("msr cntp_ctl_el0, xzr"), "isb",
+            inout("x16") 0u64 => _, inout("x17") 0u64 => _, options(nostack, preserves_flags));
+    }
+}
+
+/// Sleeps, with a timer, in case that nobody wakes it.
+fn sleep() {
+    open_interface();
+    baremetal::aarch64::clock::set_timer(500);
+    // SAFETY: an interrupt that is masked ends it.
+    unsafe { asm!("dsb sy", "wfi", options(nostack, preserves_flags)) };
+    quiet_timers();
+    drain();
+}
+
+/// Lets the processor's own interface show interrupts again.
+fn open_interface() {
+    // SAFETY: ICC_AP0R0_EL1, ICC_AP1R0_EL1: nothing is active; ICC_IGRPEN0_EL1.
+    unsafe {
+        asm!(
+            "msr s3_0_c12_c8_4, xzr",
+            "msr s3_0_c12_c9_0, xzr",
+            "msr s3_0_c12_c12_6, xzr",
+            "isb",
+            options(nostack, preserves_flags)
+        );
+    }
+    let _ = gic::enable();
+    quiet_timers();
+}
+
+fn store(address: u64, value: u64, size: u64) {
+    macro_rules! store {
+        ($text:literal) => {
+            // SAFETY: a device is there, or nothing, or scratch.
+            unsafe {
+                asm!(guarded!($text), address = in(reg) address, value = in(reg) value,
+                    inout("x16") 0u64 => _, inout("x17") 0u64 => _, options(nostack, preserves_flags));
+            }
+        };
+    }
+    match size {
+        0 => store!("strb {value:w}, [{address}]"),
+        1 => store!("strh {value:w}, [{address}]"),
+        2 => store!("str {value:w}, [{address}]"),
+        _ => store!("str {value}, [{address}]"),
+    }
+}
+
+fn load(address: u64, size: u64) {
+    macro_rules! load {
+        ($text:literal) => {
+            // SAFETY: reading has no effect that the program does not live with.
+            unsafe {
+                asm!(guarded!($text), address = in(reg) address, value = out(reg) _,
+                    inout("x16") 0u64 => _, inout("x17") 0u64 => _, options(nostack, preserves_flags));
+            }
+        };
+    }
+    match size {
+        0 => load!("ldrb {value:w}, [{address}]"),
+        1 => load!("ldrh {value:w}, [{address}]"),
+        2 => load!("ldr {value:w}, [{address}]"),
+        _ => load!("ldr {value}, [{address}]"),
+    }
+}
+
+/// Puts the processor's own state in order, and the first one what is everybody's.
+pub(crate) fn put_in_order(number: usize) {
+    if number == 0 {
+        for word in 1..SHARED_WORDS {
+            // ICENABLER, ICPENDR, ICACTIVER.
+            [0x180, 0x280, 0x380]
+                .into_iter()
+                .for_each(|register| store(GICD + register + 4 * word, 0xffff_ffff, 2));
+        }
+        let _ = gic::enable_distributor();
+        CONSOLE.set_up();
+        while CONSOLE.receive().is_some() {}
+    }
+    let own = GICR + number as u64 * GICR_SIZE + 0x1_0000;
+    [0x180, 0x280, 0x380].into_iter().for_each(|register| store(own + register, 0xffff_ffff, 2));
+    // SAFETY: MDSCR_EL1: no debug exceptions; ICC_CTLR_EL1 is set with the rest.
+    unsafe { asm!("msr mdscr_el1, xzr", "isb", options(nostack, preserves_flags)) };
+    open_interface();
+    drain();
+    [0x180, 0x280, 0x380].into_iter().for_each(|register| store(own + register, 0xffff_ffff, 2));
+    open_interface();
+}
+
+/// One of the table, with this kind of op0, or any.
+fn name(random: &mut Random, is_instruction: bool) -> Name {
+    let op0 = if is_instruction { 1 } else { 2 + random.below(2) as u32 };
+    if random.one_in(4) {
+        return Name::of(op0, random.word() as u32 & 0x3fff);
+    }
+    loop {
+        let row = &ROWS[random.below(ROWS.len() as u64) as usize];
+        if (row.kind == Kind::Instruction) == is_instruction {
+            let encodings = row.encodings();
+            let wanted = random.below(encodings.clone().count() as u64) as usize;
+            return Name(encodings.clone().nth(wanted).unwrap_or_default());
+        }
+    }
+}
+
+fn register(random: &mut Random) {
+    let name = name(random, false);
+    code::put([code::read(name), code::write(name)].into_iter());
+    // SAFETY: reading has no effect that the program does not live with.
+    let old = unsafe { code::execute(0, 0) }.unwrap_or(0);
+    let any = value(random);
+    let row = sysregs::find(name.0);
+    let value = match row.map_or("", |row| row.name) {
+        // What of them may change is in the table.
+        "SCTLR_EL1" | "MAIR_EL1" | "PAN" | "UAO" | "DIT" | "SSBS" | "TCO" => match row.map(|row| row.kind) {
+            Some(Kind::Own(mask)) => old ^ (any & mask),
+            _ => old,
+        },
+        "DAIF" => return,
+        _ if row.is_some_and(|row| row.kind == Kind::Kept) => return,
+        _ => any,
+    };
+    // SAFETY: what the program cannot live with has been left out.
+    let _ = unsafe { code::execute(1, value) };
+}
+
+fn instruction(random: &mut Random) {
+    let name = name(random, true);
+    let [_, _, crn, crm, _] = sysregs::fields(name.0);
+    // Translations are dropped, or asked for, at any address; caches at that of scratch.
+    let is_of_cache = crn != 8 && !(crn == 7 && matches!(crm, 8 | 9));
+    let operand = if is_of_cache { SCRATCH.address() } else { value(random) };
+    code::put([code::write(name), code::read(name)].into_iter());
+    // SAFETY: as above; what is no instruction faults.
+    let _ = unsafe { code::execute(random.below(2) as usize, operand) };
+}
+
+/// Registers in memory, and places where nothing is.
+fn device(random: &mut Random) {
+    let (count, size) = (machine::count() as u64, random.below(4));
+    let (base, length) = match random.below(8) {
+        0..=2 => (GICD, 0x1_0000),
+        3..=5 => (GICR, count * GICR_SIZE),
+        6 => (UART, 0x1000),
+        _ => (0, GICD),
+    };
+    let near = if random.one_in(2) { length.min(0x1000) } else { length };
+    let address = base + (random.below(near) & !((1 << size) - 1));
+    match random.one_in(2) {
+        // The serial port's data register.
+        true if address & !7 == UART => {}
+        true => store(address, value(random), size),
+        false => load(address, size),
+    }
+}
+
+/// HVC or SMC.
+fn call(random: &mut Random, number: usize) {
+    let any = value(random);
+    let function = match random.below(4) {
+        0 => any,
+        1 => 0x8000_0000 | any & 0xff,
+        _ => 0x8400_0000 | (any & 1) << 30 | random.one_of(FUNCTIONS),
+    };
+    let is_psci = function as u32 & 0xbf00_0000 == 0x8400_0000;
+    if is_psci && (FORBIDDEN.contains(&(function & 0xffff)) || number == 0 && function & 0xffff == 1) {
+        return;
+    }
+    if is_psci && function & 0xffff == 1 {
+        // CPU_SUSPEND waits as WFI does.
+        open_interface();
+        baremetal::aarch64::clock::set_timer(500);
+    }
+    let (first, second, third) = (value(random), value(random), value(random));
+    macro_rules! call {
+        ($text:literal) => {
+            // SAFETY: calls that end anything have been left out; registers that they may change are named.
+            unsafe {
+                asm!(guarded!($text), inout("x0") function => _, inout("x1") first => _, inout("x2") second => _,
+                    inout("x3") third => _, out("x4") _, out("x5") _, out("x6") _, out("x7") _, out("x8") _,
+                    out("x9") _, out("x10") _, out("x11") _, out("x12") _, out("x13") _, out("x14") _, out("x15") _,
+                    inout("x16") 0u64 => _, inout("x17") 0u64 => _);
+            }
+        };
+    }
+    match random.below(4) {
+        0 => call!("smc #0"),
+        1 => call!("hvc #1"),
+        _ => call!("hvc #0"),
+    }
+    if is_psci && function & 0xffff == 1 {
+        quiet_timers();
+        drain();
+    }
+}

@@ -1,0 +1,111 @@
+//! A storm: every processor does random things, as many as it is told to, and afterwards all has to be as it was.
+//!
+//! All follows from the seed but how the processors' actions interleave. What would end the guest in a way that it is entitled to is left
+//! out where `operation` of each machine says so.
+
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use baremetal::arch::clock;
+use baremetal::arch::serial::CONSOLE;
+use baremetal::pages::Page;
+use baremetal::random::Random;
+use hostile::orders::Orders;
+
+use super::alive;
+use crate::machine;
+use crate::report::{self, Verdict, ensure, say};
+
+#[cfg(target_arch = "aarch64")]
+use super::aarch64::operation as own;
+#[cfg(target_arch = "x86_64")]
+use super::x86_64::operation as own;
+
+/// What each processor does where it is not told how much.
+const COUNT: u64 = 2000;
+/// The first processor looks after sleepers after so many of its own.
+const PERIOD: u64 = 4;
+/// Pages that nobody writes to meanwhile.
+const CANARIES: usize = 64;
+
+static CANARY: [Page; CANARIES] = [const { Page::new() }; CANARIES];
+static SEED: AtomicU64 = AtomicU64::new(0);
+static WANTED: AtomicU64 = AtomicU64::new(0);
+/// Processors that have done all.
+static DONE: AtomicUsize = AtomicUsize::new(0);
+/// Processors that have put in order what is their own.
+static ORDERLY: AtomicUsize = AtomicUsize::new(0);
+
+/// The numbers of a processor.
+fn random(seed: u64, number: usize) -> Random {
+    let mut random = Random::new((seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1));
+    let _ = random.word();
+    random
+}
+
+/// Any word, but often one at an edge.
+pub(super) fn value(random: &mut Random) -> u64 {
+    let word = random.word();
+    match random.below(8) {
+        0 => 0,
+        1 => u64::MAX,
+        2 => 1 << (word % 64),
+        3 => !(1 << (word % 64)),
+        4 => word & 0xff,
+        5 => word & 0xffff_ffff,
+        _ => word,
+    }
+}
+
+fn rage(number: usize) {
+    let mut random = random(SEED.load(Ordering::Relaxed), number);
+    for turn in 0..WANTED.load(Ordering::Relaxed) {
+        own::operation(&mut random, number);
+        if number == 0 && turn % PERIOD == 0 {
+            own::look_after_sleepers();
+        }
+    }
+    DONE.fetch_add(1, Ordering::AcqRel);
+    // Nobody takes interrupts before nobody provokes them any more.
+    await_all(&DONE, number);
+    own::put_in_order(number);
+    ORDERLY.fetch_add(1, Ordering::AcqRel);
+    await_all(&ORDERLY, number);
+}
+
+fn await_all(count: &AtomicUsize, number: usize) {
+    while count.load(Ordering::Acquire) < machine::count() {
+        if number == 0 {
+            own::look_after_sleepers();
+        }
+        clock::relax();
+    }
+}
+
+/// The host has something to do before this goes on.
+fn rest(orders: &Orders<'_>, event: &str) {
+    report::event(event);
+    while orders.rests && CONSOLE.receive().is_none() {
+        clock::relax();
+    }
+}
+
+pub(crate) fn storm(orders: &Orders<'_>) -> Verdict {
+    let count = orders.count.unwrap_or(COUNT);
+    SEED.store(orders.seed, Ordering::Relaxed);
+    WANTED.store(count, Ordering::Relaxed);
+    let mut pattern = random(orders.seed, usize::MAX - 1);
+    CANARY
+        .iter()
+        .flat_map(|page| page.words())
+        .for_each(|word| word.store(pattern.word(), Ordering::Relaxed));
+    own::prepare();
+    rest(orders, "storm");
+    machine::on_all(rage);
+    say(format_args!("{} operations on {} processors, seed {:#x}", count, machine::count(), orders.seed));
+    rest(orders, "calm");
+    let mut pattern = random(orders.seed, usize::MAX - 1);
+    let words = CANARY.iter().flat_map(|page| page.words());
+    let changed = words.filter(|word| word.load(Ordering::Relaxed) != pattern.word()).count();
+    ensure!(changed == 0, "{changed} words of memory have changed");
+    alive::alive(orders)
+}

@@ -1,0 +1,329 @@
+//! What x86-64 processors do in a storm.
+//!
+//! Left out, because the guest is entitled to it and would end by it: power off (ports 0x600, 0x604), reset (port 0xcf9, bit 2; port 0x64; port
+//! 0x92; the synthetic MSR), INIT and start-up interrupts, vectors of exceptions, for which a handler finds another stack frame,
+//! pages laid over the program itself, SMEP and SMAP, as the program lies in pages of ring 3, and the descriptor tables.
+
+use core::arch::asm;
+use core::arch::x86_64::__cpuid_count;
+
+use baremetal::guarded;
+use baremetal::pages::{PAGE, Page};
+use baremetal::random::Random;
+use baremetal::x86_64::guarded::{rdmsr, wrmsr};
+use baremetal::x86_64::interrupts::{self, Frame};
+use baremetal::x86_64::serial::{CONSOLE, REPORTS};
+use baremetal::x86_64::{apic, processors};
+use hostile::allowed::{Kind, msrs, ports};
+use x86_64::instructions::port::Port;
+use x86_64::registers::control::{Cr0, Cr4, Cr4Flags};
+
+use super::walk::{RANGE, RANGES};
+use crate::machine;
+use crate::tests::storm::value;
+
+const APIC_BASE: u32 = 0x1b;
+const X2APIC_AND_ENABLED: u64 = 3 << 10;
+const EFER: u32 = 0xc000_0080;
+const GS_BASE: u32 = 0xc000_0101;
+const TPR: u32 = 0x808;
+const IOAPIC: u64 = 0xfec0_0000;
+const IOAPIC_WINDOW: u64 = 0x10;
+/// Above the vectors of exceptions.
+const VECTOR: u64 = 0x40;
+/// Delivery modes, and those of them that do not reset anybody: fixed and NMI.
+const MODE: u64 = 7 << 8;
+const MODE_NMI: u64 = 4 << 8;
+/// Where nothing of the program is: behind the memory of a small guest, and mapped.
+const BEYOND: u64 = 3 << 30;
+const SCRATCH_PAGES: usize = 16;
+
+/// What may be laid over, and where hypercalls find and leave what they like.
+static SCRATCH: [Page; SCRATCH_PAGES] = [const { Page::new() }; SCRATCH_PAGES];
+
+/// Makes the program go on whatever exception comes.
+pub(crate) fn prepare() {
+    interrupts::catch(on_exception);
+}
+
+/// A breakpoint that was set at random; it is taken away.
+fn on_exception(frame: &mut Frame) -> bool {
+    if frame.vector() != 1 {
+        return false;
+    }
+    // SAFETY: without breakpoints all goes on.
+    unsafe { asm!("mov dr7, {}", in(reg) 0x400u64, options(nostack, preserves_flags)) };
+    true
+}
+
+fn scratch(random: &mut Random) -> u64 {
+    SCRATCH[random.below(SCRATCH_PAGES as u64) as usize].address()
+}
+
+/// Does one thing. Interrupts are masked.
+pub(crate) fn operation(random: &mut Random, number: usize) {
+    match random.below(16) {
+        0..=4 => write_msr(random),
+        5 | 6 => port(random),
+        7 | 8 => device(random),
+        9 | 10 => hypercall(random),
+        11 => control(random),
+        12 => instruction(random),
+        13 => {
+            let target = processors::apic_id(random.below(machine::count() as u64) as usize);
+            match random.below(4) {
+                0 => apic::send_nmi(target),
+                _ => apic::send_fixed(target, VECTOR as u8 | random.word() as u8),
+            }
+        }
+        14 if number != 0 => sleep(),
+        _ => (0..random.below(64)).for_each(|_| core::hint::spin_loop()),
+    }
+}
+
+/// Wakes who sleeps.
+pub(crate) fn look_after_sleepers() {
+    machine::wake_all();
+}
+
+/// Makes the processor's own APIC deliver interrupts again, without timers.
+fn open_apic() {
+    let base = rdmsr(APIC_BASE).unwrap_or(0);
+    if base & X2APIC_AND_ENABLED != X2APIC_AND_ENABLED {
+        for mode in [0, 2 << 10, X2APIC_AND_ENABLED] {
+            // SAFETY: by the way of legal steps to where it was.
+            let _ = unsafe { wrmsr(APIC_BASE, base & !X2APIC_AND_ENABLED | mode) };
+        }
+    }
+    apic::enable();
+    // SAFETY: all priorities are let through.
+    let _ = unsafe { wrmsr(TPR, 0) };
+    for _ in 0..256 {
+        // What is in service would keep others back.
+        apic::end_of_interrupt();
+    }
+}
+
+fn sleep() {
+    open_apic();
+    x86_64::instructions::interrupts::enable_and_hlt();
+    interrupts::disable();
+}
+
+/// Puts the processor's own state in order, and the first one what is everybody's.
+pub(crate) fn put_in_order(number: usize) {
+    open_apic();
+    if number == 0 {
+        CONSOLE.set_up();
+        REPORTS.set_up();
+        while CONSOLE.receive().is_some() {}
+        // Pages that are laid over others go.
+        for msr in [0x4000_0001, 0x4000_0021] {
+            // SAFETY: nobody uses them.
+            let _ = unsafe { wrmsr(msr, 0) };
+        }
+    }
+    for msr in [0x4000_0073, 0x4000_0082, 0x4000_0083, 0x4000_00b0, 0x4000_00b2, 0x4000_00b4, 0x4000_00b6] {
+        // SAFETY: nobody uses them.
+        let _ = unsafe { wrmsr(msr, 0) };
+    }
+    // SAFETY: without breakpoints, and with the timers quiet.
+    unsafe { asm!("mov dr7, {}", in(reg) 0x400u64, options(nostack, preserves_flags)) };
+}
+
+/// What may be written to an MSR of this, if anything.
+fn harmless(number: u32, value: u64, random: &mut Random) -> Option<u64> {
+    Some(match number {
+        // RESET.
+        0x4000_0003 => return None,
+        APIC_BASE => rdmsr(number).unwrap_or(0) & !X2APIC_AND_ENABLED | value & X2APIC_AND_ENABLED,
+        // Interrupt commands.
+        0x830 | 0x4000_0071 => value & !(MODE | 0xff) | value & (0xff | MODE_NMI) | VECTOR,
+        // Local vectors.
+        0x832..=0x837 => value & !MODE | value & MODE_NMI | VECTOR,
+        0x80f | 0x83f | 0x4000_0090..=0x4000_009f => value | VECTOR,
+        0x4000_00b0 | 0x4000_00b2 | 0x4000_00b4 | 0x4000_00b6 => value | VECTOR << 4,
+        // Pages that are laid over the guest's.
+        0x4000_0001 | 0x4000_0021 | 0x4000_0073 | 0x4000_0082 | 0x4000_0083 => {
+            scratch(random) | value & (PAGE - 1)
+        }
+        _ => value,
+    })
+}
+
+fn write_msr(random: &mut Random) {
+    let number = match random.below(8) {
+        0 => random.word() as u32,
+        1 => RANGES[random.below(4) as usize] + random.below(RANGE.into()) as u32,
+        _ => {
+            let row = msrs::ROWS[random.below(msrs::ROWS.len() as u64) as usize];
+            row.first + random.below(u64::from(row.last - row.first) + 1) as u32
+        }
+    };
+    let any = value(random);
+    let Some(value) = harmless(number, any, random) else { return };
+    let old = rdmsr(number);
+    // SAFETY: what the program cannot live with has been left out, or is put back at once.
+    let _ = unsafe { wrmsr(number, value) };
+    let is_kept = msrs::find(number).is_some_and(|row| row.kind == Kind::Kept);
+    if let (EFER | GS_BASE, Ok(old)) = (number, old) {
+        // SAFETY: it was there before.
+        let _ = unsafe { wrmsr(number, old) };
+    } else if number == APIC_BASE && is_kept {
+        open_apic();
+    }
+}
+
+fn port(random: &mut Random) {
+    let port = match random.below(4) {
+        0 => random.word() as u16,
+        _ => {
+            let row = ports::ROWS[random.below(ports::ROWS.len() as u64) as usize];
+            row.first + random.below(u64::from(row.last - row.first) + 1) as u16
+        }
+    };
+    let (size, is_write) = (random.below(3), random.one_in(2));
+    let value = match port {
+        0x5fd..=0x607 | 0x61..=0x64 | 0x8f..=0x92 if is_write => return,
+        0xcf6..=0xcf9 if size != 2 => 0,
+        _ => value(random) as u32,
+    };
+    // SAFETY: what would end the guest has been left out; no device writes to memory.
+    unsafe {
+        match (size, is_write) {
+            (0, true) => Port::<u8>::new(port).write(value as u8),
+            (1, true) => Port::<u16>::new(port).write(value as u16),
+            (_, true) => Port::<u32>::new(port).write(value),
+            (0, _) => drop(Port::<u8>::new(port).read()),
+            (1, _) => drop(Port::<u16>::new(port).read()),
+            _ => drop(Port::<u32>::new(port).read()),
+        }
+    }
+}
+
+/// Registers in memory, and places where nothing is.
+fn device(random: &mut Random) {
+    let address = match random.below(4) {
+        0 => IOAPIC + random.one_of([0, IOAPIC_WINDOW]),
+        1 => IOAPIC + random.below(PAGE),
+        2 => 0xfee0_0000 + (random.below(PAGE) & !0xf),
+        _ => BEYOND + random.below(1 << 30),
+    };
+    let any = value(random) as u32;
+    let is_ioapic = address - (address & (PAGE - 1)) == IOAPIC;
+    // Redirection entries have the vector and the delivery mode where interrupt commands have them.
+    let value = match is_ioapic && address != IOAPIC {
+        true => any & !0x7ff | any & 0x4ff | VECTOR as u32,
+        false => any,
+    };
+    if random.one_in(2) {
+        // SAFETY: nothing of the program is there.
+        unsafe {
+            asm!(guarded!("mov [{address}], {value:e}"), address = in(reg) address, value = in(reg) value,
+                inout("r11") 0u64 => _, inout("r10") 0u64 => _);
+        }
+    } else {
+        // SAFETY: reading has no effect that the program does not live with.
+        unsafe {
+            asm!(guarded!("mov {value:e}, [{address}]"), address = in(reg) address, value = out(reg) _,
+                inout("r11") 0u64 => _, inout("r10") 0u64 => _);
+        }
+    }
+}
+
+fn hypercall(random: &mut Random) {
+    const CODES: [u64; 12] = [2, 3, 8, 0xb, 0x13, 0x14, 0x15, 0x57, 0x5c, 0x5d, 0x8001, 0];
+    let page = &SCRATCH[random.below(SCRATCH_PAGES as u64) as usize];
+    for word in page.words().iter().take(64) {
+        // The vector of an interrupt may be there.
+        word.store(value(random) | VECTOR, core::sync::atomic::Ordering::Relaxed);
+    }
+    let any = value(random);
+    let control = match random.below(4) {
+        0 => any,
+        1 => random.one_of(CODES) | any & !0xffff,
+        _ => random.one_of(CODES) | (any & 0xfff) << 32 | (any >> 12 & 0xfff) << 48 | (any >> 24 & 3) << 16,
+    };
+    let is_fast = control & 1 << 16 != 0;
+    let input =
+        if is_fast { value(random) | VECTOR } else { page.address() + random.one_of([0, 8, 0xff8, 4]) };
+    let output = if is_fast { value(random) } else { scratch(random) };
+    // SAFETY: memory that the call changes is scratch; it changes no other register.
+    unsafe {
+        asm!(
+            guarded!("vmmcall"),
+            inout("rcx") control => _, inout("rdx") input => _, inout("r8") output => _, out("rax") _, out("r9") _,
+            inout("r11") 0u64 => _, inout("r10") 0u64 => _,
+        );
+    }
+}
+
+/// Control and debug registers. What was there is put back.
+fn control(random: &mut Random) {
+    let value = value(random);
+    let cr0 = Cr0::read_raw();
+    let cr4 = Cr4::read_raw();
+    // SMEP and SMAP, and translation as it is.
+    let kept = Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION.bits()
+        | Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION.bits();
+    macro_rules! guard {
+        ($($text:expr),+; $value:expr) => {
+            // SAFETY: the program runs with these values, or they are refused.
+            unsafe {
+                asm!(guarded!($($text),+), value = in(reg) $value, inout("r11") 0u64 => _, inout("r10") 0u64 => _);
+            }
+        };
+    }
+    match random.below(6) {
+        0 => {
+            // Paging and protected mode stay; caches and write-through may go.
+            guard!("mov cr0, {value}"; value & 0x7fff_fffe | 0x8000_0001);
+            guard!("mov cr0, {value}"; cr0);
+        }
+        1 => {
+            guard!("mov cr4, {value}"; value & !kept);
+            guard!("mov cr4, {value}"; cr4);
+        }
+        // QEMU 7.2 aborts if CR8 is written to while an interrupt waits for its window (docs/qemu.md).
+        2 => guard!("mov dr1, {value}"; value),
+        3 => guard!("mov dr0, {value}"; value),
+        4 => guard!("mov dr6, {value}"; value),
+        _ => guard!("mov dr7, {value}"; value & 0xffff_ffff & !0xff),
+    }
+}
+
+/// Instructions that are intercepted, or that a guest has not got.
+fn instruction(random: &mut Random) {
+    let any = value(random);
+    macro_rules! guard {
+        ($text:expr) => {
+            // SAFETY: each faults or has no effect that the program does not live with.
+            unsafe {
+                asm!(guarded!($text), inout("rax") any => _, inout("rcx") any >> 7 => _, inout("rdx") any >> 9 => _,
+                    inout("r11") 0u64 => _, inout("r10") 0u64 => _);
+            }
+        };
+    }
+    match random.below(20) {
+        0 => drop(__cpuid_count(any as u32, (any >> 32) as u32)),
+        1 => guard!("invlpg [rax]"),
+        2 => guard!("wbinvd"),
+        3 => guard!("rdpmc"),
+        4 => guard!("xsetbv"),
+        5 => guard!("vmrun rax"),
+        6 => guard!("vmload rax"),
+        7 => guard!("vmsave rax"),
+        8 => guard!("clgi"),
+        9 => guard!("stgi"),
+        10 => guard!("skinit eax"),
+        11 => guard!("invlpga rax, ecx"),
+        12 => guard!("monitor"),
+        13 => guard!("mwait"),
+        14 => guard!("rdtscp"),
+        15 => guard!("clts"),
+        16 => guard!("vmcall"),
+        17 => guard!("rsm"),
+        18 => guard!("rdpru"),
+        _ => guard!("invd"),
+    }
+}
