@@ -110,3 +110,23 @@ fn ctl_ends_by_signal(directory: &Path) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn u19_what_is_installed_is_pinned_by_its_hash() {
+        let script = include_str!("../../../../quell").replace("\\\n", " ");
+        let mut calls = script.lines().filter(|line| line.contains("pip install")).peekable();
+        assert!(calls.peek().is_some(), "the script calls pip");
+        for call in calls {
+            let is_pinned = ["--require-hashes", "--only-binary :all:", "--requirement"];
+            assert!(is_pinned.iter().all(|word| call.contains(word)), "{call}");
+        }
+        let list = include_str!("../../../rustup-requirements.txt").replace("\\\n", " ");
+        for line in list.lines().filter(|line| !line.starts_with('#')) {
+            let (package, hash) = line.split_once("--hash=sha256:").expect("has a hash");
+            assert!(package.contains("==") && hash.trim().len() == 64, "{line}");
+        }
+        assert!(list.contains("puccinialin=="));
+    }
+}
