@@ -16,6 +16,7 @@
 //! it blocks on, and of the queue that it is put into, one after the other, never both.
 
 pub mod queue;
+pub mod spinning;
 mod turns;
 
 use alloc::vec::Vec;
@@ -137,6 +138,12 @@ impl Scheduler {
     #[inline]
     fn place(&self, cpu: CpuIndex) -> &Place {
         &self.places[(cpu - self.cpus.start) as usize]
+    }
+
+    /// The lengths of time that it goes by.
+    #[inline]
+    pub const fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     /// Whether `cpu` runs vCPUs.

@@ -34,6 +34,11 @@ impl Policy {
         Self { slice, wakeup_margin: slice / 8 }
     }
 
+    /// How long a vCPU runs before it is looked at for the first time, whether it spins, while others wait.
+    pub const fn spin_look(&self) -> u64 {
+        self.slice / 32
+    }
+
     const fn sleeper_credit(&self) -> i64 {
         (self.slice / 2).cast_signed()
     }

@@ -15,6 +15,7 @@ use super::percpu::PerCpu;
 use super::{control, panic};
 use crate::arch::vcpu::{Activity, Workspace};
 use crate::arch::{clock, cpu};
+use crate::sched::spinning::Look;
 use crate::sched::{Block, Line, PutBack, Turn};
 
 /// Set when the machine is ready to run.
@@ -353,7 +354,14 @@ impl<'a> Context<'a> {
         }
         // The timer is set for all that was known before, and the other timers have not changed.
         self.state.intercept_pause(outlook.has_waiting);
-        clock::set_timer(self.cpu, outlook.next_event, now);
+        let mut deadline = outlook.next_event;
+        if outlook.has_waiting {
+            match self.look_whether_it_spins(now) {
+                Look::Spins => return Some(Leave::PutBack(PutBack::Yielded)),
+                Look::Again(later) => deadline = deadline.min(later),
+            }
+        }
+        clock::set_timer(self.cpu, deadline, now);
         None
     }
 
@@ -369,9 +377,21 @@ impl<'a> Context<'a> {
         }
         // While nobody waits a spinning guest may as well spin: the exits would cost more than they gain.
         self.state.intercept_pause(outlook.has_waiting);
-        let deadline = deadline.min(outlook.next_event);
+        let mut deadline = deadline.min(outlook.next_event);
+        if outlook.has_waiting {
+            match self.look_whether_it_spins(now) {
+                Look::Spins => return Some(Leave::PutBack(PutBack::Yielded)),
+                Look::Again(later) => deadline = deadline.min(later),
+            }
+        }
         clock::set_timer(self.cpu, deadline.min(now.saturating_add(self.cpu.tick_max.get())), now);
         None
+    }
+
+    /// Whether the vCPU spins, asked while others wait.
+    #[inline(always)] // Nothing where the processor says it.
+    fn look_whether_it_spins(&mut self, now: u64) -> Look {
+        self.state.look_whether_it_spins(now, self.vm.sched.policy().spin_look())
     }
 
     /// The guest executes HLT: it blocks unless there is something for it already.

@@ -1,7 +1,7 @@
 //! Attacks on Arm64 machines.
 
 use crate::arch::{ArmCpu, Platform};
-use crate::test::cases::{Case, hostile, typed};
+use crate::test::cases::{Case, TestFile, hostile, tool, typed};
 
 const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 
@@ -60,6 +60,26 @@ pub(super) const ROWS: &[Case] = &[
         "registers of devices are accessed by pairs and with write-back",
         "u26_device_accesses",
         (1, 1),
+    )
+    .on(MAX),
+    tool(
+        "u30_64_vcpus_on_two_cpus",
+        "many vCPUs that wait for one lock leave the CPU to whose turn it is",
+        &[
+            "run",
+            "--arch",
+            "aarch64",
+            "--vcpus",
+            "64",
+            "--cpus",
+            "2",
+            "--timeout",
+            "300",
+            "--exec",
+            "test $(nproc) = 64 && exit 7",
+        ],
+        TestFile::None,
+        (7, ""),
     )
     .on(MAX),
 ];

@@ -125,6 +125,7 @@ impl Context<'_> {
             return Next::Yield;
         }
         self.count(Counter::ExitHlt);
+        self.state.spin.forget();
         self.state.activity = Activity::Halted;
         Next::Halt
     }

@@ -11,13 +11,14 @@ use super::float::FloatState;
 use super::sysreg::{isb, read, write};
 use super::system::{SystemRegisters, Timer};
 use super::vcpu::Inbox;
-use super::{debug, features, vgic};
+use super::{clock, debug, features, vgic};
 use crate::arm64::controls::hcr;
 use crate::arm64::debug::Debug;
 use crate::arm64::serror;
 use crate::devices::gic::{self, Private, View};
 use crate::devices::psci::Start;
 use crate::sched::VcpuIndex;
+use crate::sched::spinning::{Look, SpinWatch};
 
 /// Processor state at the start of a vCPU: EL1 with its own stack pointer, everything masked (PSCI, section 6.4.3).
 const PSTATE_START: u64 = 0x3c5;
@@ -55,6 +56,8 @@ pub(crate) struct VcpuState {
     interface: vgic::Interface,
     /// TCR_EL1 from before stage-1 walks were forbidden.
     walks: u64,
+    /// Whether it spins.
+    pub(crate) spin: SpinWatch,
     /// Its index, and how many vCPUs there are.
     place: (VcpuIndex, u32),
 }
@@ -75,6 +78,7 @@ impl VcpuState {
             float: Box::default(),
             interface: vgic::Interface::reset(),
             walks: 0,
+            spin: SpinWatch::new(),
             place: (index, count),
         }
     }
@@ -198,6 +202,13 @@ impl VcpuState {
         }
     }
 
+    /// Looks whether the guest spins, now and then. WFE says it where it is trapped; not everybody executes it, and not every
+    /// machine traps it.
+    pub(crate) fn look_whether_it_spins(&mut self, _before_the_switch: u64, first: u64) -> Look {
+        let Registers { x, pc, pstate } = &self.registers;
+        self.spin.look(clock::now(), first, x.iter().chain([pc, pstate]))
+    }
+
     /// When this vCPU wants to be looked at for its timer, as a count of the machine's; `u64::MAX` for never. While it runs,
     /// its timer interrupts by itself.
     #[inline]
@@ -227,6 +238,12 @@ impl VcpuState {
                 vgic::deactivate(intids);
             }
         }
+    }
+
+    /// Whether a timer, which is loaded, asserts its interrupt.
+    #[inline]
+    pub(crate) fn timer_is_due(&self) -> bool {
+        [Timer::Virtual, Timer::Physical].into_iter().any(Timer::is_due)
     }
 
     /// Registers for the log when the guest cannot go on.

@@ -196,7 +196,11 @@ impl SystemRegisters {
         // SAFETY: the guest's translation control.
         unsafe {
             isb();
-            write!("tcr_el1", self.tcr);
+            // Mostly it is the same for all vCPUs of a guest; under emulation a write drops all translations, EL2's and those
+            // of stage 2 included.
+            if read!("tcr_el1") != self.tcr {
+                write!("tcr_el1", self.tcr);
+            }
         }
     }
 }

@@ -73,6 +73,12 @@ impl Context<'_> {
         // Stage-1 walks may be forbidden from here on; TCR_EL1 is loaded with the rest.
         self.enter_address_space();
         self.state.load();
+        self.state.spin.begin_turn();
+        if self.state.timer_is_due() {
+            // Its interrupt would end guest mode at once.
+            interrupts::take_all();
+            self.take_timers();
+        }
     }
 
     /// Loads the state again that has just been saved on this CPU.

@@ -22,6 +22,7 @@ use crate::devices::inbox::Inbox;
 use crate::devices::lapic::{Lapic, TimerClock};
 use crate::hyperv::Vp;
 use crate::loader::{self, EntryState};
+use crate::sched::spinning::Look;
 
 /// CR0.ET, which is always set.
 const CR0_ET: u64 = 1 << 4;
@@ -259,6 +260,12 @@ impl VcpuState {
     /// Copies RSP into the VMCB, after an instruction has been emulated that may have changed it.
     pub(crate) fn rsp_to_vmcb(&mut self) {
         self.vmcb.rsp = self.registers.0[RSP];
+    }
+
+    /// Whether the guest spins is known from its PAUSE.
+    #[inline(always)]
+    pub(crate) const fn look_whether_it_spins(&mut self, _now: u64, _first: u64) -> Look {
+        Look::Again(u64::MAX)
     }
 
     /// Has the processor exit on PAUSE, or not.
