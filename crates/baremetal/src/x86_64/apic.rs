@@ -22,6 +22,8 @@ const CPUID_X2APIC: u32 = 1 << 21;
 const ID: u32 = 0x02;
 const EOI: u32 = 0x0b;
 const SPURIOUS: u32 = 0x0f;
+/// The first of eight: a bit for each vector whose handler has not ended yet.
+const IN_SERVICE: u32 = 0x10;
 const ICR: u32 = 0x30;
 const ICR_HIGH: u32 = 0x31;
 const LVTS: [u32; 4] = [0x32, 0x35, 0x36, 0x37];
@@ -89,6 +91,11 @@ pub fn enable() {
 /// The calling processor's id.
 pub fn id() -> u32 {
     if is_x2apic() { read(ID) } else { read(ID) >> 24 }
+}
+
+/// Whether an interrupt with this vector came by the calling processor's APIC and has not been ended.
+pub fn is_in_service(vector: u8) -> bool {
+    read(IN_SERVICE + u32::from(vector / 32)) >> (vector % 32) & 1 != 0
 }
 
 /// Ends the interrupt in service.

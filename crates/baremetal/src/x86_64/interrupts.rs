@@ -10,7 +10,7 @@ use super::{apic, tables};
 
 /// Wakes another processor for its job.
 pub const VECTOR_WAKE: u8 = 0x30;
-/// The first vector that an image may use for itself; all up to those of the 8259s, 0xe0 on, are free.
+/// The first vector that an image may use for itself; all up to [`VECTOR_SPURIOUS`] are free.
 pub const VECTOR_FREE: u8 = 0x40;
 /// Spurious interrupts.
 pub const VECTOR_SPURIOUS: u8 = 0xff;
@@ -208,8 +208,9 @@ extern "C" fn dispatch(frame: &mut Frame) {
         VECTOR_NMI => {}
         0..=31 => return on_exception(vector, frame),
         VECTOR_SPURIOUS => return,
-        // They are masked, and this one was on its way. It came past the local APIC.
-        _ if pic::VECTORS.contains(&vector) => return,
+        // The 8259s are masked, and this one was on its way: it came past the local APIC, which would take an end of
+        // interrupt for that of another one. Interrupts between processors may have these vectors as well.
+        _ if pic::VECTORS.contains(&vector) && !apic::is_in_service(vector) => return,
         _ => apic::end_of_interrupt(),
     }
     let handler = HANDLERS[usize::from(vector)].load(Ordering::Acquire);
