@@ -25,17 +25,21 @@ pub enum ExitCode {
     Unsupported = 0x24,
     /// The guest asked for a reset and the configuration says `reset=exit`.
     GuestReset = 0x25,
+    /// A processor did not leave guest mode when it was told to, and the guest's memory may still be in use; details are in
+    /// the log.
+    GuestStalled = 0x26,
 }
 
 impl ExitCode {
     /// Every code, for tables and look-up.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::GuestPowerOff,
         Self::GuestTripleFault,
         Self::Panic,
         Self::BadConfig,
         Self::Unsupported,
         Self::GuestReset,
+        Self::GuestStalled,
     ];
 
     /// QEMU's exit status for this code.
@@ -62,6 +66,7 @@ impl ExitCode {
             Self::Unsupported => 69,
             Self::Panic => 70,
             Self::GuestReset => 71,
+            Self::GuestStalled => 72,
         }
     }
 }
@@ -69,6 +74,15 @@ impl ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn u3_a_stalled_guest_is_no_panic() {
+        let mut statuses: std::vec::Vec<_> = ExitCode::ALL.into_iter().map(ExitCode::tool_status).collect();
+        assert!(statuses.contains(&ExitCode::GuestStalled.tool_status()));
+        statuses.sort_unstable();
+        statuses.dedup();
+        assert_eq!(statuses.len(), ExitCode::ALL.len(), "two ends look alike");
+    }
 
     #[test]
     fn statuses_round_trip_and_spare_qemus_own() {

@@ -81,6 +81,12 @@ pub const ALWAYS: [u32; 3] = [
     misc3::INVLPGB | misc3::INVLPGB_ILLEGAL | misc3::MCOMMIT | misc3::TLBSYNC,
 ];
 
+/// Exceptions that a guest always exits on: #DB, #AC and #MC. A processor that delivers one of the former two may raise it again
+/// by delivering it, where a breakpoint is on the handler's stack or that stack is misaligned and used at ring 3. It does so for
+/// ever and takes no interrupt meanwhile, unless each of them is an exit (CVE-2015-8104, CVE-2015-5307). The guest gets them from
+/// the hypervisor. #MC is the machine's.
+pub const EXCEPTIONS: u32 = 1 << 1 | 1 << 17 | 1 << 18;
+
 /// Accesses to debug registers while DR0 to DR3 are not in the processor: reads of those four in the lower half, writes in
 /// the upper one; and writes of DR7, which may turn them on. With CR4.DE = 0 DR5 is another name of DR7 (section 13.1.1),
 /// and an intercept goes by the name in the instruction.
@@ -102,6 +108,15 @@ mod tests {
         }
         // DR6 by either name, and reading DR7: the VMCB has them.
         assert_eq!((reads & 0xf0, writes & (1 << 4 | 1 << 6)), (0, 0));
+    }
+
+    #[test]
+    fn u3_exceptions_that_deliver_themselves_are_intercepted() {
+        for (vector, name) in [(1, "#DB"), (17, "#AC")] {
+            assert!(EXCEPTIONS & 1 << vector != 0, "{name}");
+        }
+        // What guests raise all the time, and no delivery raises again without an end: a double fault and a shutdown are one.
+        assert_eq!(EXCEPTIONS & (1 << 13 | 1 << 14 | 1 << 3), 0);
     }
 
     #[test]

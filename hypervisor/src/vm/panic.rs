@@ -32,6 +32,13 @@ pub(crate) fn refuse(code: ExitCode, reason: &dyn core::fmt::Display) -> ! {
     exit(code)
 }
 
+/// Ends the guest because of a processor that does not leave guest mode: to go on would give memory back that it still uses.
+#[cold]
+pub(crate) fn end_stalled_guest(why: &dyn core::fmt::Display) -> ! {
+    log::error!("the guest ends: {why}");
+    exit(ExitCode::GuestStalled)
+}
+
 #[panic_handler]
 fn on_panic(info: &PanicInfo<'_>) -> ! {
     begin_report();

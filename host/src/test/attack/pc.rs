@@ -23,6 +23,12 @@ pub(super) const ROWS: &[Case] = &[
         Body::Siege(Siege { test: "u2_halted_timers", vcpus: 8, cpus: 1, memory: 64 * MIB, least: &[] }),
     ),
     probe(
+        "u3_debug_exceptions_reach_the_guest",
+        "#DB, which is intercepted, comes to the guest as if it were not",
+        "debug_registers",
+        ProbeEnd::Passed,
+    ),
+    probe(
         "u5_crash_reports",
         "a guest that reports crashes all the time does not flood the log",
         "u5_crash_reports",

@@ -12,7 +12,7 @@ use hostlink::defect::Defect;
 use paging::{FlushRange, FlushReceipt, Invalidation, Level, Stamp};
 
 use super::sysreg::{read, write};
-use crate::vm::{Machine, machine};
+use crate::vm::{Machine, machine, panic};
 
 /// Banks of 64 that all vCPUs fit into.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
@@ -247,7 +247,7 @@ impl Machine {
             self.invalidate(invalidation)
         });
         // A section that does not end is a broken machine: going on would hand out memory that it still uses.
-        let receipt = receipt.unwrap_or_else(|stalled| panic!("{stalled}"));
+        let receipt = receipt.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled));
         Flushed(*receipt.stamp())
     }
 

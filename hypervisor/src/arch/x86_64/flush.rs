@@ -16,7 +16,7 @@ use super::svm::vmcb::CR3_ADDRESS;
 use crate::hyperv::{Platform, Services};
 use crate::tlb::{self, Plan, Why};
 use crate::vm::machine::{self, CounterRow, Vcpu};
-use crate::vm::{Machine, PerCpu};
+use crate::vm::{Machine, PerCpu, panic};
 
 /// Banks of 64 that all vCPUs fit into.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
@@ -223,7 +223,7 @@ impl Machine {
             // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
             // still uses.
             let waited = issued.dispatch(&Ipi).wait(&Ipi);
-            let _ = waited.unwrap_or_else(|stalled| panic!("{stalled}"));
+            let _ = waited.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled));
         }
         Flushed(stamp)
     }
@@ -249,7 +249,8 @@ fn dispatch_and_wait(issued: Issued<'_, Machine, BANKS>, counters: &CounterRow) 
     let start = clock::now();
     // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
     // still uses.
-    let receipt = issued.dispatch(&Ipi).wait(&Ipi).unwrap_or_else(|stalled| panic!("{stalled}"));
+    let receipt =
+        issued.dispatch(&Ipi).wait(&Ipi).unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled));
     let waited = clock::us_of_ticks(clock::now().wrapping_sub(start));
     let outcome = receipt.outcome();
     for (counter, amount) in [

@@ -138,8 +138,6 @@ impl Context<'_> {
                 Next::Dead
             }
             exit::EXCEPTION_MC => panic!("machine check while vCPU {} ran", self.vcpu.index),
-            // The end of a step; what the guest is to see of it has been raised.
-            exit::EXCEPTION_DB => Next::Resume,
             exit::EXCEPTION_0..=exit::EXCEPTION_31 => {
                 self.state.reflect_exception();
                 self.state.settle_delivery()

@@ -122,7 +122,7 @@ impl VcpuState {
     fn set_controls(&mut self, permissions: &Permissions) {
         let vmcb = &mut *self.vmcb;
         vmcb.intercept_cr = vmcb::CR_WRITE_4;
-        vmcb.intercept_exceptions = 1 << 18;
+        vmcb.intercept_exceptions = intercepts::EXCEPTIONS;
         [vmcb.intercept_misc1, vmcb.intercept_misc2, vmcb.intercept_misc3] = intercepts::ALWAYS;
         vmcb.iopm_base = permissions.io;
         vmcb.msrpm_base = permissions.msr;

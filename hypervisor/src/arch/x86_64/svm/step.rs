@@ -15,13 +15,15 @@
 use super::super::clock;
 use super::state::VcpuState;
 use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF, clean, event, exit, misc1};
+use crate::amd64::intercepts;
 use crate::amd64::nmi::{self, Nmi};
 use crate::vm::PerCpu;
 
-/// #DB, which follows an IRET that is stepped over.
-const STEP_EXCEPTION: u32 = 1 << 1;
-/// What an IRET can raise in its place: #UD, #TS, #NP, #SS, #GP, #PF, #AC.
-const IRET_EXCEPTIONS: u32 = 1 << 6 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 17;
+/// What an IRET can raise in its place beside #AC, which is always intercepted: #UD, #TS, #NP, #SS, #GP, #PF.
+const IRET_EXCEPTIONS: u32 = 1 << 6 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14;
+
+/// DR7: accesses to debug registers raise #DB.
+const DR7_GENERAL_DETECT: u64 = 1 << 13;
 
 /// Most that an NMI waits for an exit behind an IRET to another task.
 const TASK_PATIENCE_US: u64 = 1000;
@@ -67,7 +69,6 @@ impl VcpuState {
         vmcb.rflags |= RFLAGS_TF;
         // What the processor reports is then known to come from this instruction.
         vmcb.dr6 &= !(DR6_BREAKPOINTS | DR6_SINGLE_STEP);
-        vmcb.intercept_exceptions |= STEP_EXCEPTION;
     }
 
     /// Sees to an exit behind an IRET that causes none, if an NMI waits for it.
@@ -93,7 +94,7 @@ impl VcpuState {
         self.nmi.remove(Nmi::STEPPING);
         let step = self.step;
         let vmcb = &mut *self.vmcb;
-        vmcb.intercept_exceptions &= !IRET_EXCEPTIONS;
+        vmcb.intercept_exceptions = intercepts::EXCEPTIONS;
         vmcb.mark_dirty(clean::ALL);
         if let Some(task) = step.task {
             // Neither flags nor debug registers have been changed.
@@ -102,7 +103,10 @@ impl VcpuState {
             }
             return;
         }
-        vmcb.intercept_exceptions &= !STEP_EXCEPTION;
+        if vmcb.exit_code == exit::EXCEPTION_DB {
+            // The step's own. What the guest is to see of it is raised below; there is nothing else to be handled.
+            vmcb.exit_code = exit::INTR;
+        }
         let reported = vmcb.dr6;
         let executed = reported & DR6_SINGLE_STEP != 0 || vmcb.rip != step.rip;
         let mut debug = reported & DR6_BREAKPOINTS;
@@ -119,10 +123,17 @@ impl VcpuState {
         }
     }
 
-    /// Raises in the guest the exception that has been intercepted while it was executing the IRET.
+    /// Raises in the guest the exception that has been intercepted.
     pub(crate) fn reflect_exception(&mut self) {
         let (error, address) = (self.vmcb.exit_info_1, self.vmcb.exit_info_2);
         match self.vmcb.exit_code - exit::EXCEPTION_0 {
+            event::VECTOR_DB => {
+                // DR6 says already what it is for. Delivery turns the detection of accesses to debug registers off (section
+                // 13.1.1.4), and one by injection leaves that to the hypervisor (section 15.20).
+                self.vmcb.dr7 &= !DR7_GENERAL_DETECT;
+                self.vmcb.mark_dirty(clean::ALL);
+                self.exception = Some(event::exception(event::VECTOR_DB));
+            }
             event::VECTOR_PF => self.raise_page_fault(address, error as u32),
             // Real mode has no error codes.
             vector @ (10..=13 | 17) if self.vmcb.cr0 & CR0_PE != 0 => {
