@@ -130,6 +130,31 @@ pub(super) fn debug_registers() -> Verdict {
     Ok(())
 }
 
+/// The task priority changes while an interrupt waits for interrupts to be on: nothing comes of it until they are, and then it
+/// counts.
+pub(super) fn task_priority() -> Verdict {
+    const VECTOR: u8 = VECTOR_TEST + 4;
+    let before = count(VECTOR);
+    let set = |priority: u64| {
+        // SAFETY: which interrupts are held off.
+        unsafe { asm!("mov cr8, {}", in(reg) priority, options(nomem, nostack, preserves_flags)) };
+    };
+    apic::send_fixed(apic::id(), VECTOR);
+    for priority in [0, 5, 15, 0, 15] {
+        set(priority);
+        ensure!(count(VECTOR) == before, "an interrupt while they are off, at task priority {priority}");
+    }
+    interrupts::enable();
+    clock::wait_until(1, || false);
+    let held_off = count(VECTOR) == before;
+    set(0);
+    let came = clock::wait_until(PATIENCE_MS, || count(VECTOR) != before);
+    interrupts::disable();
+    ensure!(held_off, "an interrupt at task priority 15");
+    ensure!(came && count(VECTOR) == before.wrapping_add(1), "no interrupt at task priority 0, or several");
+    Ok(())
+}
+
 /// Fails if what began at `start` ended earlier than after so many microseconds.
 fn not_before(what: &str, start: u64, us: u64) -> Verdict {
     let elapsed = clock::now() - start;

@@ -70,6 +70,7 @@ const TESTS: &[Test] = &[
     test("garbage-hypercalls", garbage::garbage),
     test("nmi", events::nmi),
     test("timer", events::timer),
+    test("u31-task-priority", events::task_priority),
     test("debug-registers", events::debug_registers),
     test("u11-smap", supervisor::smap),
     test("u13-stack-in-nothing", delivery::stack_in_nothing),

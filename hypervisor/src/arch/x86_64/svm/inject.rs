@@ -187,7 +187,8 @@ impl VcpuState {
             self.vmcb.mark_dirty(clean::TPR);
         }
         let window = self.vmcb.intercept_misc1 & !misc1::VINTR | if wanted { misc1::VINTR } else { 0 };
-        let cr = self.vmcb.intercept_cr & !CR_WRITE_8 | if masked { CR_WRITE_8 } else { 0 };
+        // With a request standing too: an emulator aborts if the guest writes CR8 then (docs/qemu.md).
+        let cr = self.vmcb.intercept_cr & !CR_WRITE_8 | if masked || wanted { CR_WRITE_8 } else { 0 };
         if (window, cr) != (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) {
             (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) = (window, cr);
             self.vmcb.mark_dirty(clean::INTERCEPTS);
