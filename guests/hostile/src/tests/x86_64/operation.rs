@@ -86,8 +86,13 @@ pub(crate) fn look_after_sleepers() {
     machine::wake_all();
 }
 
-/// Makes the processor's own APIC deliver interrupts again, without timers.
+/// Makes the processor's own APIC deliver interrupts again, without timers. A timer whose period is shorter than its handler
+/// would leave no time for anything else as soon as interrupts are on.
 fn open_apic() {
+    for config in [0x4000_00b0, 0x4000_00b2, 0x4000_00b4, 0x4000_00b6] {
+        // SAFETY: nobody uses the synthetic timers.
+        let _ = unsafe { wrmsr(config, 0) };
+    }
     let base = rdmsr(APIC_BASE).unwrap_or(0);
     if base & X2APIC_AND_ENABLED != X2APIC_AND_ENABLED {
         for mode in [0, 2 << 10, X2APIC_AND_ENABLED] {
@@ -123,7 +128,7 @@ pub(crate) fn put_in_order(number: usize) {
             let _ = unsafe { wrmsr(msr, 0) };
         }
     }
-    for msr in [0x4000_0073, 0x4000_0082, 0x4000_0083, 0x4000_00b0, 0x4000_00b2, 0x4000_00b4, 0x4000_00b6] {
+    for msr in [0x4000_0073, 0x4000_0082, 0x4000_0083] {
         // SAFETY: nobody uses them.
         let _ = unsafe { wrmsr(msr, 0) };
     }
