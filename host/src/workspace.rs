@@ -132,10 +132,16 @@ pub(crate) fn build(image: Image, arch: Arch) -> Result<PathBuf> {
     }
     finish(command, &format!("{} for {target}", image.binary))?;
     let built = directory.join(target).join("release").join(image.binary);
-    let Some(variant) = image.variant else { return Ok(built) };
-    // The next build of the same binary replaces the file.
+    keep(&built, image.variant.unwrap_or("usual"))
+}
+
+/// A copy of what was built that stays: the build of another variant of the same binary replaces cargo's file, and what was
+/// read out of it, such as addresses of symbols, would be of another image than the one that is started.
+fn keep(built: &Path, variant: &str) -> Result<PathBuf> {
     let kept = built.with_added_extension(variant);
-    fs::copy(&built, &kept).with_context(|| format!("cannot copy {}", built.display()))?;
+    let fresh = built.with_added_extension(format!("{variant}.{}", std::process::id()));
+    let copied = fs::copy(built, &fresh).and_then(|_| fs::rename(&fresh, &kept));
+    copied.with_context(|| format!("cannot copy {} to {}", built.display(), kept.display()))?;
     Ok(kept)
 }
 
