@@ -355,7 +355,7 @@ pub(crate) struct TestArgs {
     /// Spoil the code and see whether the tests notice; not part of the default run
     #[arg(long)]
     pub(crate) mutants: bool,
-    /// Only tests whose name contains this
+    /// Only tests whose name contains this, or one of several texts with commas between them
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
     /// Print the tests' names instead of running them

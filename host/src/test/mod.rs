@@ -36,7 +36,9 @@ impl Tally {
 
 /// Runs the tests; the status is 1 if one failed.
 pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
-    let wanted = |name: &str| args.filter.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    let wanted = |name: &str| {
+        args.filter.as_ref().is_none_or(|texts| texts.split(',').any(|text| name.contains(text)))
+    };
     if args.mutants {
         return mutants::test(args.list, &wanted, signals);
     }

@@ -313,13 +313,16 @@ fn add(vm: &'static Machine, gpa: Gpa, size: u64, read_only: bool) -> Result<Wor
     drop(memory);
     // What is wrong with the request itself is said before what is missing here.
     let probe = Slot { id, gpa, size, host: memslots::PhysAddr(0), flags };
-    vm.space.slots().would_add(&probe).map_err(|error| named(vm, error))?;
-    // An access to memory does not exit, so that the device would be gone.
-    if let Some(Region { name, range }) =
-        vm.device_regions().into_iter().find(|region| region.overlaps(gpa.0, size))
+    let possible = vm.space.slots().would_add(&probe);
+    // An access to memory does not exit, so that the device would be gone. A slot in the way may be a device's own, which comes
+    // and goes: the device is named whether it is there or not.
+    if let Ok(()) | Err(SlotError::Overlap(_)) = possible
+        && let Some(Region { name, range }) =
+            vm.device_regions().into_iter().find(|region| region.overlaps(gpa.0, size))
     {
         return Err(Refusal::Device { name, start: range.start, end: range.end });
     }
+    possible.map_err(|error| named(vm, error))?;
     let mut memory = vm.memory_of_slots.lock();
     let largest = memory.largest_free();
     memory.take(id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
