@@ -10,7 +10,6 @@ pub mod arm64;
 pub mod command_line;
 pub mod form;
 pub mod platform;
-pub mod random;
 pub mod report;
 pub mod spans;
 pub mod statistics;

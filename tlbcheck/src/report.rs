@@ -6,6 +6,7 @@
 use core::fmt::{self, Write};
 
 use arrayvec::ArrayString;
+use baremetal::text::{Cut, Quoted};
 
 use crate::statistics::Summary;
 
@@ -26,14 +27,8 @@ pub type Verdict = Result<(), Stop>;
 
 /// This text, of which an overlong end is left out.
 pub fn reason(text: fmt::Arguments<'_>) -> Reason {
-    struct Truncated<'a>(&'a mut Reason);
-    impl Write for Truncated<'_> {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            text.chars().try_for_each(|char| self.0.try_push(char)).map_err(|_| fmt::Error)
-        }
-    }
     let mut reason = Reason::new();
-    let _ = Truncated(&mut reason).write_fmt(text);
+    let _ = Cut(&mut reason).write_fmt(text);
     reason
 }
 
@@ -288,20 +283,6 @@ impl<W: Write> Report<W> {
             true => self.line(format_args!(r#"{{"event":"bail","why":"{}"}}"#, Quoted(why))),
             false => self.line(format_args!("Bail out! {why}")),
         }
-    }
-}
-
-/// Text for within a JSON string: what would have to be escaped is replaced.
-struct Quoted<'a>(&'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|char| match char {
-            '"' => f.write_char('\''),
-            '\\' => f.write_char('/'),
-            control if control.is_control() => f.write_char(' '),
-            other => f.write_char(other),
-        })
     }
 }
 

@@ -8,8 +8,8 @@
 //! tool makes a bzImage of it for loaders that know Linux only. On Arm64 it is started as Linux is: the flat binary has the
 //! header of an arm64 `Image`.
 //!
-//! On any target but these two the crate has no more than `devicetree`, [`pages`], [`random`], [`sleep`] and [`text`]: the rest is assembly for
-//! the machine.
+//! On any target but these two the crate has no more than `devicetree`, [`pages`], [`random`], [`sleep`], [`text`] and [`verdict`]: the
+//! rest is assembly for the machine.
 #![no_std]
 
 #[cfg(test)]
@@ -21,6 +21,7 @@ pub mod pages;
 pub mod random;
 pub mod sleep;
 pub mod text;
+pub mod verdict;
 
 #[cfg(all(target_os = "none", target_arch = "aarch64"))]
 pub mod aarch64;

@@ -5,9 +5,9 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Numbers that follow from `seed`, which is not 0: that would bring forth nothing else.
+    /// Numbers that follow from `seed`; 0, which would bring forth nothing else, is taken for 1.
     pub const fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(if seed == 0 { 1 } else { seed })
     }
 
     /// Any word.
@@ -18,9 +18,9 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `end`.
+    /// A number below `end`; 0 if there is none.
     pub fn below(&mut self, end: u64) -> u64 {
-        self.word() % end
+        self.word().checked_rem(end).unwrap_or(0)
     }
 
     /// Whether it is the one of `n`.
@@ -47,6 +47,18 @@ mod tests {
         assert_eq!(numbers(1), numbers(1));
         assert_ne!(numbers(1), numbers(2));
         assert_eq!(numbers(1)[0], 0x47e4_ce4b_896c_dd1d, "as the algorithm has it");
+    }
+
+    #[test]
+    fn every_value_comes_and_none_that_must_not() {
+        let mut random = Random::new(0);
+        let mut seen = [false; 5];
+        for _ in 0..200 {
+            seen[random.below(5) as usize] = true;
+            assert!([3, 9].contains(&random.one_of([3, 9])));
+        }
+        assert_eq!(seen, [true; 5]);
+        assert_eq!(random.below(0), 0);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use core::fmt::{self, Write};
 
-use arrayvec::ArrayString;
-use baremetal::text::{Cut, Quoted};
+pub(crate) use baremetal::ensure;
+pub(crate) use baremetal::verdict::{Failure, Verdict, failure};
+use baremetal::verdict::{as_json, in_words};
 use baremetal::x86_64::serial::{COM1, COM2, Serial};
 use spin::Mutex;
 use x86_64::instructions::port::Port;
@@ -12,31 +13,8 @@ use x86_64::instructions::port::Port;
 const SLEEP_CONTROL: u16 = 0x600;
 const POWER_OFF: u8 = 5 << 2 | 1 << 5;
 
-/// Why a test failed.
-pub(crate) type Failure = ArrayString<120>;
-
-/// What a test says.
-pub(crate) type Verdict = Result<(), Failure>;
-
 /// The test that runs, as the command line or the table names it.
 static RUNNING: Mutex<&str> = Mutex::new("");
-
-/// A failure with this text, of which an overlong end is left out.
-pub(crate) fn failure(text: fmt::Arguments<'_>) -> Failure {
-    let mut failure = Failure::new();
-    let _ = Cut(&mut failure).write_fmt(text);
-    failure
-}
-
-/// Fails with a text unless the condition holds.
-macro_rules! ensure {
-    ($condition:expr, $($text:tt)+) => {
-        if !$condition {
-            return Err($crate::report::failure(format_args!($($text)+)));
-        }
-    };
-}
-pub(crate) use ensure;
 
 /// Writes a line of text.
 pub(crate) fn say(text: fmt::Arguments<'_>) {
@@ -73,16 +51,8 @@ pub(crate) fn begin(name: &'static str) {
 
 /// Reports a test's verdict.
 pub(crate) fn end(name: &str, verdict: &Verdict) {
-    match verdict {
-        Ok(()) => {
-            say(format_args!("PASS {name}"));
-            json(format_args!(r#"{{"test":"{name}","result":"pass"}}"#));
-        }
-        Err(why) => {
-            say(format_args!("FAIL {name}: {why}"));
-            json(format_args!(r#"{{"test":"{}","result":"fail","why":"{}"}}"#, Quoted(name), Quoted(why)));
-        }
-    }
+    say(format_args!("{}", in_words(name, verdict)));
+    json(format_args!("{}", as_json(name, verdict)));
 }
 
 /// Reports the running test as failed, and ends the machine: the probe itself cannot go on.

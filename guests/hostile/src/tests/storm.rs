@@ -37,7 +37,7 @@ static ORDERLY: AtomicUsize = AtomicUsize::new(0);
 
 /// The numbers of a processor.
 fn random(seed: u64, number: usize) -> Random {
-    let mut random = Random::new((seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1));
+    let mut random = Random::new(seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let _ = random.word();
     random
 }

@@ -3,10 +3,10 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use baremetal::pages::PAGE;
+use baremetal::random::Random;
 use baremetal::x86_64::boot;
 use baremetal::x86_64::guarded::Fault;
 use tlbcheck::form::{Kind, Via};
-use tlbcheck::random::Random;
 use tlbcheck::report::Verdict;
 use tlbcheck::{ensure, needs};
 use tlfs::{Control, HvResult, Status};

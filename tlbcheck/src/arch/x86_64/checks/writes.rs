@@ -3,10 +3,10 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use baremetal::pages::Page;
+use baremetal::random::Random;
 use baremetal::x86_64::clock;
 use baremetal::x86_64::guarded::{load, store};
 use tlbcheck::form::{Kind, Via};
-use tlbcheck::random::Random;
 use tlbcheck::report::Verdict;
 use tlbcheck::{ensure, needs};
 use x86_64::instructions::interrupts;

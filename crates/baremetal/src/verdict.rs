@@ -1,0 +1,65 @@
+//! What tests of bare guests come to.
+
+use core::fmt::{self, Display, Write};
+
+use arrayvec::ArrayString;
+
+use crate::text::{Cut, Quoted};
+
+/// Why a test failed.
+pub type Failure = ArrayString<120>;
+
+/// What a test says.
+pub type Verdict = Result<(), Failure>;
+
+/// A failure with this text, of which an overlong end is left out.
+pub fn failure(text: fmt::Arguments<'_>) -> Failure {
+    let mut failure = Failure::new();
+    let _ = Cut(&mut failure).write_fmt(text);
+    failure
+}
+
+/// Fails with a text unless the condition holds.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err($crate::verdict::failure(format_args!($($text)+)));
+        }
+    };
+}
+
+/// A test's verdict as a line of text for people.
+pub fn in_words(name: &str, verdict: &Verdict) -> impl Display {
+    fmt::from_fn(move |f| match verdict {
+        Ok(()) => write!(f, "PASS {name}"),
+        Err(why) => write!(f, "FAIL {name}: {why}"),
+    })
+}
+
+/// The same as JSON, for the host.
+pub fn as_json(name: &str, verdict: &Verdict) -> impl Display {
+    fmt::from_fn(move |f| match verdict {
+        Ok(()) => write!(f, r#"{{"test":"{}","result":"pass"}}"#, Quoted(name)),
+        Err(why) => write!(f, r#"{{"test":"{}","result":"fail","why":"{}"}}"#, Quoted(name), Quoted(why)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn both_forms_name_the_test_and_the_reason() {
+        let check = |value: u32| -> Verdict {
+            ensure!(value == 1, "{value} \"instead\" of 1");
+            Ok(())
+        };
+        assert_eq!(in_words("a", &check(1)).to_string(), "PASS a");
+        assert_eq!(in_words("a", &check(2)).to_string(), "FAIL a: 2 \"instead\" of 1");
+        assert_eq!(as_json("a", &check(1)).to_string(), r#"{"test":"a","result":"pass"}"#);
+        let failed = r#"{"test":"a","result":"fail","why":"2 'instead' of 1"}"#;
+        assert_eq!(as_json("a", &check(2)).to_string(), failed);
+    }
+}
