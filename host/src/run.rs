@@ -134,6 +134,12 @@ pub(crate) fn switches<T: AsRef<str>>(settings: &[T]) -> Result<Switches> {
 /// Says how the run ended unless it ended well, and returns the exit status. `may_leave`: whether an
 /// end without the hypervisor's word is an orderly one.
 pub(crate) fn conclude(outcome: &Outcome, may_leave: bool) -> u8 {
+    if outcome.reports_dropped != 0 {
+        eprintln!(
+            "\nquell: {} reports of the guest's were too many, or too long, to keep",
+            outcome.reports_dropped
+        );
+    }
     match outcome.end {
         End::Hypervisor(ExitCode::GuestPowerOff) => command_status(outcome),
         End::PowerOff if may_leave => command_status(outcome),

@@ -152,6 +152,7 @@ pub(crate) fn ended(outcome: &Outcome) -> Result<()> {
     })?;
     let total: u64 = ["passed", "failed", "skipped"].iter().filter_map(|key| end[key].as_u64()).sum();
     ensure!(total != 0, "tlbcheck has no such row");
+    ensure!(outcome.reports_dropped == 0, "{} reports are not kept", outcome.reports_dropped);
     Ok(())
 }
 

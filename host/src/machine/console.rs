@@ -1,37 +1,31 @@
 //! The guest's console as this tool reads it.
 //!
-//! It may carry more than the guest's own output: reports to the host tool, and lines of the hypervisor's log.
+//! It may carry more than the guest's own output: reports to the host tool.
 //!
-//! Arm machines have one serial port of their own. A report is a line that begins with `{` and is a JSON object; a line of the log begins with
-//! [`LOG`]. All else is the console's. Whether a line is one of those is known at its end, so such a line is held back until
-//! then; of all others each byte is passed on at once, as somebody may be typing at a prompt.
+//! Arm machines have one serial port of their own. A report is a line that begins with `{` and is a JSON object. All else is the
+//! console's, whatever it looks like: the hypervisor's log has a port that no guest reaches. Whether a line is a report is known at
+//! its end, so such a line is held back until then; of all others each byte is passed on at once, as somebody may be typing at a
+//! prompt.
 
+use super::kept::Ring;
+use super::reports::{LINE_MAX, Reports, report};
 use serde_json::Value;
-use std::fs::File;
 use std::io::{self, Read, Write};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// What lines of the hypervisor's log begin with.
-const LOG: &[u8] = b"quell: ";
-/// Longest line that is held back. A longer one is the console's.
-const LINE_MAX: usize = 1 << 16;
 
 /// What came.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Piece {
     /// Output of the guest.
     Console(Vec<u8>),
-    /// A report.
-    Report(Value),
-    /// A line of the log, its end included.
-    Log(Vec<u8>),
+    /// A report, whose line has so many bytes.
+    Report(Value, usize),
 }
 
 /// Takes the console apart.
 #[derive(Debug, Default)]
 pub(crate) struct Splitter {
-    /// The beginning of the line, while it may become a report or one of the log.
+    /// The beginning of the line, while it may become a report.
     held: Vec<u8>,
     /// Whether the line's beginning has been passed on already.
     is_console: bool,
@@ -50,7 +44,7 @@ impl Splitter {
                 if is_end {
                     let line = std::mem::take(&mut self.held);
                     pass(&mut pieces, line);
-                } else if !may_be_ours(&self.held) || self.held.len() > LINE_MAX {
+                } else if !may_be_report(&self.held) || self.held.len() > LINE_MAX {
                     self.is_console = true;
                     let begun = std::mem::take(&mut self.held);
                     show(&mut pieces, &begun);
@@ -69,21 +63,15 @@ impl Splitter {
     }
 }
 
-/// Whether a line that begins so can become a report or one of the log.
-fn may_be_ours(begun: &[u8]) -> bool {
-    let common = begun.len().min(LOG.len());
-    begun.first().is_none_or(|byte| *byte == b'{') || begun[..common] == LOG[..common]
+/// Whether a line that begins so can become a report.
+fn may_be_report(begun: &[u8]) -> bool {
+    begun.first().is_none_or(|byte| *byte == b'{')
 }
 
 /// Passes on a whole line.
 fn pass(pieces: &mut Vec<Piece>, line: Vec<u8>) {
-    if line.starts_with(LOG) {
-        pieces.push(Piece::Log(line));
-        return;
-    }
-    let report = serde_json::from_slice::<Value>(line.trim_ascii()).ok().filter(Value::is_object);
-    match report {
-        Some(report) => pieces.push(Piece::Report(report)),
+    match report(&line) {
+        Some(report) => pieces.push(Piece::Report(report, line.len())),
         None => show(pieces, &line),
     }
 }
@@ -98,14 +86,14 @@ fn show(pieces: &mut Vec<Piece>, bytes: &[u8]) {
 
 /// Where the guest's output goes.
 pub(super) struct Kept {
-    pub(super) console: Arc<Mutex<Vec<u8>>>,
+    pub(super) console: Arc<Mutex<Ring>>,
     /// Whether it goes to standard output as well.
     pub(super) echo: bool,
 }
 
 impl Kept {
     pub(super) fn take(&self, bytes: &[u8]) {
-        self.console.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        self.console.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
         if self.echo {
             let mut stdout = io::stdout().lock();
             // Nobody may be reading any more; the machine runs on regardless.
@@ -127,16 +115,14 @@ pub(super) fn read(mut source: impl Read, mut take: impl FnMut(&[u8])) {
     }
 }
 
-/// Reads a console that carries reports, and lines for the log, as well.
-pub(super) fn read_split(source: impl Read, kept: &Kept, reports: &Sender<Value>, mut log: File) {
+/// Reads a console that carries reports as well.
+pub(super) fn read_split(source: impl Read, kept: &Kept, reports: &Reports) {
     let mut splitter = Splitter::default();
-    let mut pass = |piece| match piece {
+    let pass = |piece| match piece {
         Piece::Console(bytes) => kept.take(&bytes),
-        // Both fail only where nobody looks any more.
-        Piece::Report(report) => drop(reports.send(report)),
-        Piece::Log(line) => drop(log.write_all(&line)),
+        Piece::Report(report, bytes) => reports.add(report, bytes),
     };
-    read(source, |bytes| splitter.feed(bytes).into_iter().for_each(&mut pass));
+    read(source, |bytes| splitter.feed(bytes).into_iter().for_each(pass));
     splitter.finish().into_iter().for_each(pass);
 }
 
@@ -174,7 +160,7 @@ mod tests {
     }
 
     const TEXT: &[u8] =
-        b"boot\r\n{\"event\":\"boot\"}\r\nquell: a log line\r\n{no json}\n# quell: x\n{\"a\":1} b\n# ";
+        b"boot\r\n{\"event\":\"boot\"}\r\nquell: a line\r\n{no json}\n# quell: x\n{\"a\":1} b\n# ";
 
     #[test]
     fn lines_are_found_when_they_are_whole() {
@@ -186,12 +172,11 @@ mod tests {
     }
 
     #[test]
-    fn reports_and_log_are_told_apart_however_the_bytes_arrive() {
+    fn reports_are_told_apart_however_the_bytes_arrive() {
         let expected = [
             Piece::Console(b"boot\r\n".to_vec()),
-            Piece::Report(json!({"event": "boot"})),
-            Piece::Log(b"quell: a log line\r\n".to_vec()),
-            Piece::Console(b"{no json}\n# quell: x\n{\"a\":1} b\n# ".to_vec()),
+            Piece::Report(json!({"event": "boot"}), 18),
+            Piece::Console(b"quell: a line\r\n{no json}\n# quell: x\n{\"a\":1} b\n# ".to_vec()),
         ];
         assert_eq!(split(&[TEXT]), expected);
         for size in 1..TEXT.len() {
@@ -205,8 +190,7 @@ mod tests {
         let mut splitter = Splitter::default();
         assert_eq!(splitter.feed(b"\n# "), [Piece::Console(b"\n# ".to_vec())]);
         assert_eq!(splitter.feed(b"q"), [Piece::Console(b"q".to_vec())]);
-        assert_eq!(splitter.feed(b"\nqu"), [Piece::Console(b"\n".to_vec())]);
-        assert_eq!(splitter.feed(b"it"), [Piece::Console(b"quit".to_vec())]);
+        assert_eq!(splitter.feed(b"\nqu"), [Piece::Console(b"\nqu".to_vec())]);
     }
 
     #[test]
@@ -215,6 +199,6 @@ mod tests {
         let mut splitter = Splitter::default();
         assert_eq!(splitter.feed(&vec![b'{'; LINE_MAX]), []);
         assert_eq!(splitter.feed(b"{"), [Piece::Console(vec![b'{'; LINE_MAX + 1])]);
-        assert_eq!(splitter.feed(b"\n{\"b\":2}\n").last(), Some(&Piece::Report(json!({"b": 2}))));
+        assert_eq!(splitter.feed(b"\n{\"b\":2}\n").last(), Some(&Piece::Report(json!({"b": 2}), 8)));
     }
 }

@@ -3,7 +3,9 @@
 use super::console::{Kept, lines_with, read, read_split};
 use super::control::{Control, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
+use super::kept::{Dropped, Ring, end_of_file};
 use super::ram::Ram;
+use super::reports::Reports;
 use super::signals::Signals;
 use super::spec::{Channels, Console, Payload, Spec};
 use crate::arch::Arch;
@@ -13,15 +15,14 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::Value;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -30,6 +31,10 @@ use tempfile::TempDir;
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 /// Longest log of QEMU's that is looked at.
 const QEMU_LOG_BYTES_MAX: u64 = 64 << 10;
+/// So much of the guest's console is kept at least, and twice as much at most.
+pub(crate) const CONSOLE_BYTES: usize = 64 << 10;
+/// So much of the hypervisor's log is read in the end, and of what QEMU had to say.
+const LOG_BYTES_MAX: u64 = 1 << 20;
 
 /// How a machine ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,14 +70,16 @@ pub(crate) struct Outcome {
     pub(crate) end: End,
     /// Wall clock from start to end.
     pub(crate) wall: Duration,
-    /// The guest's console, unless it was the terminal.
+    /// The end of the guest's console, unless it was the terminal.
     pub(crate) console: String,
-    /// The hypervisor's log.
+    /// The end of the hypervisor's log.
     pub(crate) log: String,
     /// What QEMU had to say.
     pub(crate) qemu_messages: String,
-    /// Every line of the report channel, in order.
+    /// The reports, in order: of very many the first and the last.
     pub(crate) reports: Vec<Value>,
+    /// How many reports are not among them.
+    pub(crate) reports_dropped: usize,
     /// The counters at the end; `None` without hypervisor, or if it ended before it had any.
     pub(crate) counters: Option<Snapshot>,
 }
@@ -93,8 +100,8 @@ pub(crate) struct Machine {
     arch: Arch,
     ram: Ram,
     beacon: Option<u64>,
-    reports: Receiver<Value>,
-    console: Arc<Mutex<Vec<u8>>>,
+    reports: Arc<Reports>,
+    console: Arc<Mutex<Ring>>,
     stdin: Option<ChildStdin>,
     readers: Vec<JoinHandle<()>>,
     log: PathBuf,
@@ -146,23 +153,23 @@ impl Machine {
         let started = Instant::now();
         let mut child = command.spawn().with_context(|| format!("cannot start {}", arch.qemu()))?;
 
-        let console = Arc::new(Mutex::new(Vec::new()));
+        let console = Arc::new(Mutex::new(Ring::new(CONSOLE_BYTES)));
         let mut readers = Vec::new();
-        let (sender, reports) = mpsc::channel();
+        let reports = Arc::new(Reports::new());
         if let Some(stdout) = child.stdout.take() {
             let kept = Kept { console: Arc::clone(&console), echo: spec.console == Console::Echo };
-            let splits = if arch.reports_on_console() {
-                // QEMU may be writing there, too.
-                Some((sender.clone(), OpenOptions::new().append(true).open(&log)?))
-            } else {
-                None
-            };
+            let splits = arch.reports_on_console().then(|| Arc::clone(&reports));
             readers.push(thread::spawn(move || match splits {
-                Some((sender, log)) => read_split(stdout, &kept, &sender, log),
+                Some(reports) => read_split(stdout, &kept, &reports),
                 None => read(stdout, |bytes| kept.take(bytes)),
             }));
         }
-        readers.push(thread::spawn(move || read_reports(&listener, &sender)));
+        let channel = Arc::clone(&reports);
+        readers.push(thread::spawn(move || {
+            if let Ok((stream, _)) = listener.accept() {
+                channel.read(stream);
+            }
+        }));
         let beacon = match spec.payload {
             Payload::Quell { beacon, .. } => beacon,
             Payload::Bare { .. } | Payload::Disc { .. } => None,
@@ -219,13 +226,17 @@ impl Machine {
         stdin.write_all(text.as_bytes()).context("cannot type on the guest's console")
     }
 
+    fn kept(&self) -> MutexGuard<'_, Ring> {
+        self.console.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until the console shows `text` behind its first `from` bytes; returns where that ends.
-    /// With [`Console::Capture`] only; fails after `timeout`.
+    /// With [`Console::Capture`] only; fails after `timeout`, and if some of those bytes are not kept any more.
     pub(crate) fn await_console(&self, text: &str, from: usize, timeout: Duration) -> Result<usize> {
         let deadline = Instant::now() + timeout;
         while Instant::now() < deadline && self.signals.caught().is_none() {
-            let console = self.console.lock().unwrap_or_else(PoisonError::into_inner);
-            let shown = console.get(from..).unwrap_or_default();
+            let console = self.kept();
+            let shown = console.behind(from).map_err(not_kept)?;
             let found = shown.windows(text.len()).position(|window| window == text.as_bytes());
             if let Some(at) = found {
                 return Ok(from + at + text.len());
@@ -241,20 +252,20 @@ impl Machine {
     pub(crate) fn await_line(&self, text: &str, from: usize, timeout: Duration) -> Result<(String, usize)> {
         let found = self.await_console(text, from, timeout)?;
         self.await_console("\n", found, timeout)?;
-        let line = self.lines(text, from).into_iter().next();
+        let line = self.lines(text, from)?.into_iter().next();
         line.ok_or_else(|| anyhow!("the guest's console shows no line with '{text}'"))
     }
 
-    /// The whole lines with `text` in them that the console has shown behind its first `from` bytes, and where each ends.
-    pub(crate) fn lines(&self, text: &str, from: usize) -> Vec<(String, usize)> {
-        let console = self.console.lock().unwrap_or_else(PoisonError::into_inner);
-        lines_with(text, console.get(from..).unwrap_or_default(), from)
+    /// The whole lines with `text` in them that the console has shown behind its first `from` bytes, and where each ends. Fails
+    /// if some of those bytes are not kept any more.
+    pub(crate) fn lines(&self, text: &str, from: usize) -> Result<Vec<(String, usize)>> {
+        let console = self.kept();
+        Ok(lines_with(text, console.behind(from).map_err(not_kept)?, from))
     }
 
-    /// What the guest's console has shown so far.
+    /// The end of what the guest's console has shown so far.
     pub(crate) fn shown(&self) -> String {
-        let console = self.console.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&console).replace('\r', "")
+        self.kept().shown().replace('\r', "")
     }
 
     /// Has `watcher` see the counters every `period` while the machine runs, once there are any.
@@ -271,13 +282,14 @@ impl Machine {
         Snapshot::read(&self.ram, beacon)?.map_or(Ok(()), |snapshot| (watch.watcher)(&snapshot))
     }
 
-    /// Waits for the end; `observe` sees each line of the report channel as it arrives.
+    /// Waits for the end; `observe` sees each report as it arrives. Where very many come faster than it takes them in, it misses
+    /// some.
     pub(crate) fn run(
         mut self,
         mut observe: impl FnMut(&Value, &mut Self) -> Result<Flow>,
     ) -> Result<Outcome> {
-        let mut seen = Vec::new();
-        let end = self.wait(&mut seen, &mut observe)?;
+        let mut next = 0;
+        let end = self.wait(&mut next, &mut observe)?;
         let wall = self.started.elapsed();
         // QEMU is gone, so its ends of the channels are closed, and the readers come to theirs. The
         // report channel's reader still waits if QEMU never connected.
@@ -285,39 +297,36 @@ impl Machine {
         for reader in self.readers.drain(..) {
             reader.join().map_err(|_| anyhow!("a reader of the machine's output panicked"))?;
         }
-        let late: Vec<Value> = self.reports.try_iter().collect();
-        for report in late {
+        while let Some((report, behind)) = self.reports.await_one(next, Duration::ZERO) {
             observe(&report, &mut self)?;
-            seen.push(report);
+            next = behind;
         }
-        let console = std::mem::take(&mut *self.console.lock().unwrap_or_else(PoisonError::into_inner));
+        let (reports, reports_dropped) = (self.reports.all(), self.reports.dropped());
         Ok(Outcome {
             end,
             wall,
-            console: String::from_utf8_lossy(&console).replace('\r', ""),
-            log: lossy(&self.log),
-            qemu_messages: lossy(&self.files.path().join("qemu.err")),
-            reports: seen,
+            console: self.shown(),
+            log: end_of_file(&self.log, LOG_BYTES_MAX),
+            qemu_messages: end_of_file(&self.files.path().join("qemu.err"), LOG_BYTES_MAX),
+            reports,
+            reports_dropped,
             counters: self.counters()?,
         })
     }
 
     fn wait(
         &mut self,
-        seen: &mut Vec<Value>,
+        next: &mut usize,
         observe: &mut impl FnMut(&Value, &mut Self) -> Result<Flow>,
     ) -> Result<End> {
         loop {
-            match self.reports.recv_timeout(POLL_PERIOD) {
-                Ok(report) => {
-                    let flow = observe(&report, self)?;
-                    seen.push(report);
-                    if flow == Flow::Stop {
-                        return self.kill(End::Stopped);
-                    }
+            let reports = Arc::clone(&self.reports);
+            if let Some((report, behind)) = reports.await_one(*next, POLL_PERIOD) {
+                let flow = observe(&report, self)?;
+                *next = behind;
+                if flow == Flow::Stop {
+                    return self.kill(End::Stopped);
                 }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL_PERIOD),
             }
             self.look()?;
             if let Some(status) = self.child.try_wait()? {
@@ -421,24 +430,12 @@ impl Drop for SavedTerminal {
     }
 }
 
-fn lossy(path: &std::path::Path) -> String {
-    fs::read(path).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// Passes on the JSON lines of the first connection; lines that are none are skipped: the guest's
-/// kernel may print there too.
-fn read_reports(listener: &UnixListener, sender: &Sender<Value>) {
-    let Ok((stream, _)) = listener.accept() else { return };
-    for line in BufReader::new(stream).split(b'\n') {
-        let Ok(line) = line else { return };
-        let text = String::from_utf8_lossy(&line);
-        let value = serde_json::from_str::<Value>(text.trim()).ok().filter(Value::is_object);
-        if let Some(value) = value
-            && sender.send(value).is_err()
-        {
-            return;
-        }
-    }
+/// A reader is too late.
+fn not_kept(dropped: Dropped) -> anyhow::Error {
+    anyhow!(
+        "the guest's console has shown so much that {} bytes which were to be read are not kept",
+        dropped.count
+    )
 }
 
 /// A one-line description of an exit status.

@@ -200,8 +200,7 @@ impl Spec {
     /// is in the beacon.
     fn arm_devices(&self, args: &mut Arguments, channels: &Channels<'_>) {
         if channels.control.is_some() {
-            // This tool appends lines of the log that come on the console.
-            args.option("-chardev", "file,id=log,append=on,path=", channels.log);
+            args.option("-chardev", "file,id=log,path=", channels.log);
             args.words("-device pci-serial-2x,chardev1=control,chardev2=log");
         }
     }

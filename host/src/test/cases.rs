@@ -88,6 +88,8 @@ pub(super) enum Expect {
     Stale,
     /// Mmtest has toggled the ROM so often, and found all as it should be.
     Intact,
+    /// The guest says more than is kept, and says it in the hypervisor's name as well.
+    Flood,
 }
 
 /// What the hypervisor is talked to about.
@@ -233,6 +235,13 @@ pub(super) const WORK: &str = "cd /sys/bus/pci/devices/0000:00:01.0 && echo 1 > 
         test \"$(md5sum < rom)\" = \"$sum\" || echo '{\"event\":\"wrong\"}' > /dev/report; \
     done & \
     echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
+/// More on the console than is kept, more reports, and a line that looks like the hypervisor's last words.
+pub(super) const FLOOD: &str = "yes 'the guest says this for as long as it likes' | head -c 140000; \
+    yes '{\"event\":\"flood\"}' | head -n 2500 > /dev/report; \
+    echo 'quell: panic: the guest says so'";
+/// How many reports that are, and what the last line says.
+pub(super) const FLOOD_REPORTS: usize = 2500;
+pub(super) const FLOOD_CLAIM: &str = "panic: the guest says so";
 pub(super) const STALE: &str = "stale --threads 8 --seconds 5 --report /dev/report";
 /// On a busy machine the emulated CPUs seldom run at the same time.
 const STALE_TRIES: &str =

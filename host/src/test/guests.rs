@@ -2,7 +2,9 @@
 
 use super::Tally;
 use super::arm;
-use super::cases::{Body, Case, Expect, Hostile, ProbeEnd, Stock, Talk, TestFile};
+use super::cases::{
+    Body, Case, Expect, FLOOD_CLAIM, FLOOD_REPORTS, Hostile, ProbeEnd, Stock, Talk, TestFile,
+};
 use super::checks::Check;
 use super::progress::Progress;
 use super::siege::{self, Siege};
@@ -14,7 +16,7 @@ use crate::check::{self, Verdict};
 use crate::cli::ImageArgs;
 use crate::guest::cache;
 use crate::image::{self, Entry};
-use crate::machine::process::{End, Flow, Machine, Outcome, describe};
+use crate::machine::process::{CONSOLE_BYTES, End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Payload, Spec};
 use crate::run::{reporting_console, switches, tail};
@@ -317,6 +319,10 @@ impl Lab<'_> {
                     expect_status(&outcome, 0)?;
                     expect_toggles(&outcome)?;
                 }
+                Expect::Flood => {
+                    expect_status(&outcome, 0)?;
+                    expect_bounds(&outcome)?;
+                }
                 Expect::Stale => {
                     ensure!(outcome.report("stale").is_some(), "nothing stale was found");
                     expect_status(&outcome, 1)?;
@@ -554,6 +560,25 @@ fn expect_a_search(outcome: &Outcome) -> Result<()> {
     let remaps = end["remaps"].as_object().context("the hunter did not count its remappings")?;
     ensure!(!remaps.is_empty() && remaps.values().all(|count| *count != 0), "not all ways were tried: {end}");
     ensure!(end["changes"].as_u64().is_some_and(|changes| changes > 0), "the readers saw no change: {end}");
+    Ok(())
+}
+
+/// What the guest said is kept within bounds, its end is there, and none of it is taken for the hypervisor's.
+fn expect_bounds(outcome: &Outcome) -> Result<()> {
+    let shown = outcome.console.len();
+    ensure!(
+        shown <= 2 * CONSOLE_BYTES + "(100000 bytes before this are not kept)\n".len(),
+        "{shown} bytes of the console are kept"
+    );
+    ensure!(outcome.console.contains("before this are not kept"), "it is not said that some are missing");
+    ensure!(outcome.console.contains(FLOOD_CLAIM), "the guest's last line is not on its console");
+    ensure!(!outcome.log.contains(FLOOD_CLAIM), "the guest's line is in the hypervisor's log");
+    let (kept, dropped) = (outcome.reports.len(), outcome.reports_dropped);
+    ensure!(dropped > 0 && kept < FLOOD_REPORTS, "{kept} reports are kept, and {dropped} are not");
+    ensure!(
+        kept + dropped >= FLOOD_REPORTS,
+        "{kept} reports are kept, {dropped} are not, and some are not counted"
+    );
     Ok(())
 }
 

@@ -138,7 +138,7 @@ impl Writer {
     /// The longest time in nanoseconds that the guest stood still since it was last asked.
     pub(crate) fn stop(&mut self) -> Result<u64> {
         let mut longest = 0;
-        for line in self.machine.lines(DIRTY, self.read) {
+        for line in self.machine.lines(DIRTY, self.read)? {
             longest = self.take(line)?.0.max(longest);
         }
         self.machine.type_text(" ")?;

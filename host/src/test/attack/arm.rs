@@ -1,7 +1,8 @@
 //! Attacks on Arm64 machines.
 
 use crate::arch::{ArmCpu, Platform};
-use crate::test::cases::{Case, TestFile, hostile, tool, typed};
+use crate::test::cases::{Case, Expect, FLOOD, TestFile, hostile, stock, tool, typed};
+use hostlink::config::FlushMode;
 
 const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 
@@ -39,6 +40,15 @@ pub(super) const ROWS: &[Case] = &[
         "a timer that is stopped while its interrupt pends does not interrupt",
         "u9_stopped_timer",
         (1, 1),
+    )
+    .on(MAX),
+    stock(
+        "u18_flood_on_arm",
+        "nor is it where the guest's reports come on its console",
+        (1, 1),
+        FlushMode::Hypercall,
+        FLOOD,
+        Expect::Flood,
     )
     .on(MAX),
     hostile(

@@ -1,7 +1,7 @@
 //! Attacks on AMD64 machines.
 
 use crate::size::MIB;
-use crate::test::cases::{Body, Case, Expect, ProbeEnd, Stock, case, probe};
+use crate::test::cases::{Body, Case, Expect, FLOOD, ProbeEnd, Stock, case, probe, stock};
 use crate::test::siege::Siege;
 use hostlink::config::FlushMode;
 use hostlink::counters::Counter;
@@ -56,6 +56,14 @@ pub(super) const ROWS: &[Case] = &[
         "an exception whose descriptor is no memory ends in a shutdown of the guest",
         "u13_idt_in_nothing",
         ProbeEnd::TripleFault,
+    ),
+    stock(
+        "u18_flood",
+        "what a guest says is kept within bounds, and what it says in the hypervisor's name is not believed",
+        (1, 1),
+        FlushMode::Hypercall,
+        FLOOD,
+        Expect::Flood,
     ),
     case(
         "u20_linux_6_12_under_load",

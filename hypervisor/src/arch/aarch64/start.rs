@@ -30,25 +30,31 @@ fn unsupported(why: &dyn core::fmt::Display) -> ! {
     panic::refuse(ExitCode::Unsupported, why)
 }
 
-/// Finds the console, so that whatever is wrong can be said.
+/// Where the registers of the serial ports on PCI are, and their INTID.
+type Ports = Option<(u64, Option<u32>)>;
+
+/// Finds the console and the log's port, so that whatever is wrong can be said: not a line goes where the guest's go, for the host
+/// tool could not tell it from them.
 ///
 /// # Safety
 ///
 /// `tree` is what the boot loader passed.
-unsafe fn begin(tree: u64) -> Result<firmware::Machine, &'static str> {
+unsafe fn begin(tree: u64) -> Result<(firmware::Machine, Ports), &'static str> {
     vm::console::init();
     // SAFETY: the caller vouches for the address.
     let tree = unsafe { firmware::tree(tree) }.ok_or("no device tree: boot the flat image, not the ELF")?;
-    let machine = firmware::read(tree);
-    if let Ok(machine) = &machine {
-        if let Some((registers, _)) = &machine.console {
-            console::init(registers.start);
-        }
-        if let Some(conduit) = machine.conduit {
-            power::set_conduit(conduit);
-        }
+    let machine = firmware::read(tree)?;
+    if let Some((registers, _)) = &machine.console {
+        console::init(registers.start);
     }
-    machine
+    if let Some(conduit) = machine.conduit {
+        power::set_conduit(conduit);
+    }
+    let ports = machine.pci.as_ref().and_then(pci::find_ports);
+    if let Some((registers, _)) = ports {
+        console::init_pci_ports(registers);
+    }
+    Ok((machine, ports))
 }
 
 /// Started at EL1: nothing can be done there but to say so.
@@ -61,12 +67,8 @@ pub(crate) extern "C" fn not_el2(tree: u64) -> ! {
 /// First Rust code of the boot CPU, on the boot stack with the boot tables.
 pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
     // SAFETY: the entry code passes on what the boot protocol gave.
-    let firmware = unsafe { begin(tree) }.unwrap_or_else(|why| unsupported(&why));
+    let (firmware, ports) = unsafe { begin(tree) }.unwrap_or_else(|why| unsupported(&why));
     firmware.check().unwrap_or_else(|why| unsupported(&why));
-    let ports = firmware.pci.as_ref().and_then(pci::find_ports);
-    if let Some((registers, _)) = ports {
-        console::init_pci_ports(registers);
-    }
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
     features::probe().unwrap_or_else(|why| unsupported(&why));
     clock::init().unwrap_or_else(|why| unsupported(&why));
@@ -78,7 +80,7 @@ pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
     unsafe { percpu::enter_block(cpu, bsp_on_block) }
 }
 
-fn prepare(firmware: &firmware::Machine, ports: Option<(u64, Option<u32>)>) -> Result<(), &'static str> {
+fn prepare(firmware: &firmware::Machine, ports: Ports) -> Result<(), &'static str> {
     let mut free = FreeMemory::default();
     let ram = firmware.ram.iter().filter(|range| range.end <= BOOT_MAP_END);
     ram.clone().for_each(|range| free.add(range.clone()));

@@ -1,0 +1,130 @@
+//! The guest's reports to this tool: JSON objects, a line each.
+
+use super::kept::Ends;
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Longest line that can be a report.
+pub(super) const LINE_MAX: usize = 1 << 16;
+
+/// The reports that have come, or the first and the last of them.
+#[derive(Debug)]
+pub(super) struct Reports {
+    kept: Mutex<Ends<Value>>,
+    /// Told when one has come.
+    comes: Condvar,
+    /// Lines that began like a report and were longer than one may be. It stands for itself.
+    too_long: AtomicUsize,
+}
+
+impl Reports {
+    pub(super) const fn new() -> Self {
+        Self { kept: Mutex::new(Ends::new()), comes: Condvar::new(), too_long: AtomicUsize::new(0) }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Ends<Value>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds one whose line has so many bytes.
+    pub(super) fn add(&self, report: Value, bytes: usize) {
+        self.kept().push(report, bytes);
+        self.comes.notify_one();
+    }
+
+    /// Waits for the one with this number, for `timeout` at most. If it has been dropped it is the next; the number of what comes behind is
+    /// given as well.
+    pub(super) fn await_one(&self, number: usize, timeout: Duration) -> Option<(Value, usize)> {
+        let kept = self.kept();
+        let waited = self.comes.wait_timeout_while(kept, timeout, |kept| kept.at(number).is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.at(number)
+    }
+
+    /// All that are kept.
+    pub(super) fn all(&self) -> Vec<Value> {
+        self.kept().all()
+    }
+
+    /// How many are not kept.
+    pub(super) fn dropped(&self) -> usize {
+        self.kept().dropped() + self.too_long.load(Ordering::Relaxed)
+    }
+
+    /// Takes in the lines of the report channel until it is closed. Those that are no reports are skipped: the guest's kernel may
+    /// print there, too.
+    pub(super) fn read(&self, source: impl Read) {
+        let mut source = BufReader::new(source);
+        let mut line = Vec::new();
+        let mut is_rest = false;
+        loop {
+            line.clear();
+            let is_read = source.by_ref().take(LINE_MAX as u64).read_until(b'\n', &mut line);
+            if is_read.is_err() || line.is_empty() {
+                return;
+            }
+            // What ends neither so nor at the bound ends with the channel.
+            let is_end = line.ends_with(b"\n") || line.len() < LINE_MAX;
+            match report(&line) {
+                Some(report) if is_end && !is_rest => self.add(report, line.len()),
+                _ if !is_end && !is_rest && line.starts_with(b"{") => {
+                    self.too_long.fetch_add(1, Ordering::Relaxed);
+                }
+                _ => {}
+            }
+            is_rest = !is_end;
+        }
+    }
+}
+
+/// The report in a line.
+pub(super) fn report(line: &[u8]) -> Option<Value> {
+    serde_json::from_slice::<Value>(line.trim_ascii()).ok().filter(Value::is_object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn lines_that_are_no_reports_are_skipped() {
+        let reports = Reports::new();
+        reports.read(&b"boot\r\n{\"a\":1}\r\n[2]\n{\"b\":\n{\"c\":3} d\n{\"e\":5}"[..]);
+        assert_eq!(reports.all(), [json!({"a": 1}), json!({"e": 5})]);
+        assert_eq!(reports.dropped(), 0);
+        let (first, next) = reports.await_one(0, Duration::ZERO).expect("is there");
+        assert_eq!((first, next), (json!({"a": 1}), 1));
+        assert_eq!(reports.await_one(2, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn u18_a_line_without_end_is_not_kept() {
+        let mut text = vec![b'{'; 3 * LINE_MAX + 5];
+        text.extend_from_slice(b"\n{\"a\":1}\n");
+        let reports = Reports::new();
+        reports.read(&*text);
+        assert_eq!((reports.all(), reports.dropped()), (vec![json!({"a": 1})], 1));
+        let longest = format!("{{\"a\":\"{}\"}}\n", "x".repeat(LINE_MAX - 9));
+        assert_eq!(longest.len(), LINE_MAX);
+        let reports = Reports::new();
+        reports.read(format!("{longest}{{\"b\":2}}\n").as_bytes());
+        assert_eq!((reports.all().len(), reports.dropped()), (2, 0));
+    }
+
+    #[test]
+    fn u18_the_last_report_is_kept_however_many_come_before() {
+        let reports = Reports::new();
+        let flood = "{\"event\":\"flood\"}\n".repeat(3 * Ends::<Value>::COUNT_MAX);
+        reports.read(
+            format!("{{\"event\":\"begin\"}}\n{flood}{{\"event\":\"exit\",\"status\":7}}\n").as_bytes(),
+        );
+        let all = reports.all();
+        assert_eq!(all.first(), Some(&json!({"event": "begin"})));
+        assert_eq!(all.last(), Some(&json!({"event": "exit", "status": 7})));
+        assert_eq!(all.len() + reports.dropped(), 3 * Ends::<Value>::COUNT_MAX + 2);
+        assert!(reports.dropped() > 0);
+    }
+}
