@@ -24,6 +24,8 @@ pub(super) struct Case {
     pub(super) settings: &'static [&'static str],
     /// Memory of a stock guest.
     pub(super) memory: u64,
+    /// What is added to its kernel's command line.
+    pub(super) words: &'static str,
     /// What it runs on. Tests of the tool itself name it in their arguments.
     pub(super) platform: Platform,
 }
@@ -143,7 +145,17 @@ pub(super) enum TestFile {
 /// A test of the usual hypervisor on the usual platform.
 pub(super) const fn case(name: &'static str, about: &'static str, body: Body) -> Case {
     let platform = Platform::X86_64;
-    Case { name, about, body, long: None, only_long: false, settings: &[], memory: 512 * MIB, platform }
+    Case {
+        name,
+        about,
+        body,
+        long: None,
+        only_long: false,
+        settings: &[],
+        memory: 512 * MIB,
+        words: "",
+        platform,
+    }
 }
 
 pub(super) const fn stock(
@@ -221,6 +233,11 @@ impl Case {
     /// The same, with another amount of memory.
     pub(super) const fn in_memory(self, bytes: u64) -> Self {
         Self { memory: bytes, ..self }
+    }
+
+    /// The same, with more on the command line of the stock guest's kernel.
+    pub(super) const fn told(self, words: &'static str) -> Self {
+        Self { words, ..self }
     }
 
     /// The same, on a hypervisor that is changed.

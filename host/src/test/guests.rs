@@ -295,6 +295,7 @@ impl Lab<'_> {
             guest.kernel = kernel;
         }
         guest.vcpus = test.vcpus;
+        guest.cmdline = format!("{} {}", guest.cmdline, case.words).trim_end().to_owned();
         guest.memory = case.memory;
         guest.switches = switches(case.settings)?;
         guest.flush = test.flush;

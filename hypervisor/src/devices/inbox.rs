@@ -12,7 +12,7 @@
 //! A vector that D takes before its B costs one look that finds nothing.
 
 use super::lapic::{Lapic, VectorSet};
-use super::message::{MessageKind, Trigger};
+use super::message::{Logical, MessageKind, Trigger};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const NMI: u32 = 1 << 0;
@@ -42,6 +42,9 @@ pub struct Inbox {
     /// harmless, one too few ends a line for good.
     level: [AtomicU64; 4],
     signals: AtomicU32,
+    /// What its local APIC takes logical destinations for, as the owner has set it. Orders nothing: who sends while it
+    /// changes may find the one or the other, as on a bus.
+    logical: AtomicU32,
 }
 
 impl Inbox {
@@ -52,7 +55,19 @@ impl Inbox {
             pending: [const { AtomicU64::new(0) }; 4],
             level: [const { AtomicU64::new(0) }; 4],
             signals: AtomicU32::new(0),
+            logical: AtomicU32::new(0),
         }
+    }
+
+    /// What its local APIC takes logical destinations for.
+    #[must_use]
+    pub fn logical(&self) -> Logical {
+        Logical::from_bits(self.logical.load(Ordering::Relaxed))
+    }
+
+    /// Messages find `lapic` here. The owner calls it whenever that has changed.
+    pub fn set_address(&self, lapic: &Lapic) {
+        self.logical.store(lapic.address().logical.to_bits(), Ordering::Relaxed);
     }
 
     /// Posts whatever a message asks for. The caller then changes the notify word.
@@ -113,6 +128,7 @@ impl Inbox {
             // The local APIC comes out of INIT disabled by software, so it would drop them anyway.
             self.pending.iter().for_each(|word| _ = word.swap(0, Ordering::Acquire));
             lapic.init();
+            self.set_address(lapic);
         }
         Signals {
             init: signals & INIT != 0,
@@ -148,6 +164,7 @@ mod tests {
 
     fn lapic() -> Lapic {
         let mut lapic = Lapic::new(0, true, TimerClock { tsc_hz: 1, apic_hz: 1 });
+        let _ = lapic.write_msr(msr::APIC_BASE, 0xfee0_0d00, 0).unwrap();
         let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
         lapic
     }

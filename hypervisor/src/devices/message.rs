@@ -33,10 +33,32 @@ pub enum Destination {
     All,
     /// Everyone except the sender.
     AllButSelf,
-    /// The local APIC with this x2APIC id; [`BROADCAST`] is everyone.
+    /// The local APIC with this id; [`BROADCAST`] is everyone.
     Physical(u32),
-    /// Logical x2APIC mode: cluster number in bits 31:16, one bit per member in 15:0; [`BROADCAST`] is everyone.
+    /// What it means is each target's affair: see [`Logical`]. [`BROADCAST`] is everyone.
     Logical(u32),
+}
+
+/// What a local APIC takes logical destinations for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logical {
+    /// It is off: no message at all reaches it.
+    Off,
+    /// x2APIC mode: cluster number in bits 31:16, one bit per member in 15:0.
+    X2Apic,
+    /// xAPIC mode, 8 bits of destination: a bit per local APIC, of which its own are these.
+    Flat(u8),
+    /// xAPIC mode, 8 bits of destination: cluster number in bits 7:4, one bit per member in 3:0.
+    Cluster(u8),
+}
+
+/// By what messages find a local APIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// Its id.
+    pub id: u32,
+    /// What it takes logical destinations for.
+    pub logical: Logical,
 }
 
 /// The 32-bit destination that means everyone, physical and logical.
@@ -60,20 +82,67 @@ pub const fn logical_id(apic_id: u32) -> u32 {
     (apic_id >> 4) << 16 | 1 << (apic_id & 0xf)
 }
 
+impl Logical {
+    const OFF: u32 = 3 << 8;
+    const X2APIC: u32 = 2 << 8;
+    const CLUSTER: u32 = 1 << 8;
+
+    /// As a number, of which 0 is what a local APIC has after reset.
+    #[must_use]
+    pub const fn to_bits(self) -> u32 {
+        match self {
+            Self::Off => Self::OFF,
+            Self::X2Apic => Self::X2APIC,
+            Self::Flat(id) => id as u32,
+            Self::Cluster(id) => Self::CLUSTER | id as u32,
+        }
+    }
+
+    /// The reverse of it.
+    #[must_use]
+    pub const fn from_bits(bits: u32) -> Self {
+        let id = bits as u8;
+        match bits & !0xff {
+            0 => Self::Flat(id),
+            Self::CLUSTER => Self::Cluster(id),
+            Self::X2APIC => Self::X2Apic,
+            _ => Self::Off,
+        }
+    }
+
+    /// Whether the local APIC `apic_id` is one of those that `destination` names, which is not [`BROADCAST`].
+    const fn is_in(self, destination: u32, apic_id: u32) -> bool {
+        // Those of 8 bits mean everyone by all ones (SDM vol. 3 section 12.6.2.2).
+        match self {
+            Self::Off => false,
+            Self::X2Apic => {
+                let own = logical_id(apic_id);
+                own >> 16 == destination >> 16 && own & destination & 0xffff != 0
+            }
+            Self::Flat(own) => destination == 0xff || destination < 0xff && own as u32 & destination != 0,
+            Self::Cluster(own) => {
+                let own = own as u32;
+                let is_member = own & destination & 0xf != 0;
+                destination == 0xff || destination < 0xff && own >> 4 == destination >> 4 && is_member
+            }
+        }
+    }
+}
+
 impl Destination {
-    /// Whether the local APIC `apic_id` is meant by a message that `sender` sent. Messages that have no
+    /// Whether the local APIC at `target` is meant by a message that `sender` sent. Messages that have no
     /// sender among the local APICs are never [`Self::SelfOnly`] or [`Self::AllButSelf`].
     #[must_use]
-    pub const fn matches(self, apic_id: u32, sender: u32) -> bool {
+    pub const fn matches(self, target: Address, sender: u32) -> bool {
+        if matches!(target.logical, Logical::Off) {
+            return false;
+        }
         match self {
-            Self::SelfOnly => apic_id == sender,
+            Self::SelfOnly => target.id == sender,
             Self::All | Self::Physical(BROADCAST) | Self::Logical(BROADCAST) => true,
-            Self::AllButSelf => apic_id != sender,
-            Self::Physical(id) => apic_id == id,
-            Self::Logical(mask) => {
-                let own = logical_id(apic_id);
-                own >> 16 == mask >> 16 && own & mask & 0xffff != 0
-            }
+            Self::AllButSelf => target.id != sender,
+            Self::Physical(id) => target.id == id,
+            Self::Logical(destination) => target.logical.is_in(destination, target.id),
         }
     }
 
@@ -92,13 +161,14 @@ impl Destination {
     /// `None` if none matches. The vector picks it: real priorities belong to other CPUs, and this spreads
     /// vectors evenly while each stays with one vCPU.
     #[must_use]
-    pub fn arbitrate<I>(self, vector: u8, apic_ids: I, sender: u32) -> Option<u32>
+    pub fn arbitrate<I>(self, vector: u8, targets: I, sender: u32) -> Option<u32>
     where
-        I: Iterator<Item = u32> + Clone,
+        I: Iterator<Item = Address> + Clone,
     {
-        let matching = apic_ids.filter(|&id| self.matches(id, sender));
+        let matching = targets.filter(|&target| self.matches(target, sender));
         let count = matching.clone().count();
-        matching.clone().nth(usize::from(vector).checked_rem(count)?)
+        // Local APICs may change mode between the two searches; then it may be nobody's, as on a bus.
+        matching.clone().nth(usize::from(vector).checked_rem(count)?).map(|target| target.id)
     }
 }
 
@@ -106,21 +176,80 @@ impl Destination {
 mod tests {
     use super::*;
 
+    const fn x2apic(id: u32) -> Address {
+        Address { id, logical: Logical::X2Apic }
+    }
+
+    fn hit(destination: u32, logical: impl Fn(u8) -> Logical) -> Vec<u32> {
+        let targets = (0..8).map(|id| Address { id: u32::from(id), logical: logical(id) });
+        targets
+            .filter(|&target| Destination::Logical(destination).matches(target, 0))
+            .map(|to| to.id)
+            .collect()
+    }
+
+    #[test]
+    fn u26_eight_bits_of_logical_destination_are_flat_or_in_clusters() {
+        let flat = |id| Logical::Flat(1_u8 << id);
+        let clusters = |id| Logical::Cluster((id / 4) << 4 | 1_u8 << (id % 4));
+        assert_eq!(hit(0x05, flat), [0, 2]);
+        assert_eq!(hit(0x05, clusters), [0, 2]);
+        assert_eq!(hit(0x1a, clusters), [5, 7]);
+        assert_eq!(hit(0x20, clusters), []);
+        assert_eq!(hit(0, flat), []);
+        assert_eq!(hit(0x100, flat), [], "no destination of 8 bits");
+        assert_eq!(hit(0x0001_0005, clusters), []);
+        for all in [0xff, BROADCAST] {
+            assert_eq!(hit(all, flat).len(), 8);
+            assert_eq!(hit(all, clusters).len(), 8);
+            assert_eq!(hit(all, |_| Logical::Flat(0)).len(), 8, "whatever their own bits are");
+        }
+        // Eight of x2APIC mode beside each other take the same for members of the first cluster.
+        assert_eq!(hit(0x05, |_| Logical::X2Apic), [0, 2]);
+    }
+
+    #[test]
+    fn u26_nothing_reaches_a_local_apic_that_is_off() {
+        let off = Address { id: 3, logical: Logical::Off };
+        for destination in [
+            Destination::All,
+            Destination::AllButSelf,
+            Destination::Physical(3),
+            Destination::Physical(BROADCAST),
+            Destination::Logical(0xff),
+            Destination::Logical(BROADCAST),
+        ] {
+            assert!(!destination.matches(off, 0), "{destination:?}");
+        }
+    }
+
+    #[test]
+    fn u26_modes_go_through_numbers() {
+        for id in 0..=u8::MAX {
+            for logical in [Logical::Flat(id), Logical::Cluster(id), Logical::X2Apic, Logical::Off] {
+                assert_eq!(Logical::from_bits(logical.to_bits()), logical);
+            }
+        }
+        assert_eq!(Logical::from_bits(0), Logical::Flat(0));
+    }
+
     #[test]
     fn physical_broadcast_reaches_everyone_and_255_is_an_ordinary_id() {
-        assert!(Destination::Physical(BROADCAST).matches(7, 0));
-        assert!(Destination::Logical(BROADCAST).matches(300, 0));
-        assert!(!Destination::Physical(255).matches(7, 0));
-        assert!(Destination::Physical(255).matches(255, 0));
+        assert!(Destination::Physical(BROADCAST).matches(x2apic(7), 0));
+        assert!(Destination::Logical(BROADCAST).matches(x2apic(300), 0));
+        assert!(!Destination::Physical(255).matches(x2apic(7), 0));
+        assert!(Destination::Physical(255).matches(x2apic(255), 0));
         assert_eq!(Destination::Physical(BROADCAST).single(0), None);
         assert_eq!(Destination::Physical(9).single(0), Some(9));
     }
 
     #[test]
     fn shorthands_are_relative_to_the_sender() {
-        assert!(Destination::SelfOnly.matches(3, 3) && !Destination::SelfOnly.matches(4, 3));
-        assert!(!Destination::AllButSelf.matches(3, 3) && Destination::AllButSelf.matches(4, 3));
-        assert!(Destination::All.matches(3, 3));
+        assert!(Destination::SelfOnly.matches(x2apic(3), 3) && !Destination::SelfOnly.matches(x2apic(4), 3));
+        assert!(
+            !Destination::AllButSelf.matches(x2apic(3), 3) && Destination::AllButSelf.matches(x2apic(4), 3)
+        );
+        assert!(Destination::All.matches(x2apic(3), 3));
         assert_eq!(Destination::SelfOnly.single(5), Some(5));
     }
 
@@ -130,21 +259,24 @@ mod tests {
         assert_eq!(logical_id(15), 0x8000);
         assert_eq!(logical_id(0x12), 0x0001_0004);
         let cluster_1 = Destination::Logical(0x0001_0005);
-        let hit: Vec<u32> = (0..64).filter(|&id| cluster_1.matches(id, 0)).collect();
+        let hit: Vec<u32> = (0..64).filter(|&id| cluster_1.matches(x2apic(id), 0)).collect();
         assert_eq!(hit, [16, 18]);
-        assert!(!Destination::Logical(0x0001_0000).matches(16, 0), "an empty member mask names nobody");
+        assert!(
+            !Destination::Logical(0x0001_0000).matches(x2apic(16), 0),
+            "an empty member mask names nobody"
+        );
     }
 
     #[test]
     fn lowest_priority_picks_exactly_one_match_and_keeps_to_it() {
         let to = Destination::Logical(0x0000_000e);
         for vector in 0x20..=0xff {
-            let target = to.arbitrate(vector, 0..8, 0).unwrap();
+            let target = to.arbitrate(vector, (0..8).map(x2apic), 0).unwrap();
             assert!((1..=3).contains(&target));
-            assert_eq!(to.arbitrate(vector, 0..8, 5), Some(target));
+            assert_eq!(to.arbitrate(vector, (0..8).map(x2apic), 5), Some(target));
         }
-        let spread: Vec<u32> = (0x30..0x33).filter_map(|v| to.arbitrate(v, 0..8, 0)).collect();
+        let spread: Vec<u32> = (0x30..0x33).filter_map(|v| to.arbitrate(v, (0..8).map(x2apic), 0)).collect();
         assert_eq!(spread, [1, 2, 3]);
-        assert_eq!(Destination::Physical(9).arbitrate(0x30, 0..8, 0), None);
+        assert_eq!(Destination::Physical(9).arbitrate(0x30, (0..8).map(x2apic), 0), None);
     }
 }

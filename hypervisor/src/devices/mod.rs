@@ -6,7 +6,7 @@
 //!
 //! | module | device | who owns it |
 //! |---|---|---|
-//! | [`lapic`] | one local APIC in x2APIC mode | the CPU that runs the vCPU |
+//! | [`lapic`] | one local APIC | the CPU that runs the vCPU |
 //! | [`inbox`] | what others post to a vCPU's local APIC | shared, lock-free |
 //! | [`platform`] | the ports and the I/O APIC of one VM, which it puts together | the VM, under a lock |
 //! | [`ioapic`], [`uart16550`], [`pci`], [`cmos`], [`power`] | the parts of [`platform`] | |

@@ -26,6 +26,7 @@ mod supervisor;
 mod toggles;
 mod waiting;
 mod watch;
+mod xapic;
 
 use crate::report::{self, Verdict, failure};
 use crate::tables;
@@ -78,6 +79,7 @@ const TESTS: &[Test] = &[
     test("u23-resume-flag", faults::resume_flag),
     test("u23-refused", faults::refused),
     test("u26-performance-counters", cpuid_and_msrs::performance_counters),
+    test("u26-xapic", xapic::xapic),
     test("stale", stale::stale),
     test("large-pages", stale::large_pages),
     test("nmi-in-flush", stale::nmi_in_flush),

@@ -82,4 +82,14 @@ pub(super) const ROWS: &[Case] = &[
         "u23_second_nmi",
         ProbeEnd::SharedPassed,
     ),
+    stock(
+        "u26_linux_in_xapic_mode",
+        "a kernel that keeps away from x2APIC mode starts its processors and works",
+        (4, 2),
+        FlushMode::Ipi,
+        "test \"$(nproc)\" = 4 && dmesg | grep -q 'Hyper-V: Using enlightened APIC (xapic mode)' && \
+            thrash --threads 4 --rounds 50",
+        Expect::Success,
+    )
+    .told("nox2apic"),
 ];

@@ -21,7 +21,7 @@ use crate::arch::clock;
 use crate::devices::acpi;
 use crate::devices::apic_ids::Assignment;
 use crate::devices::lapic::TimerClock;
-use crate::devices::message::{Message, MessageKind, Trigger};
+use crate::devices::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::devices::pci::rom_device::RomLen;
 use crate::devices::platform::{self, Platform, PortSize, SerialPort};
 use crate::devices::power;
@@ -123,6 +123,7 @@ impl Shared {
         let view = cpuid::View {
             apic_id: self.apic_ids.translate(index),
             vcpus: self.vcpus,
+            apic: true,
             osxsave: false,
             invariant_tsc: false,
         };
@@ -219,12 +220,16 @@ impl Machine {
 
     #[inline(never)]
     fn deliver_by_search(&self, message: Message, sender: u32) -> u64 {
-        let ids = 0..self.vcpu_count();
+        let targets = (0..self.vcpu_count()).filter_map(|id| {
+            let logical = self.vcpu_with_apic_id(id)?.inbox.logical();
+            Some(Address { id, logical })
+        });
         if let MessageKind::Lowest(vector) = message.kind {
-            let target = message.destination.arbitrate(vector, ids, sender);
+            let target = message.destination.arbitrate(vector, targets, sender);
             return target.map_or(0, |id| self.post(id, message));
         }
-        ids.filter(|&id| message.destination.matches(id, sender)).map(|id| self.post(id, message)).sum()
+        let is_meant = |target: &Address| message.destination.matches(*target, sender);
+        targets.filter(is_meant).map(|target| self.post(target.id, message)).sum()
     }
 
     #[inline]
@@ -246,8 +251,12 @@ impl Machine {
         self.notify(vcpu);
     }
 
+    /// A local APIC that is off takes nothing. Vectors alone can also be posted without a look, as it drops them.
     fn post(&self, apic_id: u32, message: Message) -> u64 {
         let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
+        if vcpu.inbox.logical() == Logical::Off {
+            return 0;
+        }
         vcpu.inbox.post(message.kind, message.trigger);
         self.notify(vcpu);
         1

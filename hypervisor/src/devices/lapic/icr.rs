@@ -1,4 +1,5 @@
-//! The interrupt command register in x2APIC mode: one 64-bit register, the write sends.
+//! The interrupt command register. In x2APIC mode it is one of 64 bits, and its write sends. In xAPIC mode it is two, of which
+//! the write to the lower one sends, and the destination has 8 bits.
 
 use crate::devices::GeneralProtection;
 use crate::devices::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
@@ -24,7 +25,7 @@ pub(super) struct Icr {
     shorthand: u8,
     #[bits(12)]
     reserved_20: u16,
-    destination: u32,
+    pub(super) destination: u32,
 }
 
 /// What a write to the register sends.
@@ -37,7 +38,23 @@ pub(super) enum Command {
     Nothing,
 }
 
+/// The destination of 8 bits that means everyone.
+const XAPIC_BROADCAST: u32 = 0xff;
+
 impl Icr {
+    /// Bits of the lower half that can be set.
+    pub(super) const DEFINED: u64 = 0x000c_cfff;
+
+    /// What xAPIC mode has in its two registers, as x2APIC mode has it in one.
+    pub(super) const fn widened(self) -> Self {
+        if self.destination() == XAPIC_BROADCAST { self.with_destination(BROADCAST) } else { self }
+    }
+
+    /// The reverse of it.
+    pub(super) const fn narrowed(self) -> Self {
+        self.with_destination(self.destination() & XAPIC_BROADCAST)
+    }
+
     /// Checks a value that the guest writes.
     pub(super) fn checked(value: u64) -> Result<Self, GeneralProtection> {
         let icr = Self::from_bits(value);
@@ -104,6 +121,7 @@ mod tests {
 
     #[test]
     fn reserved_bits_fault() {
+        assert!((0..32).filter(|bit| Icr::DEFINED >> bit & 1 != 0).all(|bit| Icr::checked(1 << bit).is_ok()));
         for bit in [13, 16, 17].into_iter().chain(20..32) {
             assert_eq!(Icr::checked(1 << bit | 0x40), Err(GeneralProtection), "bit {bit}");
         }

@@ -1,13 +1,16 @@
-//! One local APIC in x2APIC mode.
+//! One local APIC, in x2APIC or in xAPIC mode, or off.
 //!
 //! It is owned by the CPU that runs its vCPU, so nothing here is atomic; what other CPUs send goes
-//! through [`super::inbox`]. It is in x2APIC mode from reset and cannot leave it, as on processors whose
-//! xAPIC is disabled for good (SDM vol. 3 section 12.12.5 and IA32_XAPIC_DISABLE_STATUS): there is no MMIO.
+//! through [`super::inbox`]. As on a processor it is in xAPIC mode after reset: what software does not know of
+//! x2APIC mode finds its registers in memory. They can be moved to another page below 4 GiB, where they are seen
+//! unless there is memory; on a processor they would be seen there, too.
 //!
 //! All TSC values are the vCPU's own, as RDTSC in the guest returns them.
 
+mod base;
 mod icr;
 pub mod msr;
+mod page;
 #[cfg(test)]
 mod tests;
 mod timer;
@@ -17,16 +20,14 @@ pub use timer::{PERIOD_US_MIN, TimerClock};
 pub use vectors::VectorSet;
 
 use super::GeneralProtection;
-use super::message::{Destination, Message, MessageKind, Trigger, logical_id};
+use super::message::{Address, Destination, Logical, Message, MessageKind, Trigger, logical_id};
+use base::{Base, Interface};
 use icr::{Command, Icr};
+use page::PageRegisters;
 use timer::{Mode, Timer};
 
-/// Where the registers would be if there were xAPIC MMIO.
+/// Where the registers are after reset.
 pub const APIC_BASE_ADDRESS: u64 = 0xfee0_0000;
-
-const APIC_BASE_BSP: u64 = 1 << 8;
-const APIC_BASE_EXTD: u64 = 1 << 10;
-const APIC_BASE_EN: u64 = 1 << 11;
 
 /// Integrated APIC 0x14, six LVT entries, no directed EOI.
 const VERSION: u64 = 0x14 | (LVT_COUNT as u64 - 1) << 16;
@@ -41,8 +42,10 @@ const ILLEGAL_VECTORS: u64 = 0xffff;
 
 const ESR_SEND_ILLEGAL_VECTOR: u32 = 1 << 5;
 const ESR_RECEIVED_ILLEGAL_VECTOR: u32 = 1 << 6;
+const ESR_ILLEGAL_REGISTER: u32 = 1 << 7;
 
 const LVT_MASKED: u32 = 1 << 16;
+const LVT_TIMER_MODE: u32 = 3 << 17;
 const LVT_COUNT: usize = 6;
 const TIMER: usize = 0;
 const ERROR: usize = (msr::LVT_ERROR - msr::LVT_TIMER) as usize;
@@ -74,13 +77,16 @@ pub enum Effect {
     },
     /// [`Lapic::next_deadline`] may be different now, and may have passed.
     TimerChanged,
+    /// So may that, and [`Lapic::address`].
+    Readdressed,
 }
 
 /// One local APIC.
 #[derive(Clone, Debug)]
 pub struct Lapic {
     id: u32,
-    is_bsp: bool,
+    base: Base,
+    page: PageRegisters,
     tpr: u8,
     svr: u32,
     /// What the guest reads: latched from `errors` by its write.
@@ -101,7 +107,8 @@ impl Lapic {
     pub fn new(apic_id: u32, is_bsp: bool, clock: TimerClock) -> Self {
         Self {
             id: apic_id,
-            is_bsp,
+            base: Base::new(is_bsp),
+            page: PageRegisters::RESET,
             tpr: 0,
             svr: SVR_RESET,
             esr: 0,
@@ -115,18 +122,50 @@ impl Lapic {
         }
     }
 
-    /// The state after INIT, which in x2APIC mode is that after reset: id, mode and the BSP flag stay
-    /// (SDM vol. 3 section 12.12.5.1).
+    /// The state after INIT, which is that after reset but for the mode and where the registers are (SDM vol. 3 sections
+    /// 12.4.7.3 and 12.12.5.1).
     pub fn init(&mut self) {
         let mut timer = self.timer;
         timer.reset();
-        *self = Self { timer, ..Self::new(self.id, self.is_bsp, TimerClock { tsc_hz: 1, apic_hz: 1 }) };
+        let fresh = Self::new(self.id, false, TimerClock { tsc_hz: 1, apic_hz: 1 });
+        *self = Self { timer, base: self.base, ..fresh };
+    }
+
+    /// The state after power-on.
+    pub fn reset(&mut self) {
+        self.base = self.base.reset();
+        self.init();
     }
 
     /// The x2APIC id.
     #[must_use]
     pub const fn apic_id(&self) -> u32 {
         self.id
+    }
+
+    /// How messages reach it.
+    #[must_use]
+    pub const fn address(&self) -> Address {
+        let logical = match self.base.interface() {
+            Interface::Off => Logical::Off,
+            Interface::XApic => self.page.logical(),
+            Interface::X2Apic => Logical::X2Apic,
+        };
+        Address { id: self.id, logical }
+    }
+
+    /// Whether it is on: it is shown by CPUID then.
+    #[must_use]
+    #[inline]
+    pub const fn is_on(&self) -> bool {
+        !matches!(self.base.interface(), Interface::Off)
+    }
+
+    /// Whether its registers are MSRs.
+    #[must_use]
+    #[inline]
+    pub const fn is_x2apic(&self) -> bool {
+        matches!(self.base.interface(), Interface::X2Apic)
     }
 
     /// Whether the guest has enabled it by software (SVR bit 8).
@@ -269,11 +308,19 @@ impl Lapic {
     /// RDMSR of [`msr::APIC_BASE`], [`msr::TSC_DEADLINE`] or 0x800–0x8ff.
     ///
     /// # Errors
-    /// #GP for registers that do not exist in x2APIC mode or are write-only.
+    /// #GP for registers that do not exist in x2APIC mode or are write-only, and for all but the first two in another mode.
     pub fn read_msr(&self, msr: u32, now_tsc: u64) -> Result<u64, GeneralProtection> {
+        match msr {
+            msr::APIC_BASE => Ok(self.base.bits()),
+            msr::TSC_DEADLINE => Ok(self.timer.deadline(now_tsc)),
+            _ if self.is_x2apic() => self.read_register(msr, now_tsc),
+            _ => Err(GeneralProtection),
+        }
+    }
+
+    /// A read of a register, by its number in x2APIC mode.
+    fn read_register(&self, msr: u32, now_tsc: u64) -> Result<u64, GeneralProtection> {
         let value = match msr {
-            msr::APIC_BASE => return Ok(self.apic_base()),
-            msr::TSC_DEADLINE => return Ok(self.timer.deadline(now_tsc)),
             msr::VERSION => return Ok(VERSION),
             msr::ICR => return Ok(self.icr.into_bits()),
             msr::ID => self.id,
@@ -294,9 +341,30 @@ impl Lapic {
         Ok(u64::from(value))
     }
 
+    /// The interrupt command that was written last, as x2APIC mode has it.
+    #[must_use]
+    pub const fn icr(&self) -> u64 {
+        let icr = if self.is_x2apic() { self.icr } else { self.icr.widened() };
+        icr.into_bits()
+    }
+
+    /// Writes an interrupt command in whatever mode there is: the way for Hyper-V's register.
+    ///
+    /// # Errors
+    /// #GP for reserved bits, and for a local APIC that is off.
+    pub fn write_icr(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
+        let icr = Icr::checked(value)?;
+        self.icr = match self.base.interface() {
+            Interface::Off => return Err(GeneralProtection),
+            Interface::XApic => icr.narrowed(),
+            Interface::X2Apic => icr,
+        };
+        Ok(self.send_command())
+    }
+
     /// The write to [`msr::ICR`] that kernels make all the time: a fixed, edge-triggered interrupt to one local APIC by
     /// its id. Returns vector and id; `None` for every other form, with which nothing is done: that is for
-    /// [`write_msr`](Self::write_msr).
+    /// [`write_msr`](Self::write_msr). There is such a register [in x2APIC mode](Self::is_x2apic) alone.
     #[inline]
     pub fn write_plain_icr(&mut self, value: u64) -> Option<(u8, u32)> {
         let (vector, id) = Icr::from_bits(value).plain()?;
@@ -307,9 +375,11 @@ impl Lapic {
     /// WRMSR of the same registers.
     ///
     /// # Errors
-    /// #GP for registers that do not exist or are read-only, and for reserved bits.
+    /// #GP for registers that do not exist or are read-only, for reserved bits, and for ways between the modes that there
+    /// are not.
     pub fn write_msr(&mut self, msr: u32, value: u64, now_tsc: u64) -> Result<Effect, GeneralProtection> {
         match msr {
+            msr::APIC_BASE => self.write_base(value),
             // What the timer owes from before the change is requested first, as if it had been in time.
             msr::TSC_DEADLINE => {
                 self.expire(now_tsc);
@@ -318,10 +388,18 @@ impl Lapic {
                 }
                 Ok(Effect::TimerChanged)
             }
+            _ if self.is_x2apic() => self.write_register(msr, value, now_tsc),
+            _ => Err(GeneralProtection),
+        }
+    }
+
+    /// A write to a register, by its number in x2APIC mode.
+    fn write_register(&mut self, msr: u32, value: u64, now_tsc: u64) -> Result<Effect, GeneralProtection> {
+        match msr {
             msr::EOI => only(value, 0).map(|_| self.eoi()),
             msr::ICR => {
                 self.icr = Icr::checked(value)?;
-                Ok(self.send(self.icr.command()))
+                Ok(self.send_command())
             }
             msr::SELF_IPI => {
                 let kind = MessageKind::Fixed(only(value, 0xff)? as u8);
@@ -335,8 +413,6 @@ impl Lapic {
                 self.tpr = only(value, 0xff)? as u8;
                 Ok(Effect::None)
             }
-            // Leaving x2APIC mode, moving the base and changing the BSP flag are refused alike.
-            msr::APIC_BASE if value == self.apic_base() => Ok(Effect::None),
             msr::SVR => {
                 let svr = only(value, SVR_WRITABLE)? as u32;
                 self.expire(now_tsc);
@@ -373,9 +449,20 @@ impl Lapic {
         }
     }
 
-    const fn apic_base(&self) -> u64 {
-        let bsp = if self.is_bsp { APIC_BASE_BSP } else { 0 };
-        APIC_BASE_ADDRESS | APIC_BASE_EN | APIC_BASE_EXTD | bsp
+    /// Changes mode. What is turned off forgets everything (SDM vol. 3 section 12.4.3).
+    fn write_base(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
+        let before = self.base;
+        self.base = before.written(value)?;
+        if self.base == before {
+            return Ok(Effect::None);
+        }
+        match self.base.interface() {
+            Interface::Off => self.init(),
+            // The destination was one of 8 bits.
+            Interface::X2Apic if before.interface() == Interface::XApic => self.icr.set_destination(0),
+            Interface::XApic | Interface::X2Apic => {}
+        }
+        Ok(Effect::Readdressed)
     }
 
     fn write_lvt(&mut self, entry: usize, value: u64, now_tsc: u64) -> Result<Effect, GeneralProtection> {
@@ -396,6 +483,12 @@ impl Lapic {
         }
         self.lvt[TIMER] = lvt;
         Ok(Effect::TimerChanged)
+    }
+
+    /// Sends what the interrupt command register says.
+    fn send_command(&mut self) -> Effect {
+        let icr = if self.is_x2apic() { self.icr } else { self.icr.widened() };
+        self.send(icr.command())
     }
 
     fn send(&mut self, command: Command) -> Effect {

@@ -20,6 +20,7 @@ mod leaf1 {
     pub(super) const ECX_SHOWN: u32 = 1 << 21 | 1 << 24 | 1 << 31;
     // EDX: MCE, MTRR, MCA, DS, ACPI, TM, PBE: no machine checks, memory types or thermal control here.
     pub(super) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 21 | 1 << 22 | 1 << 29 | 1 << 31;
+    pub(super) const EDX_APIC: u32 = 1 << 9;
     pub(super) const EDX_MULTI: u32 = 1 << 28;
 }
 
@@ -82,6 +83,8 @@ pub(crate) struct View {
     pub(crate) apic_id: u32,
     /// Number of vCPUs.
     pub(crate) vcpus: u32,
+    /// Its local APIC is on.
+    pub(crate) apic: bool,
     /// CR4.OSXSAVE.
     pub(crate) osxsave: bool,
     /// The guest has asked to be shown that its TSC is invariant, and it is.
@@ -132,13 +135,14 @@ pub(crate) fn answer(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
 fn identity(view: View) -> CpuidResult {
     let host = __cpuid(1);
     let osxsave = if view.osxsave { leaf1::ECX_OSXSAVE } else { 0 };
+    let apic = if view.apic { leaf1::EDX_APIC } else { 0 };
     let multi = if view.vcpus > 1 { leaf1::EDX_MULTI } else { 0 };
     CpuidResult {
         eax: host.eax,
         // CLFLUSH line size stays; ids and counts have eight bits here, leaf 0xb has them whole.
         ebx: host.ebx & 0xff00 | (view.vcpus.min(255)) << 16 | (view.apic_id & 0xff) << 24,
         ecx: host.ecx & !(leaf1::ECX_HIDDEN | super::features::wrong()) | leaf1::ECX_SHOWN | osxsave,
-        edx: host.edx & !(leaf1::EDX_HIDDEN | leaf1::EDX_MULTI) | multi,
+        edx: host.edx & !(leaf1::EDX_HIDDEN | leaf1::EDX_MULTI | leaf1::EDX_APIC) | multi | apic,
     }
 }
 

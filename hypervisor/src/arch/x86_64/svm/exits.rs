@@ -177,6 +177,7 @@ impl Context<'_> {
             Some(leaf) => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx),
             None => {
                 let view = cpuid::View {
+                    apic: self.state.lapic.is_on(),
                     osxsave: self.state.vmcb.cr4 & CR4_OSXSAVE != 0,
                     // Asked only where it is shown: it takes a lock.
                     invariant_tsc: leaf == 0x8000_0007 && self.vm.guest.partition.shows_invariant_tsc(),
@@ -270,10 +271,7 @@ impl Context<'_> {
         let value = if hyperv::msrs::is_synthetic(number) {
             match self.state.hyperv.read_msr(&self.vm.guest.partition, number, now) {
                 Ok(MsrRead::Value(value)) => Some(value),
-                Ok(MsrRead::ApicIcr) => {
-                    let icr = self.state.lapic.read_msr(lapic::msr::ICR, now);
-                    icr.ok().map(hyperv::msrs::icr_from_x2apic)
-                }
+                Ok(MsrRead::ApicIcr) => Some(hyperv::msrs::icr_from_x2apic(self.state.lapic.icr())),
                 Ok(MsrRead::ApicTpr) => Some(self.state.lapic.tpr().into()),
                 Err(_) => None,
             }
@@ -294,12 +292,13 @@ impl Context<'_> {
         let now = clock::now();
         // Two registers make up most of the writes.
         if number == lapic::msr::ICR
+            && self.state.lapic.is_x2apic()
             && let Some((vector, id)) = self.state.lapic.write_plain_icr(value)
         {
             increase(&self.counters[Counter::IrqIpi as usize], self.vm.post_fixed(id, vector));
             return Next::Resume;
         }
-        if number == lapic::msr::EOI && value == 0 {
+        if number == lapic::msr::EOI && value == 0 && self.state.lapic.is_x2apic() {
             let effect = self.state.lapic.eoi();
             return self.perform_lapic(effect);
         }
@@ -313,7 +312,7 @@ impl Context<'_> {
             // Held until the effect is performed, so that pages move in the order of the writes.
             let mut overlays = Overlays::is_moved_by(number).then(|| self.vm.guest.overlays.lock());
             return match self.state.hyperv.write_msr(&self.vm.guest.partition, number, value, now) {
-                Ok(effect) => self.perform_synthetic(effect, now, overlays.as_deref_mut()),
+                Ok(effect) => self.perform_synthetic(effect, overlays.as_deref_mut()),
                 Err(_) => self.protection_fault(),
             };
         }
@@ -338,6 +337,10 @@ impl Context<'_> {
                 Next::Resume
             }
             Effect::TimerChanged => Next::Timers,
+            Effect::Readdressed => {
+                self.vcpu.inbox.set_address(&self.state.lapic);
+                Next::Timers
+            }
         }
     }
 
@@ -350,14 +353,14 @@ impl Context<'_> {
         }
     }
 
-    fn perform_synthetic(&mut self, effect: MsrEffect, now: u64, overlays: Option<&mut Overlays>) -> Next {
+    fn perform_synthetic(&mut self, effect: MsrEffect, overlays: Option<&mut Overlays>) -> Next {
         match effect {
             MsrEffect::None => {}
             MsrEffect::ApicEoi => {
                 let effect = self.state.lapic.eoi();
                 return self.perform_lapic(effect);
             }
-            MsrEffect::ApicIcr(value) => match self.state.lapic.write_msr(lapic::msr::ICR, value, now) {
+            MsrEffect::ApicIcr(value) => match self.state.lapic.write_icr(value) {
                 Ok(effect) => return self.perform_lapic(effect),
                 Err(_) => return self.protection_fault(),
             },

@@ -6,11 +6,14 @@ use memslots::{GuestMemory, Resolution};
 use paging::Gpa;
 use paging::guest::Access;
 
-use crate::vm::Machine;
+use crate::vm::{Machine, Next, increase};
+use hostlink::counters::Counter;
 
 use super::instruction::{FetchError, faulting_instruction, translate};
 use super::state::VcpuState;
 use super::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean};
+use crate::arch::clock;
+use crate::devices::lapic::{Effect, Lapic};
 use crate::devices::platform::Platform;
 use crate::emulator::{Cpu, Failure, Memory, Outcome, SegmentBases, execute};
 use crate::vm::Context;
@@ -24,14 +27,18 @@ impl Context<'_> {
     /// Decoding, translation and access are one section for the flush engine: an initiator that has changed the
     /// translation waits until the access is done, or the walk here finds the change (H30).
     #[inline(never)] // Seldom, and with room for what other exits need not make.
-    pub(super) fn emulate_access(&mut self, mmio: Option<Gpa>) {
+    pub(super) fn emulate_access(&mut self, mmio: Option<Gpa>) -> Next {
         let vm = self.vm;
         self.state.rsp_from_vmcb();
         let outcome = self.with_translation(|state, memory| {
             let instruction = faulting_instruction(&state.vmcb, memory)?;
-            let outcome = emulate(vm, state, memory, mmio, &instruction)?;
-            Ok((outcome, instruction.len() as u64))
+            let (outcome, effects) = emulate(vm, state, memory, mmio, &instruction);
+            Ok((outcome, effects, instruction.len() as u64))
         });
+        let (outcome, effects) = match outcome {
+            Ok((outcome, effects, length)) => (outcome.map(|outcome| (outcome, length)), effects),
+            Err(error) => (Err(error), LapicEffects::default()),
+        };
         match outcome {
             Ok((Outcome::Done, length)) => {
                 self.state.rsp_to_vmcb();
@@ -51,7 +58,29 @@ impl Context<'_> {
             }
         }
         self.state.vmcb.mark_dirty(clean::ALL);
+        self.settle_lapic(&effects)
     }
+
+    /// What is left of accesses to the local APIC's registers.
+    fn settle_lapic(&mut self, effects: &LapicEffects) -> Next {
+        if effects.targets != 0 {
+            increase(&self.counters[Counter::IrqIpi as usize], effects.targets);
+        }
+        if !effects.is_changed {
+            return Next::Resume;
+        }
+        self.vcpu.inbox.set_address(&self.state.lapic);
+        Next::Timers
+    }
+}
+
+/// What accesses to the local APIC's registers leave to be done behind the instruction.
+#[derive(Clone, Copy, Default)]
+struct LapicEffects {
+    /// Interrupts that were sent to somebody.
+    targets: u64,
+    /// Timer or address may be others now.
+    is_changed: bool,
 }
 
 /// Carries out an instruction of a vCPU.
@@ -61,7 +90,7 @@ fn emulate(
     memory: &GuestMemory<'_>,
     mmio: Option<Gpa>,
     instruction: &Instruction,
-) -> Result<Outcome, FetchError> {
+) -> (Result<Outcome, FetchError>, LapicEffects) {
     let vmcb = &*state.vmcb;
     let mut flags = vmcb.rflags;
     let mut cpu = Cpu {
@@ -73,13 +102,16 @@ fn emulate(
         },
         is_64bit: vmcb.is_64bit(),
     };
-    let sender = state.lapic.apic_id();
-    let outcome = execute(instruction, &mut cpu, &mut Reach { vm, vmcb, memory, mmio, sender });
+    let effects = LapicEffects::default();
+    let mut reach = Reach { vm, vmcb, memory, mmio, lapic: &mut state.lapic, effects };
+    let outcome = execute(instruction, &mut cpu, &mut reach);
+    let effects = reach.effects;
     state.vmcb.rflags = flags;
-    outcome.map_err(|failure| match failure {
+    let outcome = outcome.map_err(|failure| match failure {
         Failure::Memory(error) => error,
         Failure::Unsupported => FetchError::Undefined,
-    })
+    });
+    (outcome, effects)
 }
 
 /// What a vCPU reaches by its linear addresses.
@@ -89,8 +121,9 @@ struct Reach<'a> {
     memory: &'a GuestMemory<'a>,
     /// An address in a page that has no memory.
     mmio: Option<Gpa>,
-    /// APIC id of the vCPU.
-    sender: u32,
+    /// The vCPU's own.
+    lapic: &'a mut Lapic,
+    effects: LapicEffects,
 }
 
 impl Reach<'_> {
@@ -108,6 +141,31 @@ impl Reach<'_> {
     /// The devices here have 32-bit registers; any other access finds nothing.
     fn is_register(gpa: Gpa, len: usize) -> bool {
         len == 4 && Platform::is_mmio(gpa.0)
+    }
+
+    fn is_lapic(&self, gpa: Gpa, len: usize) -> bool {
+        len == 4 && Lapic::is_register(gpa.0) && self.lapic.has_page(gpa.0)
+    }
+
+    /// The vCPU's TSC.
+    fn now(&self) -> u64 {
+        clock::now().wrapping_add(self.vmcb.tsc_offset)
+    }
+
+    fn write_lapic(&mut self, gpa: Gpa, value: u32) {
+        let effect = self.lapic.write_page(gpa.0, value, self.now());
+        let sender = self.lapic.apic_id();
+        match effect {
+            Effect::None | Effect::Eoi { level: false, .. } => {}
+            Effect::Ipi(message) => self.effects.targets += self.vm.deliver(message, sender),
+            Effect::Eoi { vector, level: true } => {
+                let messages = self.vm.guest.platform.lock().eoi(vector);
+                for message in messages {
+                    self.vm.deliver(message, sender);
+                }
+            }
+            Effect::TimerChanged | Effect::Readdressed => self.effects.is_changed = true,
+        }
     }
 }
 
@@ -131,6 +189,10 @@ impl Memory for Reach<'_> {
                 // It has been found in the slots that are pinned.
                 let _ = self.memory.read(gpa, bytes);
             }
+            None if self.is_lapic(gpa, bytes.len()) => {
+                let value = self.lapic.read_page(gpa.0, self.now());
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
             None if Self::is_register(gpa, bytes.len()) => {
                 let value = self.vm.guest.platform.lock().mmio_read(gpa.0);
                 bytes.copy_from_slice(&value.to_le_bytes());
@@ -145,11 +207,14 @@ impl Memory for Reach<'_> {
             (Some(_), _) => {
                 let _ = self.memory.write(gpa, bytes);
             }
+            (None, Some(register)) if self.is_lapic(gpa, bytes.len()) => {
+                self.write_lapic(gpa, u32::from_le_bytes(*register));
+            }
             (None, Some(register)) if Self::is_register(gpa, bytes.len()) => {
                 let value = u32::from_le_bytes(*register);
                 let messages = self.vm.guest.platform.lock().mmio_write(gpa.0, value);
                 for message in messages {
-                    self.vm.deliver(message, self.sender);
+                    self.vm.deliver(message, self.lapic.apic_id());
                 }
             }
             _ => {}

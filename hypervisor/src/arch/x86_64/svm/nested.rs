@@ -17,11 +17,14 @@ impl Context<'_> {
     /// #NPF: `exit_info_2` is the guest physical address.
     #[inline(never)] // Apart from the exits that are many.
     pub(crate) fn on_nested_fault(&mut self) -> Next {
-        self.serve_nested_fault();
-        self.state.settle_delivery()
+        let next = self.serve_nested_fault();
+        match self.state.settle_delivery() {
+            Next::Resume => next,
+            other => other,
+        }
     }
 
-    fn serve_nested_fault(&mut self) {
+    fn serve_nested_fault(&mut self) -> Next {
         let gpa = Gpa(self.state.vmcb.exit_info_2);
         let info = self.state.vmcb.exit_info_1;
         if self.state.mmio.has(gpa, self.vm.space.slots().generation()) {
@@ -36,22 +39,23 @@ impl Context<'_> {
             // The guest's own page tables lie in a ROM, where the processor cannot mark them as used.
             Fault::ReadOnly if info & FAULT_IN_WALK != 0 => self.state.raise_protection(),
             // Stores to read-only memory are dropped.
-            Fault::ReadOnly => self.access(None),
+            Fault::ReadOnly => return self.access(None),
             Fault::Mmio { found, generation } => {
                 self.count(match found {
                     Found::Marked => Counter::MmioMarked,
                     Found::Searched => Counter::MmioSearched,
                 });
                 self.state.mmio.insert(gpa, generation);
-                self.on_mmio(gpa, info);
+                return self.on_mmio(gpa, info);
             }
             // The heap has room for tables that map all memory of the machine page by page.
             Fault::OutOfTables => panic!("no memory for the nested page table at {gpa}"),
         }
+        Next::Resume
     }
 
     /// An access to a device's registers, or to nothing.
-    fn on_mmio(&mut self, gpa: Gpa, info: u64) {
+    fn on_mmio(&mut self, gpa: Gpa, info: u64) -> Next {
         if info & FAULT_IN_WALK != 0 {
             // The guest's own page tables lie where there is no memory.
             self.state.raise_protection();
@@ -59,17 +63,18 @@ impl Context<'_> {
             // Code where there is no memory: all ones is no instruction.
             self.state.raise_undefined();
         } else {
-            self.access(Some(gpa));
+            return self.access(Some(gpa));
         }
+        Next::Resume
     }
 
     /// An access that the processor could not make: the instruction's at RIP, or one of its own while it was delivering an
     /// event, to a stack or a descriptor table that is no memory.
-    fn access(&mut self, mmio: Option<Gpa>) {
+    fn access(&mut self, mmio: Option<Gpa>) -> Next {
         if self.state.was_delivering() {
             self.state.raise_delivery_failure();
-        } else {
-            self.emulate_access(mmio);
+            return Next::Resume;
         }
+        self.emulate_access(mmio)
     }
 }

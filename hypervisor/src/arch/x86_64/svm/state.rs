@@ -170,7 +170,8 @@ impl VcpuState {
         let _signals = inbox.take_signals(&mut self.lapic);
         inbox.drain_vectors(&mut self.lapic);
         self.set_init_state();
-        self.lapic.init();
+        self.lapic.reset();
+        inbox.set_address(&self.lapic);
         self.hyperv.reset();
         self.fpu.reset();
         self.debug = DebugRegisters::default();
