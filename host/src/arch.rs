@@ -14,7 +14,10 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// The emulator.
+    /// Both.
+    pub(crate) const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
+
+    /// The emulator's program.
     pub(crate) const fn qemu(self) -> &'static str {
         match self {
             Self::X86_64 => "qemu-system-x86_64",

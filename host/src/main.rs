@@ -22,12 +22,13 @@ mod workspace;
 use anyhow::Result;
 use clap::Parser;
 use cli::{BenchCommand, Cli, Command};
+use machine::emulator;
 use machine::signals::Signals;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    match dispatch(&cli.command) {
+    match emulator::choose(&cli.qemu).and_then(|()| dispatch(&cli.command)) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             eprintln!("quell: {error:#}");

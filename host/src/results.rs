@@ -2,6 +2,7 @@
 
 use crate::arch::Arch;
 use crate::guest::cache::Versions;
+use crate::machine::emulator;
 use crate::workspace;
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -201,12 +202,13 @@ fn versions(guest: Option<&Versions>) -> BTreeMap<&'static str, String> {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.lines().next().filter(|_| output.status.success()).map(str::to_owned)
     };
+    let qemu = |arch| emulator::chosen().command(arch);
     let git = ["describe", "--always", "--dirty"];
     let facts = [
         ("quell", Some(env!("CARGO_PKG_VERSION").to_owned())),
         ("commit", first_line(Command::new("git").args(git).current_dir(workspace::root()))),
-        ("qemu", first_line(Command::new(Arch::X86_64.qemu()).arg("--version"))),
-        ("qemu_aarch64", first_line(Command::new(Arch::Aarch64.qemu()).arg("--version"))),
+        ("qemu", first_line(qemu(Arch::X86_64).arg("--version"))),
+        ("qemu_aarch64", first_line(qemu(Arch::Aarch64).arg("--version"))),
         ("cargo", first_line(workspace::cargo().arg("--version"))),
         ("guest_kernel", guest.map(|guest| guest.kernel.clone())),
         ("guest_busybox", guest.map(|guest| guest.busybox.clone())),

@@ -5,6 +5,7 @@
 
 use crate::arch::Arch;
 use crate::cli::Program;
+use crate::machine::emulator::PluginInterface;
 use crate::machine::flat;
 use anyhow::{Context, Result, ensure};
 use std::env;
@@ -145,13 +146,20 @@ fn keep(built: &Path, variant: &str) -> Result<PathBuf> {
     Ok(kept)
 }
 
-/// Builds the plugin with which QEMU counts what Arm machines execute, and returns the path of its library.
-pub(crate) fn build_plugin() -> Result<PathBuf> {
+/// Builds the plugin with which QEMU counts what Arm machines execute, for an interface, and returns the path of its library.
+pub(crate) fn build_plugin(interface: PluginInterface) -> Result<PathBuf> {
     let directory = target_dir("images");
     let mut command = cargo();
     command.args(["build", "--release", "--package", "quell-plugin", "--target-dir"]).arg(&directory);
+    let variant = match interface {
+        PluginInterface::One => "interface-1",
+        PluginInterface::Three => {
+            command.args(["--features", "interface-3"]);
+            "interface-3"
+        }
+    };
     finish(command, "QEMU's plugin")?;
-    Ok(directory.join("release/libquell_plugin.so"))
+    keep(&directory.join("release/libquell_plugin.so"), variant)
 }
 
 /// Runs a build to its end.

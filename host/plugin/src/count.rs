@@ -13,10 +13,42 @@ const ALL: usize = 0;
 /// Number of raw counters.
 const RAW: usize = 1 + KINDS;
 
+/// Number of bytes of all raw counters together.
+pub const RAW_BYTES: usize = RAW * size_of::<u64>();
+
+/// Raw counters, to which the emulator's translated code adds until the process ends.
+pub trait Raw {
+    /// The value of the counter with this number.
+    fn load(&self, counter: usize) -> u64;
+}
+
+/// Raw counters that lie in this program's memory.
+#[derive(Clone, Copy)]
+pub struct Words(&'static [AtomicU64; RAW]);
+
+impl Words {
+    /// The counter with this number.
+    pub fn counter(self, number: usize) -> &'static AtomicU64 {
+        &self.0[number]
+    }
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self(Box::leak(Box::new([const { AtomicU64::new(0) }; RAW])))
+    }
+}
+
+impl Raw for Words {
+    fn load(&self, counter: usize) -> u64 {
+        self.0[counter].load(Ordering::Relaxed)
+    }
+}
+
 /// The counters.
-pub struct Counts {
-    /// Since the start. The translated code of the emulator adds to them, until the process ends.
-    raw: &'static [AtomicU64; RAW],
+pub struct Counts<R> {
+    /// Since the start.
+    raw: R,
     /// What `raw` was when the current phase began.
     begun: Box<[u64; RAW]>,
     /// What belongs to each phase; what `raw` has gained over `begun` is to be added to that of the current one.
@@ -28,11 +60,12 @@ pub struct Counts {
     kinds: Vec<Kind>,
 }
 
-impl Default for Counts {
-    fn default() -> Self {
+impl<R: Raw> Counts<R> {
+    /// Nothing was counted yet.
+    pub fn new(raw: R) -> Self {
         let zeroes = || Box::new([0; RAW]);
         Self {
-            raw: Box::leak(Box::new([const { AtomicU64::new(0) }; RAW])),
+            raw,
             begun: zeroes(),
             phases: (0..PHASES).map(|_| zeroes()).collect(),
             entries: [0; PHASES],
@@ -40,20 +73,23 @@ impl Default for Counts {
             kinds: Vec::new(),
         }
     }
-}
 
-impl Counts {
-    /// The counter of all instructions.
-    pub fn instructions(&self) -> &'static AtomicU64 {
-        &self.raw[ALL]
+    /// The raw counters.
+    pub fn raw(&self) -> &R {
+        &self.raw
     }
 
-    /// The counter of a kind, which may be used from now on.
-    pub fn kind(&mut self, kind: Kind) -> &'static AtomicU64 {
+    /// The number of the counter of all instructions.
+    pub fn instructions(&self) -> usize {
+        ALL
+    }
+
+    /// The number of the counter of a kind, which may be used from now on.
+    pub fn kind(&mut self, kind: Kind) -> usize {
         if !self.kinds.contains(&kind) {
             self.kinds.push(kind);
         }
-        &self.raw[1 + kind.index()]
+        1 + kind.index()
     }
 
     /// Another phase begins; numbers beyond the last are the first one's.
@@ -66,7 +102,7 @@ impl Counts {
     /// Gives the current phase what was counted since it began.
     fn settle(&mut self) {
         for at in self.kinds.iter().map(|kind| 1 + kind.index()).chain([ALL]) {
-            let now = self.raw[at].load(Ordering::Relaxed);
+            let now = self.raw.load(at);
             let gained = now.wrapping_sub(self.begun[at]);
             self.phases[self.current][at] = self.phases[self.current][at].wrapping_add(gained);
             self.begun[at] = now;
@@ -112,24 +148,24 @@ impl Counts {
 mod tests {
     use super::*;
 
-    fn add(counter: &AtomicU64, count: u64) {
-        counter.fetch_add(count, Ordering::Relaxed);
+    fn add(counts: &Counts<Words>, counter: usize, count: u64) {
+        counts.raw().counter(counter).fetch_add(count, Ordering::Relaxed);
     }
 
     #[test]
     fn what_is_counted_belongs_to_the_phase_of_its_time() {
-        let mut counts = Counts::default();
+        let mut counts = Counts::new(Words::default());
         let (all, isb) = (counts.instructions(), counts.kind(Kind::Isb));
         let ish = counts.kind(Kind::Dsb(11));
-        add(all, 10);
+        add(&counts, all, 10);
         counts.begin(3);
-        add(all, 5);
-        add(ish, 2);
+        add(&counts, all, 5);
+        add(&counts, ish, 2);
         counts.begin(0);
-        add(all, 1);
+        add(&counts, all, 1);
         counts.begin(3);
-        add(all, 7);
-        add(isb, 1);
+        add(&counts, all, 7);
+        add(&counts, isb, 1);
         let json = counts.json();
         let phase = |at: usize| json["phases"][at].clone();
         assert_eq!((&phase(0)["instructions"], &phase(0)["entries"]), (&json!(11), &json!(1)));
@@ -141,10 +177,10 @@ mod tests {
 
     #[test]
     fn a_phase_that_does_not_exist_is_the_first() {
-        let mut counts = Counts::default();
+        let mut counts = Counts::new(Words::default());
         let all = counts.instructions();
         counts.begin(PHASES);
-        add(all, 4);
+        add(&counts, all, 4);
         assert_eq!(counts.json()["phases"][0]["instructions"], 4);
     }
 }

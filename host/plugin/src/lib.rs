@@ -5,7 +5,8 @@
 //! describes. Every CPU counts for the same phase, and the counters are not atomic: the counts are exact where QEMU executes all
 //! CPUs in one thread, as it does with `-icount`.
 //!
-//! It speaks version 1 of QEMU's plugin interface: that of QEMU 6.0 to 8.2. Others refuse to load it, and say why.
+//! It speaks version 1 of QEMU's plugin interface, that of QEMU 6.0 to 8.2; built with the feature `interface-3` it speaks version 3,
+//! which QEMU 9.1 and later understand. Others refuse to load it, and say why.
 
 pub mod count;
 pub mod kind;

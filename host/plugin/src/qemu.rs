@@ -1,9 +1,16 @@
 //! QEMU's side: the entry point that it calls, and the functions of its plugin interface that are used.
 //!
-//! Source: QEMU 7.2, docs/devel/tcg-plugins.rst and the interface that it documents, version 1.
+//! Source: docs/devel/tcg-plugins.rst of QEMU 7.2 and 10.0, and the interface that they document. What differs between its versions
+//! is in [`interface`].
+
+// One of them, as the feature says: QEMU reads the version before it calls anything.
+#[cfg_attr(feature = "interface-3", path = "interface_3.rs")]
+#[cfg_attr(not(feature = "interface-3"), path = "interface_1.rs")]
+mod interface;
 
 use crate::count::Counts;
 use crate::kind::{Kind, phase};
+use interface::Counters;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs;
 use std::path::PathBuf;
@@ -18,14 +25,14 @@ struct Block {
 
 /// QEMU's `struct qemu_plugin_insn`: an instruction of a block.
 #[repr(C)]
-struct Instruction {
+pub(crate) struct Instruction {
     _opaque: [u8; 0],
 }
 
 /// The callback does not look at registers.
 const NO_REGISTERS: c_int = 0;
 /// The operation of inline code: add to a 64-bit word.
-const ADD_U64: c_int = 0;
+pub(crate) const ADD_U64: c_int = 0;
 
 type Id = u64;
 
@@ -38,7 +45,6 @@ unsafe extern "C" {
     );
     fn qemu_plugin_tb_n_insns(block: *const Block) -> usize;
     fn qemu_plugin_tb_get_insn(block: *const Block, index: usize) -> *mut Instruction;
-    fn qemu_plugin_insn_data(instruction: *const Instruction) -> *const c_void;
     fn qemu_plugin_insn_size(instruction: *const Instruction) -> usize;
     fn qemu_plugin_register_vcpu_insn_exec_cb(
         instruction: *mut Instruction,
@@ -46,25 +52,19 @@ unsafe extern "C" {
         flags: c_int,
         data: *mut c_void,
     );
-    fn qemu_plugin_register_vcpu_insn_exec_inline(
-        instruction: *mut Instruction,
-        operation: c_int,
-        counter: *mut c_void,
-        value: u64,
-    );
 }
 
-/// The version of the interface that this is written for; QEMU reads it.
+/// The version of the interface that this is built for; QEMU reads it.
 #[unsafe(no_mangle)]
-pub(crate) static qemu_plugin_version: c_int = 1;
+pub(crate) static qemu_plugin_version: c_int = interface::VERSION;
 
 /// The counters. Translated code adds to the raw ones without this lock, by a plain load and store of a word: callbacks run in the
 /// same thread as it does, so with one thread for all CPUs they never meet.
-static COUNTS: LazyLock<Mutex<Counts>> = LazyLock::new(Mutex::default);
+static COUNTS: LazyLock<Mutex<Counts<Counters>>> = LazyLock::new(|| Mutex::new(Counts::new(Counters::new())));
 static OUTPUT: OnceLock<PathBuf> = OnceLock::new();
 
 /// Has `work` done on the counters.
-fn with_counts<T>(work: impl FnOnce(&mut Counts) -> T) -> T {
+fn with_counts<T>(work: impl FnOnce(&mut Counts<Counters>) -> T) -> T {
     work(&mut COUNTS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -107,6 +107,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         eprintln!("quell-plugin: it takes out=FILE");
         return 1;
     }
+    LazyLock::force(&COUNTS);
     // SAFETY: QEMU's functions, called as its interface says; the callbacks live as long as the process.
     unsafe {
         qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);
@@ -122,24 +123,24 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
         unsafe { (0..qemu_plugin_tb_n_insns(block)).map(|index| qemu_plugin_tb_get_insn(block, index)) };
     with_counts(|counts| {
         for instruction in instructions {
-            // SAFETY: as above; the word's bytes are there if the size says so.
+            // SAFETY: as above.
             let word = unsafe {
-                let data = qemu_plugin_insn_data(instruction).cast::<[u8; 4]>();
                 let is_whole = qemu_plugin_insn_size(instruction) == size_of::<u32>();
-                if is_whole { u32::from_le_bytes(*data) } else { 0 }
+                if is_whole { u32::from_le_bytes(interface::word(instruction)) } else { 0 }
             };
-            let counters = Kind::of(word).map(|kind| counts.kind(kind));
-            for counter in counters.into_iter().chain([counts.instructions()]) {
-                let counter = counter.as_ptr().cast();
-                // SAFETY: as above; the counter is where it is until the process ends, and may be changed by anybody.
-                unsafe { qemu_plugin_register_vcpu_insn_exec_inline(instruction, ADD_U64, counter, 1) };
-            }
+            // Before the counters: the hint counts for the phase that it begins, and QEMU 10 does things in the order in which
+            // they are asked for.
             if let Some(phase) = phase(word) {
                 let data = ptr::without_provenance_mut(phase);
                 // SAFETY: as above; the data is a number, and nobody dereferences it.
                 unsafe {
                     qemu_plugin_register_vcpu_insn_exec_cb(instruction, on_phase, NO_REGISTERS, data);
                 }
+            }
+            let kind = Kind::of(word).map(|kind| counts.kind(kind));
+            for counter in kind.into_iter().chain([counts.instructions()]) {
+                // SAFETY: as above.
+                unsafe { counts.raw().count(instruction, counter) };
             }
         }
     });

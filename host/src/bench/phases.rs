@@ -1,5 +1,7 @@
 //! What QEMU's plugin (`host/plugin`) has counted of an Arm machine, by phase.
 
+use crate::arch::Arch;
+use crate::machine::emulator;
 use crate::machine::spec::Counting;
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
@@ -63,9 +65,10 @@ pub(crate) struct Phases {
 }
 
 impl Phases {
-    /// Has a machine counted, whose file is to be in `directory`; builds the plugin if need be.
+    /// Has a machine counted, whose file is to be in `directory`; builds the plugin that the emulator takes if need be.
     pub(crate) fn counting(directory: &Path) -> Result<Counting> {
-        Ok(Counting { plugin: workspace::build_plugin()?, output: directory.join("counts.json") })
+        let interface = emulator::version(Arch::Aarch64)?.plugin_interface()?;
+        Ok(Counting { plugin: workspace::build_plugin(interface)?, output: directory.join("counts.json") })
     }
 
     /// The counts of a machine that has ended by itself.

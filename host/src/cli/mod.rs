@@ -7,6 +7,7 @@ pub(crate) use bench::*;
 use crate::arch::{Arch, PlatformArgs};
 use crate::check::subject::{Omission, On};
 use crate::image::Entry;
+use crate::machine::emulator::Wanted;
 use crate::size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy};
@@ -39,6 +40,10 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// The emulator: `system`'s own, QEMU `10` (of Debian's backports, fetched into the cache, where the system has another), or the
+    /// directory of another's programs
+    #[arg(long, global = true, value_name = "WHICH", default_value = "system", value_parser = Wanted::parse)]
+    pub(crate) qemu: Wanted,
 }
 
 #[derive(Debug, Subcommand)]

@@ -84,12 +84,7 @@ pub(crate) fn newer_kernel() -> Result<PathBuf> {
     if kernel.is_file() {
         return Ok(kernel);
     }
-    fs::create_dir_all(&cache)?;
-    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(&cache).context("cannot fetch")?;
-    let release = fs::read_to_string("/etc/os-release").context("cannot tell the distribution")?;
-    let sources = backports(&release).context("only Debian's backports are known")?;
-    let apt = Apt::of_sources(&cache.join("apt-backports"), &sources)?;
-    apt.run("apt-get", &["update"], work.path()).context("apt-get update failed for the backports")?;
+    let (apt, work, _) = at_backports(&cache)?;
     let image = apt.kernel_behind(package, work.path()).context("the backports have no kernel")?;
     eprintln!("quell: fetching {image}");
     apt.run("apt-get", &["download", &image], work.path())?;
@@ -101,18 +96,58 @@ pub(crate) fn newer_kernel() -> Result<PathBuf> {
     Ok(kernel)
 }
 
-/// Where the backports of the distribution are that `/etc/os-release` describes, as apt's lists of sources have it.
-fn backports(release: &str) -> Option<String> {
+/// The packages of a newer emulator.
+const EMULATOR_PACKAGES: [&str; 5] =
+    ["qemu-system-x86", "qemu-system-arm", "qemu-system-common", "qemu-system-data", "seabios"];
+
+/// An emulator that is newer than the distribution's own, from its backports: the directory into which its packages are unpacked;
+/// they are fetched unless they are there.
+pub(crate) fn newer_emulator() -> Result<PathBuf> {
+    let cache = directory();
+    let place = cache.join("qemu-backports");
+    // It is renamed when it is whole.
+    if place.is_dir() {
+        return Ok(place);
+    }
+    let (apt, work, suite) = at_backports(&cache)?;
+    eprintln!("quell: fetching {}", EMULATOR_PACKAGES.join(", "));
+    let wanted = EMULATOR_PACKAGES.map(|package| format!("{package}/{suite}"));
+    let mut args = vec!["download"];
+    args.extend(wanted.iter().map(String::as_str));
+    apt.run("apt-get", &args, work.path()).context("the backports have no QEMU")?;
+    let root = work.path().join("root");
+    for package in EMULATOR_PACKAGES {
+        unpack_to(&find(work.path(), &format!("{package}_"))?, &root)?;
+    }
+    replace(&root, &place)?;
+    Ok(place)
+}
+
+/// Apt for the backports of the distribution with its lists brought up to date, a directory to fetch into, and the suite's name.
+fn at_backports(cache: &Path) -> Result<(Apt, tempfile::TempDir, String)> {
+    fs::create_dir_all(cache)?;
+    let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(cache).context("cannot fetch")?;
+    let release = fs::read_to_string("/etc/os-release").context("cannot tell the distribution")?;
+    let (suite, sources) = backports(&release).context("only Debian's backports are known")?;
+    let apt = Apt::of_sources(&cache.join("apt-backports"), &sources)?;
+    apt.run("apt-get", &["update"], work.path()).context("apt-get update failed for the backports")?;
+    Ok((apt, work, suite))
+}
+
+/// The backports of the distribution that `/etc/os-release` describes: their name, and a line for apt's lists of sources.
+fn backports(release: &str) -> Option<(String, String)> {
     let value = |key: &str| {
         let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         line.map(|value| value.trim_matches('"'))
     };
     let codename = value("VERSION_CODENAME").filter(|name| name.chars().all(|c| c.is_ascii_lowercase()))?;
     (value("ID") == Some("debian")).then(|| {
-        format!(
+        let suite = format!("{codename}-backports");
+        let sources = format!(
             "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
-             http://deb.debian.org/debian {codename}-backports main\n"
-        )
+             http://deb.debian.org/debian {suite} main\n"
+        );
+        (suite, sources)
     })
 }
 
@@ -232,11 +267,17 @@ struct Unpacked {
 fn unpack(work: &Path, package: &str) -> Result<Unpacked> {
     let archive = find(work, &format!("{package}_"))?;
     let root = work.join(format!("{package}.unpacked"));
-    let status = Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&root).status();
-    let status = status.context("cannot start dpkg-deb")?;
-    ensure!(status.success(), "dpkg-deb cannot unpack {}", archive.display());
+    unpack_to(&archive, &root)?;
     let version = Command::new("dpkg-deb").arg("-f").arg(&archive).arg("Version").output()?;
     Ok(Unpacked { archive, root, version: String::from_utf8_lossy(&version.stdout).trim().to_owned() })
+}
+
+/// Unpacks an archive into `root`, where others may have been unpacked.
+fn unpack_to(archive: &Path, root: &Path) -> Result<()> {
+    let status = Command::new("dpkg-deb").arg("-x").arg(archive).arg(root).status();
+    let status = status.context("cannot start dpkg-deb")?;
+    ensure!(status.success(), "dpkg-deb cannot unpack {}", archive.display());
+    Ok(())
 }
 
 /// How to call apt: with the system's package lists or with our own.
@@ -345,7 +386,8 @@ mod tests {
     #[test]
     fn u20_backports_are_the_distributions_own() {
         let debian = "NAME=\"Debian GNU/Linux\"\nVERSION_CODENAME=bookworm\nID=debian\n";
-        let sources = backports(debian).expect("is Debian");
+        let (suite, sources) = backports(debian).expect("is Debian");
+        assert_eq!(suite, "bookworm-backports");
         assert!(sources.ends_with("/debian bookworm-backports main\n"), "{sources}");
         assert_eq!(backports("ID=ubuntu\nVERSION_CODENAME=noble\n"), None);
         assert_eq!(backports("ID=debian\n"), None, "no release");

@@ -4,6 +4,7 @@ pub(crate) mod bundle;
 mod console;
 pub(crate) mod control;
 pub(crate) mod counters;
+pub(crate) mod emulator;
 pub(crate) mod flat;
 mod kept;
 pub(crate) mod process;

@@ -3,6 +3,7 @@
 use super::console::{Kept, lines_with, read, read_split};
 use super::control::{Control, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
+use super::emulator;
 use super::kept::{Dropped, Ring, end_of_file};
 use super::ram::Ram;
 use super::reports::Reports;
@@ -15,6 +16,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::Value;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -147,7 +149,8 @@ impl Machine {
         };
 
         let interactive = spec.console == Console::Terminal;
-        let mut command = command(spec, &ram, &channels);
+        let arguments = spec.arguments(emulator::version(arch)?, &ram, &channels);
+        let mut command = command(spec, emulator::chosen().command(arch), &arguments, &ram);
         command.stderr(File::create(files.path().join("qemu.err"))?);
         let terminal = if interactive { SavedTerminal::save() } else { None };
         let started = Instant::now();
@@ -386,9 +389,8 @@ impl Drop for Machine {
 }
 
 /// The call of QEMU: its standard streams, its memory, and its death with this process's.
-fn command(spec: &Spec, ram: &Ram, channels: &Channels<'_>) -> Command {
-    let mut command = Command::new(spec.platform.arch().qemu());
-    command.args(spec.arguments(ram, channels));
+fn command(spec: &Spec, mut command: Command, arguments: &[OsString], ram: &Ram) -> Command {
+    command.args(arguments);
     match spec.console {
         Console::Terminal => command.stdin(Stdio::inherit()).stdout(Stdio::inherit()),
         Console::Echo => command.stdin(Stdio::null()).stdout(Stdio::piped()),

@@ -1,5 +1,6 @@
 //! What to emulate, and the QEMU command line for it.
 
+use super::emulator::Version;
 use super::ram::Ram;
 use crate::arch::Platform;
 use crate::size::MIB;
@@ -132,11 +133,11 @@ impl Spec {
         }
     }
 
-    /// The arguments for QEMU.
-    pub(crate) fn arguments(&self, ram: &Ram, channels: &Channels<'_>) -> Vec<OsString> {
+    /// The arguments for QEMU of this version.
+    pub(crate) fn arguments(&self, version: Version, ram: &Ram, channels: &Channels<'_>) -> Vec<OsString> {
         let mut args = Arguments::default();
         args.words("-nodefaults -no-user-config -no-reboot -display none -monitor none");
-        self.machine(&mut args);
+        self.machine(&mut args, version);
         args.pair("-smp", self.cpus.to_string());
         args.pair("-m", format!("{}M", self.memory / MIB));
         let path = ram.path_in_child();
@@ -176,11 +177,12 @@ impl Spec {
     }
 
     /// Board and CPU.
-    fn machine(&self, args: &mut Arguments) {
+    fn machine(&self, args: &mut Arguments, version: Version) {
         let Platform::Aarch64(cpu) = self.platform else {
             args.words("-machine q35,memory-backend=ram -cpu");
             // QEMU 7.2's CMPXCHG16B damages the flags. The hypervisor finds that out by itself, Linux does not.
-            let cx16 = if let Payload::Bare { .. } = self.payload { ",-cx16" } else { "" };
+            let is_hidden = matches!(self.payload, Payload::Bare { .. }) && !version.has_cmpxchg16b();
+            let cx16 = if is_hidden { ",-cx16" } else { "" };
             args.0.push(format!("EPYC,+svm,+npt{cx16}").into());
             return;
         };
@@ -277,6 +279,8 @@ mod tests {
     use crate::arch::ArmCpu;
 
     const ARM: Platform = Platform::Aarch64(ArmCpu::CortexA72);
+    const OLD: Version = Version { major: 7, minor: 2 };
+    const NEW: Version = Version { major: 10, minor: 0 };
 
     fn quell() -> Payload {
         Payload::Quell { hypervisor: "/h".into(), bundle: "/b".into(), beacon: None }
@@ -306,7 +310,7 @@ mod tests {
             control: Some(Path::new("/c")),
             qemu_log: "/q".as_ref(),
         };
-        let args = spec.arguments(&ram, &channels);
+        let args = spec.arguments(OLD, &ram, &channels);
         args.into_iter().map(|arg| arg.to_string_lossy().into_owned()).collect()
     }
 
@@ -330,14 +334,15 @@ mod tests {
 
     #[test]
     fn u20_a_bare_kernel_is_not_shown_cmpxchg16b() {
-        let cpu = |payload| {
+        let cpu = |payload, version| {
             let mut args = Arguments::default();
-            spec(Platform::X86_64, payload, Clock::Wall, Console::Capture).machine(&mut args);
+            spec(Platform::X86_64, payload, Clock::Wall, Console::Capture).machine(&mut args, version);
             args.0.last().map(|cpu| cpu.to_string_lossy().into_owned()).expect("has a CPU")
         };
-        let bare = Payload::Bare { kernel: "/k".into(), initrd: None, cmdline: String::new() };
-        assert_eq!(cpu(bare), "EPYC,+svm,+npt,-cx16");
-        assert_eq!(cpu(quell()), "EPYC,+svm,+npt", "the hypervisor looks for itself");
+        let bare = || Payload::Bare { kernel: "/k".into(), initrd: None, cmdline: String::new() };
+        assert_eq!(cpu(bare(), OLD), "EPYC,+svm,+npt,-cx16");
+        assert_eq!(cpu(bare(), NEW), "EPYC,+svm,+npt", "it is well there");
+        assert_eq!(cpu(quell(), OLD), "EPYC,+svm,+npt", "the hypervisor looks for itself");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::check::{self, Verdict};
 use crate::cli::ImageArgs;
 use crate::guest::cache;
 use crate::image::{self, Entry};
+use crate::machine::emulator;
 use crate::machine::process::{CONSOLE_BYTES, End, Flow, Machine, Outcome, describe};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Payload, Spec};
@@ -470,11 +471,18 @@ impl Lab<'_> {
         }
         let path = path.to_string_lossy();
         let args = args.iter().map(|arg| if *arg == "{}" { &path } else { *arg });
-        let output = Command::new(env::current_exe()?).args(args).stdin(Stdio::null()).output()?;
+        let args: Vec<_> = args.collect();
+        let mut command = Command::new(env::current_exe()?);
+        if !args.contains(&"--qemu") {
+            command.args(emulator::wanted().arguments());
+        }
+        let output = command.args(args).stdin(Stdio::null()).output()?;
         let errors = String::from_utf8_lossy(&output.stderr);
         if output.status.code() != Some(status) {
             self.hung.set(output.status.code() == Some(TIMED_OUT));
-            bail!("ended with {} instead of status {status}:\n{}", describe(output.status), tail(&errors));
+            let said = String::from_utf8_lossy(&output.stdout);
+            let ended = describe(output.status);
+            bail!("ended with {ended} instead of status {status}:\n{}\n{}", tail(&said), tail(&errors));
         }
         ensure!(errors.contains(message), "the message is not '{message}' but:\n{}", tail(&errors));
         Ok(())

@@ -41,7 +41,7 @@ impl Step {
 }
 
 /// Everything that cargo checks. The bare-metal images are linted for their own target.
-pub(super) const STEPS: [Step; 13] = [
+pub(super) const STEPS: [Step; 14] = [
     step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
     step(
         "unit-tests",
@@ -179,6 +179,11 @@ pub(super) const STEPS: [Step; 13] = [
             "--",
             "-Dwarnings",
         ],
+    ),
+    step(
+        "lint-plugin",
+        "clippy on QEMU's plugin for the interface of QEMU 9.1 and later",
+        &["clippy", "--package", "quell-plugin", "--features", "interface-3", "--", "-Dwarnings"],
     ),
     step(
         "lint-docs",

@@ -5,10 +5,11 @@ mod arm;
 mod fuzz;
 mod operator;
 mod pc;
+mod qemu;
 
 use super::cases::Case;
 
 /// The rows.
 pub(super) fn rows() -> impl Iterator<Item = &'static Case> {
-    [pc::ROWS, arm::ROWS, operator::ROWS, fuzz::ROWS].into_iter().flatten()
+    [pc::ROWS, arm::ROWS, operator::ROWS, qemu::ROWS, fuzz::ROWS].into_iter().flatten()
 }

@@ -1,0 +1,55 @@
+//! Version 1 of the interface, of QEMU 6.0 to 8.2: the code of an instruction is lent, and counters lie wherever the plugin has them.
+
+use super::{ADD_U64, Instruction};
+use crate::count::{Raw, Words};
+use std::ffi::{c_int, c_void};
+
+/// The version.
+pub(super) const VERSION: c_int = 1;
+
+unsafe extern "C" {
+    fn qemu_plugin_insn_data(instruction: *const Instruction) -> *const c_void;
+    fn qemu_plugin_register_vcpu_insn_exec_inline(
+        instruction: *mut Instruction,
+        operation: c_int,
+        counter: *mut c_void,
+        value: u64,
+    );
+}
+
+/// The bytes of an instruction.
+///
+/// # Safety
+///
+/// The instruction is QEMU's, valid for the time of this call, and has as many bytes.
+pub(super) unsafe fn word(instruction: *const Instruction) -> [u8; 4] {
+    // SAFETY: by the caller, the bytes are there.
+    unsafe { *qemu_plugin_insn_data(instruction).cast() }
+}
+
+/// The raw counters.
+#[derive(Clone, Copy)]
+pub(super) struct Counters(Words);
+
+impl Counters {
+    pub(super) fn new() -> Self {
+        Self(Words::default())
+    }
+
+    /// Has a counter count an instruction whenever it is executed.
+    ///
+    /// # Safety
+    ///
+    /// The instruction is QEMU's, and valid for the time of this call.
+    pub(super) unsafe fn count(self, instruction: *mut Instruction, counter: usize) {
+        let counter = self.0.counter(counter).as_ptr().cast();
+        // SAFETY: the counter is where it is until the process ends, and may be changed by anybody.
+        unsafe { qemu_plugin_register_vcpu_insn_exec_inline(instruction, ADD_U64, counter, 1) };
+    }
+}
+
+impl Raw for Counters {
+    fn load(&self, counter: usize) -> u64 {
+        self.0.load(counter)
+    }
+}

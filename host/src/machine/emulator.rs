@@ -1,0 +1,297 @@
+//! The emulator: the system's QEMU, or another one beside it.
+
+use crate::arch::Arch;
+use crate::guest::cache;
+use anyhow::{Context, Result, bail, ensure};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// The emulator that this process uses. It is chosen once, by the command line.
+static CHOSEN: OnceLock<Emulator> = OnceLock::new();
+/// What the command line asked for.
+static WANTED: OnceLock<Wanted> = OnceLock::new();
+/// Its version for each architecture, once it was asked.
+static VERSIONS: [OnceLock<Version>; 2] = [const { OnceLock::new() }; 2];
+
+/// The version of QEMU that is fetched where the system has another one.
+const FETCHED: u32 = 10;
+
+/// Which emulator the command line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// The one that is installed.
+    System,
+    /// QEMU 10: the one that is installed if it is one, else that of the distribution's backports.
+    Ten,
+    /// The one in this directory.
+    In(PathBuf),
+}
+
+impl Wanted {
+    /// The arguments by which another process of this tool is told to use it.
+    pub(crate) fn arguments(&self) -> [OsString; 2] {
+        let which = match self {
+            Self::System => "system".into(),
+            Self::Ten => "10".into(),
+            Self::In(directory) => directory.into(),
+        };
+        ["--qemu".into(), which]
+    }
+
+    /// What `text` means on the command line.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "system" => Ok(Self::System),
+            "10" => Ok(Self::Ten),
+            path if path.contains('/') => Ok(Self::In(path.into())),
+            _ => Err(format!("'{text}' is neither 'system' nor '10' nor a directory, which has a '/' in it")),
+        }
+    }
+}
+
+/// A QEMU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Emulator {
+    /// Where its programs are; on the path without.
+    programs: Option<PathBuf>,
+    /// Where its firmware is, if not where it looks by itself.
+    firmware: Vec<PathBuf>,
+    /// Where its modules are, if not where it looks by itself.
+    modules: Option<PathBuf>,
+}
+
+/// The version of an emulator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+}
+
+/// The version of the interface that the emulator has for plugins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PluginInterface {
+    /// Of QEMU 6.0 to 8.2.
+    One,
+    /// Of QEMU 9.1 and later.
+    Three,
+}
+
+impl Version {
+    /// The version in what QEMU prints when it is asked for it.
+    fn parse(text: &str) -> Option<Self> {
+        let (_, version) = text.lines().next()?.split_once("version ")?;
+        let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+        let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else { return None };
+        Some(Self { major, minor })
+    }
+
+    /// Whether CMPXCHG16B leaves the flags alone that are not its own (`docs/qemu.md`).
+    pub(crate) const fn has_cmpxchg16b(self) -> bool {
+        self.major >= 10
+    }
+
+    /// The interface for plugins.
+    pub(crate) fn plugin_interface(self) -> Result<PluginInterface> {
+        match (self.major, self.minor) {
+            (..6, _) | (9, 0) => {
+                bail!("QEMU {}.{} has no interface for plugins that is known", self.major, self.minor)
+            }
+            (6..9, _) => Ok(PluginInterface::One),
+            _ => Ok(PluginInterface::Three),
+        }
+    }
+}
+
+/// Has this process use the emulator that is wanted. QEMU 10 is fetched if it is missing.
+pub(crate) fn choose(wanted: &Wanted) -> Result<()> {
+    let emulator = match wanted {
+        Wanted::System => Emulator::default(),
+        Wanted::In(directory) => {
+            // Absolute: it is used in other directories, too.
+            let programs = directory.canonicalize().with_context(|| format!("no {}", directory.display()))?;
+            Emulator { programs: Some(programs), ..Emulator::default() }
+        }
+        Wanted::Ten => ten()?,
+    };
+    WANTED.set(wanted.clone()).ok().context("an emulator was chosen before")?;
+    CHOSEN.set(emulator).ok().context("an emulator was used before one was chosen")
+}
+
+/// What the command line asks for.
+pub(crate) fn wanted() -> &'static Wanted {
+    WANTED.get().unwrap_or(&Wanted::System)
+}
+
+/// The emulator that was chosen: the system's, if nobody has.
+pub(crate) fn chosen() -> &'static Emulator {
+    CHOSEN.get_or_init(Emulator::default)
+}
+
+/// The version of the emulator that was chosen.
+pub(crate) fn version(arch: Arch) -> Result<Version> {
+    let place = &VERSIONS[arch as usize];
+    match place.get() {
+        Some(version) => Ok(*version),
+        None => chosen().version(arch).map(|version| *place.get_or_init(|| version)),
+    }
+}
+
+/// QEMU 10 for both architectures.
+fn ten() -> Result<Emulator> {
+    let is_ten =
+        |emulator: &Emulator, arch| emulator.version(arch).is_ok_and(|version| version.major == FETCHED);
+    let system = Emulator::default();
+    if Arch::ALL.iter().all(|arch| is_ten(&system, *arch)) {
+        return Ok(system);
+    }
+    let emulator = Emulator::unpacked(&cache::newer_emulator()?)?;
+    for arch in Arch::ALL {
+        let missing = emulator.missing_libraries(arch)?;
+        ensure!(
+            missing.is_empty(),
+            "{} of the backports needs libraries that are not installed: {}",
+            arch.qemu(),
+            missing.join(", ")
+        );
+        let version = emulator.version(arch)?;
+        ensure!(
+            version.major == FETCHED,
+            "the backports have {} {}.{}, and {FETCHED} is wanted",
+            arch.qemu(),
+            version.major,
+            version.minor
+        );
+    }
+    Ok(emulator)
+}
+
+impl Emulator {
+    /// That of packages which are unpacked into `root`.
+    fn unpacked(root: &Path) -> Result<Self> {
+        // Modules are in a directory of the architecture's, of which there is one.
+        let libraries = fs::read_dir(root.join("usr/lib")).context("the packages have no modules")?;
+        let mut places = libraries.filter_map(|entry| Some(entry.ok()?.path().join("qemu")));
+        let modules = places.find(|path| path.is_dir());
+        Ok(Self {
+            programs: Some(root.join("usr/bin")),
+            firmware: ["qemu", "seabios"].map(|name| root.join("usr/share").join(name)).to_vec(),
+            modules,
+        })
+    }
+
+    /// The program for machines of this architecture.
+    fn program(&self, arch: Arch) -> OsString {
+        match &self.programs {
+            Some(directory) => directory.join(arch.qemu()).into(),
+            None => arch.qemu().into(),
+        }
+    }
+
+    /// A call of it for machines of this architecture, without arguments of theirs.
+    pub(crate) fn command(&self, arch: Arch) -> Command {
+        let mut command = Command::new(self.program(arch));
+        for directory in &self.firmware {
+            command.arg("-L").arg(directory);
+        }
+        if let Some(directory) = &self.modules {
+            command.env("QEMU_MODULE_DIR", directory);
+        }
+        command
+    }
+
+    /// What it says its version is.
+    fn version(&self, arch: Arch) -> Result<Version> {
+        let program = arch.qemu();
+        let output = self.command(arch).arg("--version").stdin(Stdio::null()).output();
+        let output = output.with_context(|| format!("cannot start {program}"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Version::parse(&text).with_context(|| format!("{program} does not say its version: {}", text.trim()))
+    }
+
+    /// The libraries that it is linked with and that are not there.
+    fn missing_libraries(&self, arch: Arch) -> Result<Vec<String>> {
+        let output = Command::new("ldd").arg(self.program(arch)).stdin(Stdio::null()).output();
+        let output = output.context("cannot start ldd")?;
+        Ok(missing(&String::from_utf8_lossy(&output.stdout)))
+    }
+}
+
+/// The libraries that ldd has not found.
+fn missing(text: &str) -> Vec<String> {
+    let names = text.lines().filter_map(|line| line.trim().strip_suffix(" => not found"));
+    names.map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(major: u32, minor: u32) -> Version {
+        Version { major, minor }
+    }
+
+    #[test]
+    fn u29_versions_are_read_from_what_qemu_prints() {
+        for (text, expected) in [
+            ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright", Some((7, 2))),
+            ("QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2~bpo12+1)\n", Some((10, 0))),
+            ("QEMU emulator version 11.1\n", Some((11, 1))),
+            ("QEMU emulator version ten", None),
+            ("something else", None),
+            ("", None),
+        ] {
+            let expected = expected.map(|(major, minor)| version(major, minor));
+            assert_eq!(Version::parse(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn u29_what_depends_on_the_version_goes_by_it() {
+        assert!(!version(7, 2).has_cmpxchg16b() && version(10, 0).has_cmpxchg16b());
+        let interface = |major, minor| version(major, minor).plugin_interface().ok();
+        assert_eq!(interface(5, 2), None);
+        assert_eq!(interface(7, 2), Some(PluginInterface::One));
+        assert_eq!(interface(8, 2), Some(PluginInterface::One));
+        assert_eq!(interface(9, 0), None, "it has version 2 alone");
+        assert_eq!(interface(9, 1), Some(PluginInterface::Three));
+        assert_eq!(interface(10, 0), Some(PluginInterface::Three));
+    }
+
+    #[test]
+    fn u29_emulators_are_named_on_the_command_line() {
+        assert_eq!(Wanted::parse("system"), Ok(Wanted::System));
+        assert_eq!(Wanted::parse("10"), Ok(Wanted::Ten));
+        assert_eq!(Wanted::parse("./bin"), Ok(Wanted::In("./bin".into())));
+        assert_eq!(Wanted::Ten.arguments(), ["--qemu", "10"]);
+        assert!(Wanted::parse("11").expect_err("is refused").contains("'10'"));
+    }
+
+    #[test]
+    fn u29_an_emulator_beside_the_systems_uses_its_own_files() {
+        let directory = tempfile::tempdir().expect("makes");
+        let root = directory.path();
+        fs::create_dir_all(root.join("usr/lib/x86_64-linux-gnu/qemu")).expect("makes");
+        let emulator = Emulator::unpacked(root).expect("is one");
+        let command = emulator.command(Arch::Aarch64);
+        assert_eq!(command.get_program(), root.join("usr/bin/qemu-system-aarch64"));
+        let arguments: Vec<_> = command.get_args().collect();
+        let (firmware, bios) = (root.join("usr/share/qemu"), root.join("usr/share/seabios"));
+        assert_eq!(arguments, ["-L".as_ref(), firmware.as_os_str(), "-L".as_ref(), bios.as_os_str()]);
+        let modules = root.join("usr/lib/x86_64-linux-gnu/qemu");
+        assert!(
+            command.get_envs().any(|pair| pair == ("QEMU_MODULE_DIR".as_ref(), Some(modules.as_os_str())))
+        );
+        let system = Emulator::default().command(Arch::X86_64);
+        assert_eq!((system.get_program(), system.get_args().count()), ("qemu-system-x86_64".as_ref(), 0));
+    }
+
+    #[test]
+    fn u29_missing_libraries_are_named() {
+        let text =
+            "\tliba.so.1 => /lib/liba.so.1 (0x7f)\n\tlibb.so.2 => not found\n\tlinux-vdso.so.1 (0x7f)\n";
+        assert_eq!(missing(text), ["libb.so.2"]);
+    }
+}
