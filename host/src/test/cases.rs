@@ -26,6 +26,8 @@ pub(super) struct Case {
     pub(super) memory: u64,
     /// What is added to its kernel's command line.
     pub(super) words: &'static str,
+    /// Whether a stock guest's time is counted in instructions.
+    pub(super) is_counted: bool,
     /// What it runs on. Tests of the tool itself name it in their arguments.
     pub(super) platform: Platform,
 }
@@ -154,6 +156,7 @@ pub(super) const fn case(name: &'static str, about: &'static str, body: Body) ->
         settings: &[],
         memory: 512 * MIB,
         words: "",
+        is_counted: false,
         platform,
     }
 }
@@ -238,6 +241,11 @@ impl Case {
     /// The same, with more on the command line of the stock guest's kernel.
     pub(super) const fn told(self, words: &'static str) -> Self {
         Self { words, ..self }
+    }
+
+    /// The same, with a stock guest's time counted in instructions: the emulation takes none.
+    pub(super) const fn counted(self) -> Self {
+        Self { is_counted: true, ..self }
     }
 
     /// The same, on a hypervisor that is changed.

@@ -300,7 +300,8 @@ impl Lab<'_> {
         guest.memory = case.memory;
         guest.switches = switches(case.settings)?;
         guest.flush = test.flush;
-        let outcome = self.boot(&guest, test.cpus, |_, _| Ok(Flow::Continue))?;
+        let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
+        let outcome = self.boot_by(clock, &guest, test.cpus, |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || {
             expect_end(&outcome, ExitCode::GuestPowerOff)?;
             match test.expect {
@@ -519,8 +520,18 @@ impl Lab<'_> {
         cpus: u32,
         observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
+        self.boot_by(Clock::Wall, guest, cpus, observe)
+    }
+
+    fn boot_by(
+        &self,
+        clock: Clock,
+        guest: &Guest,
+        cpus: u32,
+        observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
+    ) -> Result<Outcome> {
         let hypervisor = self.hypervisor(guest.platform.arch())?;
-        let mut spec = guest.on_quell(hypervisor, cpus, Clock::Wall, self.directory)?;
+        let mut spec = guest.on_quell(hypervisor, cpus, clock, self.directory)?;
         spec.timeout = Some(if self.long { LONG_TIMEOUT } else { BOOT_TIMEOUT });
         let outcome = Machine::start(&spec, self.signals)?.run(observe)?;
         self.hung.set(matches!(outcome.end, End::TimedOut));

@@ -7,6 +7,7 @@ use super::cmos;
 use super::ioapic;
 use super::lapic::APIC_BASE_ADDRESS;
 use super::pci;
+use super::pit;
 use super::platform::SerialPort;
 use super::power;
 use acpi_tables::aml::{
@@ -179,6 +180,15 @@ fn dsdt() -> Dsdt {
     let hid = Name::new("_HID".into(), &EISAName::new("PNP0B00"));
     let crs = Name::new("_CRS".into(), &resources);
     Device::new("_SB_.RTC_".into(), [&hid as &dyn Aml, &crs].into()).to_aml_bytes(&mut code);
+    let ports = IO::new(*pit::COUNTERS.start(), *pit::COUNTERS.start(), 1, 4);
+    let system = IO::new(pit::SYSTEM, pit::SYSTEM, 1, 1);
+    // The timer without an interrupt, and the speaker, at whose port its third counter is.
+    for (path, id, port) in [("_SB_.TIMR", "PNP0100", ports), ("_SB_.SPKR", "PNP0800", system)] {
+        let resources = ResourceTemplate::new([&port as &dyn Aml].into());
+        let hid = Name::new("_HID".into(), &EISAName::new(id));
+        let crs = Name::new("_CRS".into(), &resources);
+        Device::new(path.into(), [&hid as &dyn Aml, &crs].into()).to_aml_bytes(&mut code);
+    }
     let mut table = Sdt::new(*b"DSDT", TABLE_HEADER_LEN, DSDT_REVISION, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     table.append_slice(&code);
     Dsdt(table)

@@ -9,7 +9,7 @@
 //! | [`lapic`] | one local APIC | the CPU that runs the vCPU |
 //! | [`inbox`] | what others post to a vCPU's local APIC | shared, lock-free |
 //! | [`platform`] | the ports and the I/O APIC of one VM, which it puts together | the VM, under a lock |
-//! | [`ioapic`], [`uart16550`], [`pci`], [`cmos`], [`power`] | the parts of [`platform`] | |
+//! | [`ioapic`], [`uart16550`], [`pci`], [`cmos`], [`pit`], [`power`] | the parts of [`platform`] | |
 //! | [`gic`] | Arm64's interrupt controller: per vCPU, inbox, distributor | see there |
 //! | [`pl011`], [`pl031`] | Arm64's serial port and clock | the VM, under a lock |
 //! | [`wall_clock`] | the date, for the clocks of both | constant |
@@ -29,6 +29,7 @@ pub mod ioapic;
 pub mod lapic;
 pub mod message;
 pub mod pci;
+pub mod pit;
 pub mod pl011;
 pub mod pl031;
 pub mod platform;

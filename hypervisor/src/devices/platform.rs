@@ -1,7 +1,7 @@
 //! The VM's devices behind their ports and addresses.
 //!
 //! Everything else that software may probe for is absent, and the ACPI tables say so: keyboard controller,
-//! interval timer, interrupt controller of the PC, VGA. A port without a device reads as all ones
+//! interrupt controller of the PC, VGA. A port without a device reads as all ones
 //! and ignores writes. Every device at a port but [PCI's configuration](super::pci) is one byte wide, so wider accesses
 //! find no device.
 
@@ -9,6 +9,7 @@ use super::cmos::{self, Cmos};
 use super::ioapic::{self, IoApic, Messages};
 use super::message::Message;
 use super::pci::{self, Pci};
+use super::pit::{self, Pit};
 use super::power::{self, PowerEvent};
 use super::region::Region;
 use super::uart16550::{self, Uart16550};
@@ -129,6 +130,7 @@ pub struct Platform {
     ioapic: IoApic,
     pci: Pci,
     cmos: Cmos,
+    pit: Pit,
 }
 
 impl Platform {
@@ -145,8 +147,8 @@ impl Platform {
         *self = Self { cmos, ..Self::default() };
     }
 
-    /// IN from a port. Reading can only lower interrupt lines, so there is no effect to deliver. `wall_ns` is asked by the clock alone, in
-    /// nanoseconds since the beginning of 1970.
+    /// IN from a port. Reading can only lower interrupt lines, so there is no effect to deliver. `wall_ns` is asked by the clock and by the
+    /// interval timer alone, in nanoseconds since the beginning of 1970.
     #[must_use]
     pub fn port_read(&mut self, port: u16, size: PortSize, wall_ns: impl FnOnce() -> u64) -> u32 {
         if let Some(value) = self.pci.port_read(port, size) {
@@ -164,6 +166,9 @@ impl Platform {
         }
         if matches!(port, cmos::INDEX | cmos::DATA) {
             return u32::from(self.cmos.read(port, wall_ns()));
+        }
+        if pit::has_port(port) {
+            return u32::from(self.pit.read(port, wall_ns()));
         }
         power::read(port).map_or(size.all_ones(), u32::from)
     }
@@ -190,6 +195,10 @@ impl Platform {
         }
         if matches!(port, cmos::INDEX | cmos::DATA) {
             self.cmos.write(port, value, wall_ns());
+            return PlatformEffect::NONE;
+        }
+        if pit::has_port(port) {
+            self.pit.write(port, value, wall_ns());
             return PlatformEffect::NONE;
         }
         let output = power::write(port, value).map_or(Output::None, Output::Power);
@@ -282,9 +291,10 @@ mod tests {
     #[test]
     fn absent_ports_read_all_ones_in_every_size() {
         let mut platform = platform();
-        for port in
-            [0, 0x20, 0x40, 0x60, 0x61, 0x64, 0x6f, 0x72, 0x80, 0x2e8, 0x3e8, 0x400, 0xcf4, 0xd00, 0xffff]
-        {
+        for port in [
+            0, 0x20, 0x3f, 0x44, 0x60, 0x62, 0x64, 0x6f, 0x72, 0x80, 0x2e8, 0x3e8, 0x400, 0xcf4, 0xd00,
+            0xffff,
+        ] {
             for (bytes, ones) in [(1, 0xff), (2, 0xffff), (4, 0xffff_ffff)] {
                 let size = PortSize::from_bytes(bytes).unwrap();
                 assert_eq!(platform.port_read(port, size, || 0), ones, "port {port:#x}, {bytes}");
@@ -320,6 +330,22 @@ mod tests {
         platform.reset();
         assert_eq!(year(&mut platform), 0x30);
         assert_eq!(platform.mmio_read(ioapic::BASE), 0, "all else begins anew");
+    }
+
+    #[test]
+    fn u26_the_interval_timer_is_at_its_ports() {
+        let mut platform = platform();
+        let start = 1_795_383_836_000_000_000;
+        for (port, value) in [(0x61, 1), (0x43, 0xb0), (0x42, 0xa9), (0x42, 0x04)] {
+            let _ = platform.port_write(port, PortSize::Byte, value, || start);
+        }
+        let output = |platform: &mut Platform, us: u64| {
+            platform.port_read(0x61, PortSize::Byte, || start + us * 1000) & 0x20 != 0
+        };
+        assert!(!output(&mut platform, 999) && output(&mut platform, 1001), "1193 ticks are 1 ms");
+        assert_eq!(platform.port_read(0x61, PortSize::Word, || start), 0xffff);
+        platform.reset();
+        assert_eq!(platform.port_read(0x61, PortSize::Byte, || start) & 0x2f, 0x20, "its gate is closed");
     }
 
     #[test]

@@ -8,10 +8,10 @@ use crate::guarded::{Fault, guarded, wrmsr};
 use crate::paging::{self, PAGE, Page, WINDOW};
 use crate::report::{Verdict, ensure};
 
-/// No device: DMA, interrupt controllers, timer, keyboard, beside the clock, progress, the ports before and behind PCI's, the second
+/// No device: DMA, interrupt controllers, beside the timer, keyboard, beside the clock, progress, the ports before and behind PCI's, the second
 /// half of a word port, and the last.
 const UNKNOWN_PORTS: [u16; 14] =
-    [0x00, 0x20, 0x21, 0x40, 0x43, 0x60, 0x64, 0x6f, 0x72, 0x80, 0xcf4, 0xd00, 0x3f6, 0xffff];
+    [0x00, 0x20, 0x21, 0x3f, 0x44, 0x60, 0x64, 0x6f, 0x72, 0x80, 0xcf4, 0xd00, 0x3f6, 0xffff];
 
 /// The first serial port's scratch register.
 const SCRATCH: u16 = 0x3ff;

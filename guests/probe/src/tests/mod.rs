@@ -12,6 +12,7 @@ mod garbage;
 mod hypercalls;
 mod instructions;
 mod interrupts_by_call;
+mod interval;
 mod io;
 mod lazy;
 mod mmio;
@@ -80,6 +81,7 @@ const TESTS: &[Test] = &[
     test("u23-refused", faults::refused),
     test("u26-performance-counters", cpuid_and_msrs::performance_counters),
     test("u26-xapic", xapic::xapic),
+    test("u26-interval-timer", interval::interval_timer),
     test("stale", stale::stale),
     test("large-pages", stale::large_pages),
     test("nmi-in-flush", stale::nmi_in_flush),

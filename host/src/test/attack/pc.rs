@@ -92,4 +92,15 @@ pub(super) const ROWS: &[Case] = &[
         Expect::Success,
     )
     .told("nox2apic"),
+    stock(
+        "u26_linux_by_the_interval_timer",
+        "a kernel that knows no hypervisor finds out by the interval timer how fast its clock is, and works in xAPIC mode",
+        (4, 1),
+        FlushMode::Ipi,
+        "test \"$(nproc)\" = 4 && ! dmesg | grep -q Hyper-V && \
+            dmesg | grep -qE 'tsc: Detected (999|1000)\\.[0-9]+ MHz' && thrash --threads 4 --rounds 20",
+        Expect::Success,
+    )
+    .told("nopv nox2apic")
+    .counted(),
 ];

@@ -189,7 +189,7 @@ fn port(random: &mut Random) {
     };
     let (size, is_write) = (random.below(3), random.one_in(2));
     let value = match port {
-        0x5fd..=0x607 | 0x61..=0x64 | 0x8f..=0x92 if is_write => return,
+        0x5fd..=0x607 | 0x62..=0x64 | 0x8f..=0x92 if is_write => return,
         0xcf6..=0xcf9 if size != 2 => 0,
         _ => value(random) as u32,
     };

@@ -1,0 +1,462 @@
+//! The interval timer of the PC, an 8254, and the port by which software asks for its third counter (Intel 8254
+//! datasheet; the port is the PC's "system control port B").
+//!
+//! Software measures by it how fast everything else is: it starts counter 2, whose gate is a bit of port 0x61, and waits until
+//! its output, another bit there, changes. The counters count by the time that they are given at each access. Nothing
+//! interrupts: no pin of the I/O APIC is wired to counter 0, and the ACPI tables name no such interrupt. A count that is
+//! written while its counter counts is used at once, in the modes as well in which an 8254 ends the period first.
+
+/// The ports of the three counters.
+pub const COUNTERS: core::ops::RangeInclusive<u16> = 0x40..=0x42;
+/// The port of the control words.
+pub const CONTROL: u16 = 0x43;
+/// The port with counter 2's gate and output.
+pub const SYSTEM: u16 = 0x61;
+/// What the counters count, in Hz.
+pub const HZ: u64 = 1_193_182;
+
+const NS_PER_S: u128 = 1_000_000_000;
+/// Bits of the system port that software sets: counter 2's gate, the speaker, two error checks.
+const SYSTEM_WRITABLE: u8 = 0xf;
+const SYSTEM_GATE: u8 = 1 << 0;
+/// Changes as often as memory is refreshed.
+const SYSTEM_REFRESH: u8 = 1 << 4;
+const SYSTEM_OUTPUT: u8 = 1 << 5;
+const REFRESH_NS: u64 = 15_085;
+
+/// Whether a port is the timer's.
+#[must_use]
+pub const fn has_port(port: u16) -> bool {
+    matches!(port, 0x40..=CONTROL | SYSTEM)
+}
+
+/// Which bytes of a count are accessed, as in control words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bytes {
+    Low = 1,
+    High = 2,
+    Both = 3,
+}
+
+/// What a counter does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Run {
+    /// It waits for a count or for its gate.
+    Waiting,
+    /// It has counted since this time, in nanoseconds.
+    Since(u64),
+    /// The gate holds it after so many ticks.
+    Held(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Counter {
+    /// 0 to 5.
+    mode: u8,
+    is_decimal: bool,
+    bytes: Bytes,
+    /// From 1 to 65536, or 10000 if it is decimal.
+    period: u64,
+    run: Run,
+    gate: bool,
+    /// The low byte of a count of two, which has been written.
+    written: Option<u8>,
+    /// Bytes of a count that has been latched, and how many of them are left.
+    latched: Option<u16>,
+    status: Option<u8>,
+    /// The next byte of two that is read is the high one.
+    is_high_next: bool,
+}
+
+impl Counter {
+    /// As firmware leaves it: it divides by as much as it can.
+    const fn new(gate: bool) -> Self {
+        Self {
+            mode: 3,
+            is_decimal: false,
+            bytes: Bytes::Both,
+            period: 0x1_0000,
+            run: if gate { Run::Since(0) } else { Run::Waiting },
+            gate,
+            written: None,
+            latched: None,
+            status: None,
+            is_high_next: false,
+        }
+    }
+
+    /// One more than the highest number.
+    const fn modulus(&self) -> u64 {
+        if self.is_decimal { 10_000 } else { 0x1_0000 }
+    }
+
+    /// A control word begins everything anew.
+    fn set_mode(&mut self, word: u8, bytes: Bytes) {
+        let mode = match word >> 1 & 7 {
+            // The high bit is not decoded for these two.
+            mode @ 6..=7 => mode - 4,
+            mode => mode,
+        };
+        *self = Self { mode, is_decimal: word & 1 != 0, bytes, run: Run::Waiting, ..Self::new(self.gate) };
+    }
+
+    fn ticks(&self, now: u64) -> Option<u64> {
+        match self.run {
+            Run::Waiting => None,
+            Run::Held(ticks) => Some(ticks),
+            Run::Since(start) => {
+                let ns = u128::from(now.saturating_sub(start));
+                // Less than 2^64 ns are less ticks than that.
+                Some((ns * u128::from(HZ) / NS_PER_S) as u64)
+            }
+        }
+    }
+
+    fn write(&mut self, value: u8, now: u64) {
+        let count = match (self.bytes, self.written.take()) {
+            (Bytes::Low, _) => u16::from(value),
+            (Bytes::High, _) => u16::from(value) << 8,
+            (Bytes::Both, Some(low)) => u16::from_le_bytes([low, value]),
+            (Bytes::Both, None) => {
+                self.written = Some(value);
+                return;
+            }
+        };
+        let number = if self.is_decimal { from_decimal(count) } else { u64::from(count) };
+        self.period = if number == 0 { self.modulus() } else { number };
+        self.run = match self.mode {
+            // These wait for their gate to rise.
+            1 | 5 => return,
+            0 | 4 if !self.gate => Run::Held(0),
+            2 | 3 if !self.gate => Run::Waiting,
+            _ => Run::Since(now),
+        };
+    }
+
+    fn set_gate(&mut self, gate: bool, now: u64) {
+        let rises = gate && !self.gate;
+        let falls = !gate && self.gate;
+        self.gate = gate;
+        self.run = match (self.mode, self.run) {
+            (0 | 4, Run::Since(_)) if falls => Run::Held(self.ticks(now).unwrap_or(0)),
+            (0 | 4, Run::Held(ticks)) if rises => {
+                let ns = (u128::from(ticks) * NS_PER_S).div_ceil(u128::from(HZ));
+                Run::Since(now.saturating_sub(ns as u64))
+            }
+            (2 | 3, _) if falls => Run::Waiting,
+            (1 | 2 | 3 | 5, _) if rises => Run::Since(now),
+            (_, run) => run,
+        };
+    }
+
+    /// Its count.
+    fn count(&self, now: u64) -> u16 {
+        let ticks = self.ticks(now).unwrap_or(0);
+        let number = match self.mode {
+            2 => self.period - ticks % self.period,
+            // Two at a time, twice in each period.
+            3 => (self.period - ticks.wrapping_mul(2) % self.period) & !1,
+            _ => self.period.wrapping_sub(ticks % self.modulus()),
+        };
+        let number = number.wrapping_add(self.modulus()) % self.modulus();
+        if self.is_decimal { to_decimal(number) } else { number as u16 }
+    }
+
+    fn output(&self, now: u64) -> bool {
+        let Some(ticks) = self.ticks(now) else { return self.mode != 0 };
+        let in_period = ticks % self.period;
+        match self.mode {
+            0 | 1 => ticks >= self.period,
+            2 => in_period != self.period - 1,
+            3 => in_period < self.period.div_ceil(2),
+            _ => ticks != self.period,
+        }
+    }
+
+    fn latch(&mut self, now: u64) {
+        // A count that is latched stays so until it has been read.
+        if self.latched.is_none() {
+            self.latched = Some(self.count(now));
+            self.is_high_next = false;
+        }
+    }
+
+    fn latch_status(&mut self, now: u64) {
+        let is_null = u8::from(self.run == Run::Waiting);
+        let output = u8::from(self.output(now));
+        let status =
+            output << 7 | is_null << 6 | (self.bytes as u8) << 4 | self.mode << 1 | u8::from(self.is_decimal);
+        self.status.get_or_insert(status);
+    }
+
+    fn read(&mut self, now: u64) -> u8 {
+        if let Some(status) = self.status.take() {
+            return status;
+        }
+        let [low, high] = self.latched.unwrap_or_else(|| self.count(now)).to_le_bytes();
+        let is_high = match self.bytes {
+            Bytes::Low => false,
+            Bytes::High => true,
+            Bytes::Both => {
+                self.is_high_next = !self.is_high_next;
+                !self.is_high_next
+            }
+        };
+        if is_high || self.bytes == Bytes::Low {
+            self.latched = None;
+        }
+        if is_high { high } else { low }
+    }
+}
+
+/// A number of four decimal digits; others than digits count as what they are.
+fn from_decimal(count: u16) -> u64 {
+    let digit = |shift: u32| u64::from(count >> shift & 0xf);
+    (digit(12) * 1000 + digit(8) * 100 + digit(4) * 10 + digit(0)) % 10_000
+}
+
+fn to_decimal(number: u64) -> u16 {
+    [1000, 100, 10, 1].iter().fold(0, |digits, unit| digits << 4 | (number / unit % 10) as u16)
+}
+
+/// The timer.
+#[derive(Clone, Debug)]
+pub struct Pit {
+    counters: [Counter; 3],
+    system: u8,
+}
+
+impl Default for Pit {
+    fn default() -> Self {
+        Self { counters: [Counter::new(true), Counter::new(true), Counter::new(false)], system: 0 }
+    }
+}
+
+impl Pit {
+    /// IN from one of its [ports](has_port), `now` nanoseconds after any time that stays the same.
+    pub fn read(&mut self, port: u16, now: u64) -> u8 {
+        if port == SYSTEM {
+            let refresh = if (now / REFRESH_NS).is_multiple_of(2) { 0 } else { SYSTEM_REFRESH };
+            let output = if self.counters[2].output(now) { SYSTEM_OUTPUT } else { 0 };
+            return self.system | refresh | output;
+        }
+        // The control port cannot be read.
+        self.counter(port).map_or(0xff, |counter| counter.read(now))
+    }
+
+    /// OUT to one of them.
+    pub fn write(&mut self, port: u16, value: u8, now: u64) {
+        match port {
+            SYSTEM => {
+                self.system = value & SYSTEM_WRITABLE;
+                self.counters[2].set_gate(value & SYSTEM_GATE != 0, now);
+            }
+            CONTROL => self.control(value, now),
+            _ => _ = self.counter(port).map(|counter| counter.write(value, now)),
+        }
+    }
+
+    fn counter(&mut self, port: u16) -> Option<&mut Counter> {
+        self.counters.get_mut(usize::from(port.wrapping_sub(*COUNTERS.start())))
+    }
+
+    fn control(&mut self, word: u8, now: u64) {
+        let bytes = match word >> 4 & 3 {
+            1 => Some(Bytes::Low),
+            2 => Some(Bytes::High),
+            3 => Some(Bytes::Both),
+            _ => None,
+        };
+        match (self.counters.get_mut(usize::from(word >> 6)), bytes) {
+            (Some(counter), Some(bytes)) => counter.set_mode(word, bytes),
+            (Some(counter), None) => counter.latch(now),
+            // Read-back: bits 1 to 3 name counters, bits 5 and 4 what not to latch.
+            (None, _) => {
+                for (number, counter) in (1..).zip(&mut self.counters) {
+                    if word >> number & 1 == 0 {
+                        continue;
+                    }
+                    if word & 1 << 5 == 0 {
+                        counter.latch(now);
+                    }
+                    if word & 1 << 4 == 0 {
+                        counter.latch_status(now);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When so many ticks are over that began at `start`.
+    const fn after(start: u64, ticks: u64) -> u64 {
+        start + (ticks * 1_000_000_000).div_ceil(HZ)
+    }
+
+    const START: u64 = 1_795_383_836_000_000_000;
+
+    /// Counter 2 in this mode from `START` on, with the gate open.
+    fn started(mode: u8, count: u16) -> Pit {
+        let mut pit = Pit::default();
+        pit.write(SYSTEM, 1, START);
+        pit.write(CONTROL, 0xb0 | mode << 1, START);
+        let [low, high] = count.to_le_bytes();
+        pit.write(0x42, low, START);
+        pit.write(0x42, high, START);
+        pit
+    }
+
+    fn count(pit: &mut Pit, now: u64) -> u16 {
+        pit.write(CONTROL, 0x80, now);
+        u16::from_le_bytes([pit.read(0x42, now), pit.read(0x42, now)])
+    }
+
+    fn output(pit: &mut Pit, now: u64) -> bool {
+        pit.read(SYSTEM, now) & SYSTEM_OUTPUT != 0
+    }
+
+    /// As kernels and memory testers measure by it.
+    #[test]
+    fn u26_the_third_counters_output_rises_when_it_is_time() {
+        let mut pit = started(0, 11_932);
+        for (ticks, left) in [(0, 11_932), (1, 11_931), (11_931, 1)] {
+            assert_eq!(count(&mut pit, after(START, ticks)), left);
+            assert!(!output(&mut pit, after(START, ticks)), "after {ticks}");
+        }
+        let end = after(START, 11_932);
+        assert!((10_000_000..10_001_000).contains(&(end - START)), "10 ms");
+        assert!(!output(&mut pit, end - 1) && output(&mut pit, end));
+        assert_eq!(count(&mut pit, after(START, 11_933)), 0xffff, "it goes on, round and round");
+        assert!(output(&mut pit, after(START, 1 << 20)), "and stays");
+    }
+
+    #[test]
+    fn u26_a_closed_gate_holds_the_count() {
+        let mut pit = started(0, 1000);
+        pit.write(SYSTEM, 0, after(START, 400));
+        assert_eq!(count(&mut pit, after(START, 9999)), 600);
+        assert!(!output(&mut pit, after(START, 9999)));
+        pit.write(SYSTEM, 1, after(START, 10_000));
+        assert_eq!(count(&mut pit, after(START, 10_100)), 500);
+        assert!(output(&mut pit, after(START, 10_601)));
+        // Written while the gate is closed.
+        pit.write(SYSTEM, 2, START);
+        pit.write(CONTROL, 0xb0, START);
+        pit.write(0x42, 10, START);
+        pit.write(0x42, 0, START);
+        assert_eq!((count(&mut pit, after(START, 100)), pit.read(SYSTEM, START) & 0xf), (10, 2));
+    }
+
+    #[test]
+    fn u26_outputs_of_all_modes() {
+        let outputs = |mode: u8, at: [u64; 6]| {
+            let mut pit = started(mode, 4);
+            if matches!(mode, 1 | 5) {
+                assert!(output(&mut pit, after(START, 100)), "mode {mode} waits for its gate");
+                pit.write(SYSTEM, 0, START);
+                pit.write(SYSTEM, 1, START);
+            }
+            at.map(|ticks| output(&mut pit, after(START, ticks)))
+        };
+        let (low, high) = (false, true);
+        assert_eq!(outputs(0, [0, 3, 4, 5, 8, 99]), [low, low, high, high, high, high]);
+        assert_eq!(outputs(1, [0, 3, 4, 5, 8, 99]), [low, low, high, high, high, high]);
+        assert_eq!(outputs(2, [0, 2, 3, 4, 7, 8]), [high, high, low, high, low, high]);
+        assert_eq!(outputs(6, [0, 2, 3, 4, 7, 8]), [high, high, low, high, low, high]);
+        assert_eq!(outputs(3, [0, 1, 2, 3, 4, 6]), [high, high, low, low, high, low]);
+        assert_eq!(outputs(4, [0, 3, 4, 5, 8, 99]), [high, high, low, high, high, high]);
+        assert_eq!(outputs(5, [0, 3, 4, 5, 8, 99]), [high, high, low, high, high, high]);
+    }
+
+    #[test]
+    fn u26_counts_of_periodic_modes_stay_within_the_period() {
+        let mut rate = started(2, 5);
+        let counts: Vec<u16> = (0..7).map(|ticks| count(&mut rate, after(START, ticks))).collect();
+        assert_eq!(counts, [5, 4, 3, 2, 1, 5, 4]);
+        let mut square = started(3, 6);
+        let counts: Vec<u16> = (0..7).map(|ticks| count(&mut square, after(START, ticks))).collect();
+        assert_eq!(counts, [6, 4, 2, 6, 4, 2, 6]);
+        let mut most = started(2, 0);
+        assert_eq!(count(&mut most, START), 0, "which stands for 65536");
+        assert_eq!(count(&mut most, after(START, 1)), 0xffff);
+    }
+
+    #[test]
+    fn u26_bytes_are_read_and_written_as_the_control_word_says() {
+        let mut pit = started(0, 0x1234);
+        assert_eq!((pit.read(0x42, START), pit.read(0x42, START)), (0x34, 0x12), "without a latch");
+        pit.write(CONTROL, 0x80, START);
+        pit.write(CONTROL, 0x80, after(START, 5));
+        let late = after(START, 0x34);
+        assert_eq!((pit.read(0x42, late), pit.read(0x42, late)), (0x34, 0x12), "the first latch holds");
+        assert_eq!(pit.read(0x42, late), 0, "and is gone when it is read");
+        pit.write(CONTROL, 0x90, START);
+        pit.write(0x42, 0x12, START);
+        assert_eq!((pit.read(0x42, START), pit.read(0x42, START)), (0x12, 0x12), "the low byte alone");
+        pit.write(CONTROL, 0xa0, START);
+        pit.write(0x42, 0x12, START);
+        assert_eq!((pit.read(0x42, START), pit.read(0x42, START)), (0x12, 0x12), "the high byte alone");
+        assert_eq!(count(&mut started(0, 0x1200), START), 0x1200);
+        assert_eq!(pit.read(CONTROL, START), 0xff);
+    }
+
+    #[test]
+    fn u26_decimal_counts() {
+        let mut pit = Pit::default();
+        for (port, value) in [(SYSTEM, 1), (CONTROL, 0xb1), (0x42, 0x00), (0x42, 0x10)] {
+            pit.write(port, value, START);
+        }
+        assert_eq!(count(&mut pit, START), 0x1000);
+        assert_eq!(count(&mut pit, after(START, 1)), 0x0999);
+        assert_eq!(count(&mut pit, after(START, 1001)), 0x9999);
+        assert!(output(&mut pit, after(START, 1001)));
+    }
+
+    #[test]
+    fn u26_read_back_latches_status_and_count() {
+        let mut pit = started(2, 0x1234);
+        pit.write(CONTROL, 0xc8, START);
+        assert_eq!(pit.read(0x42, START), 0xb4, "high, counting, both bytes, mode 2");
+        assert_eq!((pit.read(0x42, START), pit.read(0x42, START)), (0x34, 0x12));
+        pit.write(CONTROL, 0xb0, START);
+        pit.write(CONTROL, 0xe8, START);
+        assert_eq!(pit.read(0x42, START), 0x70, "low, no count yet, both bytes, mode 0");
+        // The others, from the start: mode 3, all of 65536.
+        pit.write(CONTROL, 0xc6, START);
+        assert_eq!((pit.read(0x40, START) & 0x7f, pit.read(0x41, START) & 0x7f), (0x36, 0x36));
+    }
+
+    #[test]
+    fn u26_refresh_changes_all_the_time() {
+        let mut pit = Pit::default();
+        let seen = |pit: &mut Pit, now| pit.read(SYSTEM, now) & SYSTEM_REFRESH;
+        assert_ne!(seen(&mut pit, START), seen(&mut pit, START + REFRESH_NS));
+        pit.write(SYSTEM, 0xff, START);
+        assert_eq!(pit.read(SYSTEM, START) & 0xcf, 0x0f, "no error is shown");
+    }
+
+    #[test]
+    fn u26_no_write_and_no_time_is_too_much() {
+        for word in 0..=u8::MAX {
+            for count in [0, 1, 0xff] {
+                for now in [0, START, u64::MAX] {
+                    let mut pit = Pit::default();
+                    pit.write(SYSTEM, word, now);
+                    pit.write(CONTROL, word, now);
+                    for port in 0x40..=0x43 {
+                        pit.write(port, count, now / 2);
+                        pit.write(port, count, now / 2);
+                    }
+                    for port in (0x40..=0x43).chain([SYSTEM]) {
+                        let _ = pit.read(port, now);
+                        let _ = pit.read(port, 0);
+                    }
+                }
+            }
+        }
+    }
+}
