@@ -46,6 +46,12 @@ pub(super) const ROWS: &[Case] = &[
         0,
     ),
     on_ten!(
+        "u29_no_el2_on_qemu_10",
+        "a machine without EL2 is refused there, too, where accesses have to be aligned while the MMU is off",
+        ["test", "--filter", "arm_without_el2"],
+        0,
+    ),
+    on_ten!(
         "u29_counts_on_qemu_10",
         "its plugin counts each instruction once",
         ["test", "--filter", "arm_plugin_counts"],

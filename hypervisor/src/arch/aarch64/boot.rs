@@ -16,6 +16,10 @@ const MAIR: u64 = paging::Arm64Stage1::MAIR;
 /// are always ones.
 const TCR: u64 = 16 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 1 << 31;
 
+/// SCTLR_EL1, for a start at the wrong level: its ones, and the same as below. TCR_EL1 is TCR_EL2 with the size elsewhere: bit 31
+/// says 4 KiB there, and bit 23 that there is no second half.
+const SCTLR_EL1: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
+
 /// SCTLR_EL2: its ones, and MMU, alignment of the stack, data and instruction caches.
 const SCTLR: u64 = 0x30c5_0830 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
 
@@ -74,7 +78,27 @@ boot_image:
     mov x0, x20
     bl {bsp_main}
     brk #0
-3:  adrp x1, boot_stack_top             // not EL2: memory is as it is, MMU off
+3:  ldr x1, ={mair}                     // not EL2: with the MMU off unaligned accesses fault
+    msr mair_el1, x1
+    ldr x1, ={tcr}
+    mrs x2, id_aa64mmfr0_el1
+    and x2, x2, #0xf
+    cmp x2, #5
+    b.ls 5f
+    mov x2, #5
+5:  orr x1, x1, x2, lsl #32
+    msr tcr_el1, x1
+    adrp x1, boot_root
+    add x1, x1, :lo12:boot_root
+    msr ttbr0_el1, x1
+    tlbi vmalle1
+    ic iallu
+    dsb nsh
+    isb
+    ldr x1, ={sctlr_el1}
+    msr sctlr_el1, x1
+    isb
+    adrp x1, boot_stack_top
     add x1, x1, :lo12:boot_stack_top
     mov sp, x1
     mov x29, xzr
@@ -121,6 +145,7 @@ boot_secondary:
     mair = const MAIR,
     tcr = const TCR,
     sctlr = const SCTLR,
+    sctlr_el1 = const SCTLR_EL1,
     bsp_main = sym super::start::bsp_main,
     not_el2 = sym super::start::not_el2,
     ap_main = sym super::start::ap_main,

@@ -59,7 +59,7 @@ unsafe fn begin(tree: u64) -> Result<(firmware::Machine, Ports), &'static str> {
 
 /// Started at EL1: nothing can be done there but to say so.
 pub(crate) extern "C" fn not_el2(tree: u64) -> ! {
-    // SAFETY: the entry code passes on what the boot protocol gave; MMU off, all addresses are what they are.
+    // SAFETY: the entry code passes on what the boot protocol gave; its tables map all addresses to themselves.
     let _ = unsafe { begin(tree) };
     unsupported(&"not started at EL2: QEMU takes -M virt,virtualization=on,gic-version=3")
 }

@@ -3,7 +3,7 @@
 use arm_sysregs::el1::accessors as registers;
 use baremetal::aarch64::info::BootInfo;
 use baremetal::aarch64::processors::{self, MAX_PROCESSORS};
-use baremetal::aarch64::{clock, gic, power};
+use baremetal::aarch64::{clock, gic, interrupts, power};
 use spin::Once;
 use tlbcheck::arm64::{Identity, Machine as Platform};
 use tlbcheck::command_line::Options;
@@ -91,6 +91,36 @@ pub(super) fn others() -> Result<core::ops::Range<usize>, tlbcheck::report::Stop
     Ok(1..processors)
 }
 
+/// How long a processor sleeps that has nothing to do, in microseconds, and how often it looks around before it does.
+const SLEEP_US: u64 = 50;
+const LOOKS: u64 = 64;
+
+/// Sleeps for a moment: a virtual processor gives its turn away. Interrupts are masked: one that comes before the processor
+/// sleeps ends its sleep as well, so no wake-up is lost.
+pub(super) fn sleep() {
+    clock::set_timer(SLEEP_US);
+    interrupts::wait();
+    clock::stop_timer();
+}
+
+/// Waits until the condition holds, for [`PATIENCE_MS`] at most; says whether it does. In between it sleeps: those that it waits
+/// for may share its CPU, and whoever runs below cannot tell that it waits, for the clock that it looks at is never the same.
+pub(super) fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
+    let end = clock::now() + clock::ticks(PATIENCE_MS * 1000);
+    loop {
+        for _ in 0..LOOKS {
+            if condition() {
+                return true;
+            }
+            clock::relax();
+        }
+        if clock::now() > end {
+            return condition();
+        }
+        sleep();
+    }
+}
+
 /// Has a processor other than the calling one begin `job`.
 pub(super) fn give(number: usize, job: processors::Job) -> Verdict {
     ensure!(!processors::is_busy(number), "processor {number} has not come back from an earlier row");
@@ -100,7 +130,7 @@ pub(super) fn give(number: usize, job: processors::Job) -> Verdict {
 
 /// Waits until it has done it.
 pub(super) fn join(number: usize) -> Verdict {
-    ensure!(processors::join(number, PATIENCE_MS), "processor {number} does not come to its end");
+    ensure!(wait_until(|| !processors::is_busy(number)), "processor {number} does not come to its end");
     Ok(())
 }
 

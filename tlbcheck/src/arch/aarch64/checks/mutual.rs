@@ -8,7 +8,7 @@ use tlbcheck::ensure;
 use tlbcheck::report::Verdict;
 
 use super::local::{is_gone, page_of};
-use crate::arch::aarch64::machine::{self, PATIENCE_MS, rounds};
+use crate::arch::aarch64::machine::{self, rounds};
 use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
 use crate::arch::aarch64::window::{self, Space, WINDOW, page_entry, replace, write};
 
@@ -91,7 +91,7 @@ pub(super) fn asleep() -> Verdict {
         WAKES.store(false, Ordering::Release);
         write(leaf, page_entry(page_of(round.into()).address()));
         machine::give(number, look_sleep_look)?;
-        let sleeps = clock::wait_until(PATIENCE_MS, || SLEEPS.load(Ordering::Acquire));
+        let sleeps = machine::wait_until(|| SLEEPS.load(Ordering::Acquire));
         // Until it has come to its WFI.
         clock::delay(1000);
         replace(leaf, 0);
