@@ -9,7 +9,9 @@ pub struct Orders<'a> {
     pub seed: u64,
     /// How much is to be done, if that is said.
     pub count: Option<u64>,
-    /// Whether to wait for a byte from the serial port before the last checks.
+    /// How often it is to be done, each time from the next seed.
+    pub rounds: u64,
+    /// Whether to wait for a byte from the serial port before it begins, and before the last checks.
     pub rests: bool,
 }
 
@@ -31,7 +33,7 @@ impl<'a> Orders<'a> {
     ///
     /// Why it is none.
     pub fn parse(line: &'a str) -> Result<Self, &'static str> {
-        let mut orders = Self { test: "", seed: SEED, count: None, rests: false };
+        let mut orders = Self { test: "", seed: SEED, count: None, rounds: 1, rests: false };
         for word in line.split_whitespace() {
             match word.split_once('=').unwrap_or((word, "")) {
                 ("test", name) => orders.test = name,
@@ -40,6 +42,7 @@ impl<'a> Orders<'a> {
                         number(text).filter(|seed| *seed != 0).ok_or("seed= takes a number but 0")?;
                 }
                 ("count", text) => orders.count = Some(number(text).ok_or("count= takes a number")?),
+                ("rounds", text) => orders.rounds = number(text).ok_or("rounds= takes a number")?,
                 ("rest", "") => orders.rests = true,
                 ("console" | "BOOT_IMAGE", _) => {}
                 _ => return Err("a word that has no meaning"),
@@ -61,6 +64,7 @@ mod tests {
             ("test=a seed=", "seed= takes a number but 0"),
             ("test=a seed=0", "seed= takes a number but 0"),
             ("test=a count=x", "count= takes a number"),
+            ("test=a rounds=", "rounds= takes a number"),
             ("test=a rest=1", "a word that has no meaning"),
             ("test=a quiet", "a word that has no meaning"),
         ] {
@@ -70,9 +74,9 @@ mod tests {
 
     #[test]
     fn orders_are_read() {
-        let usual = Orders { test: "a", seed: SEED, count: None, rests: false };
+        let usual = Orders { test: "a", seed: SEED, count: None, rounds: 1, rests: false };
         assert_eq!(Orders::parse("console=ttyS0 test=a"), Ok(usual));
-        let all = Orders { seed: 0x1f, count: Some(7), rests: true, ..usual };
-        assert_eq!(Orders::parse("seed=0x1f count=7 rest test=a"), Ok(all));
+        let all = Orders { seed: 0x1f, count: Some(7), rounds: 3, rests: true, ..usual };
+        assert_eq!(Orders::parse("seed=0x1f count=7 rounds=3 rest test=a"), Ok(all));
     }
 }

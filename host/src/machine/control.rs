@@ -5,9 +5,10 @@
 //! QEMU serves one conversation at a time.
 
 use super::signals::Signals;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use hostlink::ctl::{Answer, NEXT, Request};
 use rustix::process::{Pid, getuid, test_kill_process};
+use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -130,6 +131,18 @@ fn is_alive(name: &str) -> bool {
     pid.is_some_and(|pid| test_kill_process(pid).is_ok())
 }
 
+/// The hypervisor's words for why it does not do what it was asked for.
+#[derive(Debug)]
+pub(crate) struct Refused(pub(crate) String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
 /// A conversation with a machine's hypervisor.
 pub(crate) struct Control {
     stream: BufReader<UnixStream>,
@@ -161,7 +174,13 @@ impl Control {
         Self { signals: Some(signals.clone()), ..self }
     }
 
-    /// Asks, and returns the records of the answer. A refusal is an error with the hypervisor's words.
+    /// Sends bytes that are no request, as a line. What comes back is skipped by the next one who asks.
+    pub(crate) fn noise(&mut self, bytes: &[u8]) -> Result<()> {
+        let line = [bytes, b"\n"].concat();
+        self.stream.get_mut().write_all(&line).context("the machine has gone")
+    }
+
+    /// Asks, and returns the records of the answer. A refusal is [`Refused`], with the hypervisor's words.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Vec<String>> {
         self.ask_each(request, |_| Ok(()))
     }
@@ -187,7 +206,7 @@ impl Control {
                     let _ = self.stream.get_mut().write_all(&[NEXT]);
                 }
                 Some(Answer::Ok) => return Ok(records),
-                Some(Answer::Error(message)) => return Err(anyhow!("{message}")),
+                Some(Answer::Error(message)) => return Err(Refused(message.to_owned()).into()),
                 // The end of an answer that its asker did not wait for.
                 None => {}
             }

@@ -9,6 +9,7 @@ use super::checks::Check;
 use super::progress::Progress;
 use super::siege::{self, Siege};
 use super::stage2;
+use super::storm::{self, Requests};
 use super::talk;
 use crate::arch::{Arch, Platform};
 use crate::bench::migrate::writer::{Setup, Writer};
@@ -455,8 +456,22 @@ impl Lab<'_> {
             switches: switches(case.settings)?,
         };
         guest.check()?;
-        let outcome = self.boot(&guest, test.cpus, |_, _| Ok(Flow::Continue))?;
+        let (mut said, mut storm, mut sent, mut seed) = (Ok(()), None, 0, storm::SEED);
+        let outcome = self.boot(&guest, test.cpus, |report, machine| {
+            let turned = match report["event"].as_str() {
+                Some("storm") => Requests::begin(machine, seed).map(|begun| storm = Some(begun)),
+                Some("calm") => {
+                    seed += 1;
+                    let ended = storm.take().context("a storm ends that has not begun");
+                    ended.and_then(|requests| requests.end(machine)).map(|count| sent += count)
+                }
+                _ => return Ok(Flow::Continue),
+            };
+            said = turned.and_then(|()| machine.type_text("\n"));
+            Ok(if said.is_ok() { Flow::Continue } else { Flow::Stop })
+        })?;
         with_console(&outcome, || {
+            said.with_context(|| format!("seed {:#x} of the requests, {sent} were answered before", seed))?;
             expect_verdict(&outcome, test)?;
             check_log(&outcome)?;
             expect_end(&outcome, test.end)
@@ -532,7 +547,11 @@ impl Lab<'_> {
     ) -> Result<Outcome> {
         let hypervisor = self.hypervisor(guest.platform.arch())?;
         let mut spec = guest.on_quell(hypervisor, cpus, clock, self.directory)?;
-        spec.timeout = Some(if self.long { LONG_TIMEOUT } else { BOOT_TIMEOUT });
+        spec.timeout = Some(match (storm::is_one(&guest.cmdline), self.long) {
+            (true, long) => storm::timeout(long),
+            (false, true) => LONG_TIMEOUT,
+            (false, false) => BOOT_TIMEOUT,
+        });
         let outcome = Machine::start(&spec, self.signals)?.run(observe)?;
         self.hung.set(matches!(outcome.end, End::TimedOut));
         Ok(outcome)

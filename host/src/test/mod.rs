@@ -13,6 +13,7 @@ mod names;
 mod progress;
 mod siege;
 mod stage2;
+mod storm;
 mod talk;
 
 use crate::cli::TestArgs;

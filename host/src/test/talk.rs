@@ -7,7 +7,7 @@ use crate::ctl::dirty_runs;
 use crate::ctl::fields::Fields;
 use crate::machine::control::Control;
 use crate::machine::process::Machine;
-use crate::size::MIB;
+use crate::size::{GIB, MIB};
 use anyhow::{Context, Result, anyhow, ensure};
 use hostlink::ctl::{LogWay, Request};
 use std::collections::BTreeSet;
@@ -70,7 +70,6 @@ fn refusals(control: &mut Control, base: u64) -> Result<()> {
 
 /// Memory over each device's registers, from below, within and beyond.
 fn devices(control: &mut Control, arch: Arch) -> Result<()> {
-    const GIB: u64 = 1 << 30;
     let requests = match arch {
         Arch::X86_64 => [
             (add(0xfec0_0000, PAGE), "it overlaps the I/O APIC"),

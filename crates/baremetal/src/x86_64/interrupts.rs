@@ -207,10 +207,14 @@ extern "C" fn dispatch(frame: &mut Frame) {
     match vector {
         VECTOR_NMI => {}
         0..=31 => return on_exception(vector, frame),
-        VECTOR_SPURIOUS => return,
-        // The 8259s are masked, and this one was on its way: it came past the local APIC, which would take an end of
-        // interrupt for that of another one. Interrupts between processors may have these vectors as well.
-        _ if pic::VECTORS.contains(&vector) && !apic::is_in_service(vector) => return,
+        // A spurious one, or one of the 8259s that was on its way while they were masked: neither is in service, and the local
+        // APIC would take an end of interrupt for that of another one. Interrupts between processors may have these vectors
+        // as well.
+        _ if (vector == VECTOR_SPURIOUS || pic::VECTORS.contains(&vector))
+            && !apic::is_in_service(vector) =>
+        {
+            return;
+        }
         _ => apic::end_of_interrupt(),
     }
     let handler = HANDLERS[usize::from(vector)].load(Ordering::Acquire);

@@ -10,6 +10,8 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use baremetal::arch::info::BootInfo;
 use baremetal::arch::{clock, processors};
 
+use crate::report;
+
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::{number, off, undefined, wake_all};
 #[cfg(target_arch = "x86_64")]
@@ -37,8 +39,11 @@ pub(crate) fn count() -> usize {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// Has all processors do `job`, this one included, and waits for them. There is no limit to that: what takes too long is for the
-/// host to say, for the clock may be one of the things that tests change.
+/// Turns of a loop after which what is waited for never comes: some minutes at least where each is an exit, and half a minute
+/// where none is. The clock may be one of the things that tests change.
+pub(crate) const TURNS_MAX: u64 = 1 << 31;
+
+/// Has all processors do `job`, this one included, and waits for them.
 pub(crate) fn on_all(job: processors::Job) {
     (1..count()).for_each(|number| processors::give(number, job));
     job(0);
@@ -47,7 +52,12 @@ pub(crate) fn on_all(job: processors::Job) {
 
 /// Waits until processor `number` has done its job.
 pub(crate) fn await_end(number: usize) {
+    let mut turns = 0u64;
     while processors::is_busy(number) {
         clock::relax();
+        turns += 1;
+        if turns > TURNS_MAX {
+            report::abort(format_args!("processor {number} does not come to the end of its job"));
+        }
     }
 }

@@ -5,8 +5,8 @@
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use baremetal::arch::clock;
 use baremetal::arch::serial::CONSOLE;
+use baremetal::arch::{clock, processors};
 use baremetal::pages::Page;
 use baremetal::random::Random;
 use hostile::orders::Orders;
@@ -22,6 +22,11 @@ use super::x86_64::operation as own;
 
 /// What each processor does where it is not told how much.
 const COUNT: u64 = 2000;
+/// Turns of the first processor's loop, each some exits long, in which others that can get on do so many times.
+const STANDSTILL: u64 = 1 << 19;
+/// Kinds of operations.
+pub(super) const KINDS: u64 = 1 << KIND_BITS;
+const KIND_BITS: u32 = 4;
 /// The first processor looks after sleepers after so many of its own.
 const PERIOD: u64 = 4;
 /// Pages that nobody writes to meanwhile.
@@ -30,6 +35,9 @@ const CANARIES: usize = 64;
 static CANARY: [Page; CANARIES] = [const { Page::new() }; CANARIES];
 static SEED: AtomicU64 = AtomicU64::new(0);
 static WANTED: AtomicU64 = AtomicU64::new(0);
+/// The number of the operation that each processor has last begun, from 1 on, and its kind.
+static LAST: [AtomicU64; processors::MAX_PROCESSORS] =
+    [const { AtomicU64::new(0) }; processors::MAX_PROCESSORS];
 /// Processors that have done all.
 static DONE: AtomicUsize = AtomicUsize::new(0);
 /// Processors that have put in order what is their own.
@@ -56,10 +64,13 @@ pub(super) fn value(random: &mut Random) -> u64 {
     }
 }
 
+/// Does what there is to do. The last operation that was begun is there to be seen from others.
 fn rage(number: usize) {
     let mut random = random(SEED.load(Ordering::Relaxed), number);
     for turn in 0..WANTED.load(Ordering::Relaxed) {
-        own::operation(&mut random, number);
+        let kind = random.below(KINDS);
+        LAST[number].store((turn + 1) << KIND_BITS | kind, Ordering::Relaxed);
+        own::operation(kind, &mut random, number);
         if number == 0 && turn % PERIOD == 0 {
             own::look_after_sleepers();
         }
@@ -72,12 +83,35 @@ fn rage(number: usize) {
     await_all(&ORDERLY, number);
 }
 
+/// What all processors have last begun, together: as long as it changes, somebody gets on.
+fn progress() -> u64 {
+    (0..machine::count()).fold(0, |sum, number| sum.wrapping_add(LAST[number].load(Ordering::Relaxed)))
+}
+
+/// Waits until all processors have been counted. If none of them gets on for many turns, says what each has last begun.
 fn await_all(count: &AtomicUsize, number: usize) {
+    let (mut seen, mut turns) = (progress(), 0u64);
     while count.load(Ordering::Acquire) < machine::count() {
         if number == 0 {
             own::look_after_sleepers();
         }
         clock::relax();
+        turns += 1;
+        let now = progress();
+        if now != seen {
+            (seen, turns) = (now, 0);
+        }
+        if number == 0 && turns > STANDSTILL {
+            // It may be as the storm has left it.
+            CONSOLE.set_up();
+            (0..machine::count()).for_each(|number| {
+                let last = LAST[number].load(Ordering::Relaxed);
+                let (turn, kind) = (last >> KIND_BITS, last & (KINDS - 1));
+                say(format_args!("processor {number} has last begun operation {turn}, of kind {kind}"));
+            });
+            let here = count.load(Ordering::Relaxed);
+            report::abort(format_args!("nobody gets on, and {here} processors have come to the end"));
+        }
     }
 }
 
@@ -89,23 +123,30 @@ fn rest(orders: &Orders<'_>, event: &str) {
     }
 }
 
+/// One storm after the other, and what there is has to be well after each.
 pub(crate) fn storm(orders: &Orders<'_>) -> Verdict {
+    own::prepare();
+    (0..orders.rounds).try_for_each(|round| one(orders, orders.seed.wrapping_add(round)))
+}
+
+fn one(orders: &Orders<'_>, seed: u64) -> Verdict {
     let count = orders.count.unwrap_or(COUNT);
-    SEED.store(orders.seed, Ordering::Relaxed);
+    SEED.store(seed, Ordering::Relaxed);
     WANTED.store(count, Ordering::Relaxed);
-    let mut pattern = random(orders.seed, usize::MAX - 1);
+    DONE.store(0, Ordering::Relaxed);
+    ORDERLY.store(0, Ordering::Relaxed);
+    let mut pattern = random(seed, usize::MAX - 1);
     CANARY
         .iter()
         .flat_map(|page| page.words())
         .for_each(|word| word.store(pattern.word(), Ordering::Relaxed));
-    own::prepare();
     rest(orders, "storm");
     machine::on_all(rage);
-    say(format_args!("{} operations on {} processors, seed {:#x}", count, machine::count(), orders.seed));
+    say(format_args!("{count} operations on {} processors, seed {seed:#x}", machine::count()));
     rest(orders, "calm");
-    let mut pattern = random(orders.seed, usize::MAX - 1);
+    let mut pattern = random(seed, usize::MAX - 1);
     let words = CANARY.iter().flat_map(|page| page.words());
     let changed = words.filter(|word| word.load(Ordering::Relaxed) != pattern.word()).count();
-    ensure!(changed == 0, "{changed} words of memory have changed");
+    ensure!(changed == 0, "{changed} words of memory have changed, seed {seed:#x}");
     alive::alive(orders)
 }

@@ -1,0 +1,172 @@
+//! A guest in which all processors do random things, while random requests come from outside; afterwards everything has to be
+//! as it was.
+
+use crate::ctl::fields::Fields;
+use crate::machine::control::{Control, Refused};
+use crate::machine::process::Machine;
+use crate::size::{GIB, MIB};
+use anyhow::{Context, Result, anyhow, ensure};
+use baremetal::random::Random;
+use hostlink::ctl::{LogWay, Request};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// A machine that has not answered for so long never will: what is asked of it takes tenths of a second.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAGE: u64 = 4096;
+/// The requests of the first storm follow from this, those of the next from the next number.
+pub(super) const SEED: u64 = 0x5eed;
+/// More than there is: the refusal says how much there is in one piece.
+const TOO_MUCH: u64 = 1 << 38;
+/// Numbers of slots that are tried.
+const SLOTS: u64 = 12;
+/// Bytes of a line that is no request.
+const NOISE: u64 = 300;
+
+/// Whether a guest's command line asks for a storm.
+pub(super) fn is_one(cmdline: &str) -> bool {
+    cmdline.contains("test=storm")
+}
+
+/// When a storm's machine is ended if it has not come to its own end: a minute's work, or an hour's, on a machine that others
+/// use as well.
+pub(super) const fn timeout(is_long: bool) -> Duration {
+    Duration::from_secs(if is_long { 4 * 3600 } else { 600 })
+}
+
+/// What the storm must leave as it was.
+#[derive(Debug, PartialEq, Eq)]
+struct State {
+    slots: Vec<String>,
+    /// What the hypervisor says of its free memory.
+    free: String,
+}
+
+impl State {
+    fn of(control: &mut Control) -> Result<Self> {
+        let slots = control.ask(&Request::Slots)?;
+        let much = Request::Add { gpa: 4 * GIB, size: TOO_MUCH, read_only: false };
+        match control.ask(&much).map_err(|error| error.downcast::<Refused>()) {
+            Ok(_) => Err(anyhow!("'{much}' is not refused")),
+            Err(Ok(Refused(free))) => Ok(Self { slots, free }),
+            Err(Err(error)) => Err(error),
+        }
+    }
+}
+
+/// The requests of one storm.
+pub(super) struct Requests {
+    before: State,
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Result<u32>>,
+}
+
+impl Requests {
+    /// Begins with them. All of them follow from the seed; how many there will be depends on how long the storm takes.
+    pub(super) fn begin(machine: &Machine, seed: u64) -> Result<Self> {
+        let mut control = machine.control()?.with_patience(PATIENCE);
+        let before = State::of(&mut control)?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let thread = thread::spawn({
+            let is_over = is_over.clone();
+            move || send(&mut control, seed, &is_over)
+        });
+        Ok(Self { before, is_over, thread })
+    }
+
+    /// Ends them, takes back what they have done, and compares. Returns how many there were.
+    pub(super) fn end(self, machine: &Machine) -> Result<u32> {
+        self.is_over.store(true, Ordering::Release);
+        let sent = self.thread.join().map_err(|_| anyhow!("the sender of requests panicked"))??;
+        let mut control = machine.control()?.with_patience(PATIENCE);
+        for record in control.ask(&Request::Slots)? {
+            let number = Fields::parse(&record)?.number("slot").context("a slot without a number")?;
+            let slot = u16::try_from(number)?;
+            asked(&mut control, &Request::LogStop { slot })?;
+            asked(&mut control, &Request::Delete { slot })?;
+        }
+        let after = State::of(&mut control)?;
+        ensure!(
+            after == self.before,
+            "after {sent} requests there is {after:?} instead of {:?}",
+            self.before
+        );
+        Ok(sent)
+    }
+}
+
+/// Whether the request was granted. Only no answer is an error.
+fn asked(control: &mut Control, request: &Request) -> Result<bool> {
+    match control.ask(request) {
+        Ok(_) => Ok(true),
+        Err(error) if error.is::<Refused>() => Ok(false),
+        Err(error) => Err(error.context(format!("'{request}'"))),
+    }
+}
+
+fn send(control: &mut Control, seed: u64, is_over: &AtomicBool) -> Result<u32> {
+    let mut random = Random::new(seed);
+    let mut sent = 0;
+    // At least some, however short the storm is.
+    while sent < 8 || !is_over.load(Ordering::Acquire) {
+        if random.one_in(8) {
+            let noise: Vec<u8> = (0..random.below(NOISE)).map(|_| random.word() as u8).collect();
+            control.noise(&noise)?;
+        }
+        asked(control, &request(&mut random)).with_context(|| format!("request {sent} of seed {seed:#x}"))?;
+        sent += 1;
+    }
+    Ok(sent)
+}
+
+/// A request, mostly one that makes sense.
+fn request(random: &mut Random) -> Request {
+    let slot = random.below(SLOTS) as u16;
+    let way = if random.one_in(2) { LogWay::DirtyBits } else { LogWay::WriteProtection };
+    match random.below(12) {
+        0 => Request::Vms,
+        1 => Request::Slots,
+        2 => Request::Stats,
+        3..=5 => {
+            // Beside the guest's memory, over its devices, and where the storm goes on accesses.
+            let base = random.one_of([0, GIB, 3 * GIB, 3 * GIB + 256 * MIB, 4 * GIB, 1 << 51]);
+            let gpa = match random.below(8) {
+                0 => random.word(),
+                _ => base + random.below(1 << 16) * PAGE,
+            };
+            let power = random.below(11);
+            let size = match random.below(8) {
+                0 => random.word(),
+                1 => random.below(3),
+                _ => (1 + random.below(1 << power)) * PAGE,
+            };
+            Request::Add { gpa, size, read_only: random.one_in(4) }
+        }
+        6 | 7 => Request::Delete { slot },
+        8 => Request::LogStart { slot, way },
+        9 => Request::LogFetch { slot },
+        10 => Request::LogStop { slot },
+        _ => Request::Migrate { slot, way, rounds: random.below(3) as u16 },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_request_is_sent_and_the_same_ones_for_a_seed() {
+        let of = |seed| {
+            let mut random = Random::new(seed);
+            (0..400).map(|_| request(&mut random).to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(of(1), of(1));
+        assert_ne!(of(1), of(2));
+        let words: BTreeSet<_> =
+            of(1).iter().filter_map(|line| line.split(' ').next().map(str::to_owned)).collect();
+        assert_eq!(words.len(), 9, "{words:?}");
+    }
+}
