@@ -10,6 +10,8 @@ mod lines;
 mod mutants;
 #[cfg(test)]
 mod names;
+#[cfg(test)]
+mod panics;
 mod progress;
 mod siege;
 mod stage2;
