@@ -156,6 +156,7 @@ pub(crate) fn conclude(outcome: &Outcome, may_leave: bool) -> u8 {
         End::Hypervisor(code) => {
             let reason = match code {
                 ExitCode::GuestStalled => "a processor did not leave the guest, which was ended",
+                ExitCode::GuestOutOfTables => "there was no page left for a nested page table",
                 ExitCode::GuestTripleFault => "the guest shut down by triple fault",
                 ExitCode::BadConfig => "the guest cannot be started",
                 ExitCode::Unsupported => "the machine lacks what the hypervisor needs",

@@ -17,6 +17,7 @@ pub mod emulator;
 pub mod free_memory;
 pub mod hyperv;
 pub mod loader;
+pub mod page_pool;
 pub mod quota;
 pub mod sched;
 pub mod tlb;

@@ -13,6 +13,7 @@
 //! | `kick` | `off`: a flush neither kicks targets out of guest mode nor waits for them, for tests that must notice | `on` |
 //! | `zap` | `everything`: when a memory slot goes, all translations of the guest go, for comparison | `slot` |
 //! | `nested_page` | largest page of the nested page table: `4K`, `2M`, or `1G` where the processor has them | `1G` |
+//! | `tables` | pages for nested page tables, 1 to 1,000,000, or `enough` for all memory there is | `enough` |
 //! | `stage2_unmap` | how translations go from an Arm guest's stage 2 when memory goes: `range`, by range instructions where the processor has them; `page`, entry by entry with a flush each, for comparison; `whole`, all of the guest's at once | `range` |
 //! | `local_tlbi` | what keeps an Arm guest's local TLB instructions right when a vCPU changes CPU: `arrival`, a flush where it arrives; `broadcast`, HCR_EL2.FB makes them reach all CPUs | `arrival` |
 //! | `vmid_bits` | bits of VMIDs on Arm, 1 to 16 but no more than the processor has, or `most`; few make generations roll over soon | `most` |
@@ -251,6 +252,7 @@ mod tests {
                 zap: Zap::Everything,
                 nested_page: NestedPage::Small,
                 paranoid: true,
+                tables: Some(100),
                 stage2_unmap: Stage2Unmap::Page,
                 local_tlbi: LocalTlbi::Broadcast,
                 vmid_bits: Some(8),
@@ -277,6 +279,8 @@ mod tests {
             ("zap=some", 1),
             ("nested_page=3M", 1),
             ("paranoid=a bit", 1),
+            ("tables=0", 1),
+            ("tables=some", 1),
             ("stage2_unmap=leaf", 1),
             ("local_tlbi=remote", 1),
             ("vmid_bits=0", 1),

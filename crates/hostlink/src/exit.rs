@@ -28,11 +28,13 @@ pub enum ExitCode {
     /// A processor did not leave guest mode when it was told to, and the guest's memory may still be in use; details are in
     /// the log.
     GuestStalled = 0x26,
+    /// There was no page left for a nested page table that the guest's access needed.
+    GuestOutOfTables = 0x27,
 }
 
 impl ExitCode {
     /// Every code, for tables and look-up.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::GuestPowerOff,
         Self::GuestTripleFault,
         Self::Panic,
@@ -40,6 +42,7 @@ impl ExitCode {
         Self::Unsupported,
         Self::GuestReset,
         Self::GuestStalled,
+        Self::GuestOutOfTables,
     ];
 
     /// QEMU's exit status for this code.
@@ -67,6 +70,7 @@ impl ExitCode {
             Self::Panic => 70,
             Self::GuestReset => 71,
             Self::GuestStalled => 72,
+            Self::GuestOutOfTables => 73,
         }
     }
 }

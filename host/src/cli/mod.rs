@@ -146,7 +146,8 @@ fn parse_defect(name: &str) -> Result<Defect, String> {
 ///
 /// Exit status: that of the --exec command; 65 after a triple fault of the guest, 66 for a guest that
 /// cannot be started, 69 for a machine that lacks something, 70 after a failure of the hypervisor, 71
-/// after a guest's reset with --reset exit, 72 after one that kept a processor to itself, 124 after --timeout, 128 + N after signal N.
+/// after a guest's reset with --reset exit, 72 after one that kept a processor to itself, 73 if no page was
+/// left for a nested page table, 124 after --timeout, 128 + N after signal N.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     #[command(flatten)]

@@ -205,9 +205,20 @@ pub(super) const fn hostile(
     name: &'static str,
     about: &'static str,
     test: &'static str,
-    (vcpus, cpus): (u32, u32),
+    on: (u32, u32),
 ) -> Case {
-    case(name, about, Body::Hostile(Hostile { test, vcpus, cpus, end: ExitCode::GuestPowerOff }))
+    ended(name, about, test, on, ExitCode::GuestPowerOff)
+}
+
+/// The same, of a guest that comes to another end.
+pub(super) const fn ended(
+    name: &'static str,
+    about: &'static str,
+    test: &'static str,
+    (vcpus, cpus): (u32, u32),
+    end: ExitCode,
+) -> Case {
+    case(name, about, Body::Hostile(Hostile { test, vcpus, cpus, end }))
 }
 
 /// Memory that a bare guest writes to is migrated in vain, in blocks of 2 MiB.

@@ -31,6 +31,8 @@ pub(crate) enum CreateError {
     Load(LoadError),
     /// There is not this much memory, but so much.
     NoMemory(u64, u64),
+    /// There is no memory for nested page tables, or for so few that there is no root.
+    NoTables,
     /// The boot CPU is to run no vCPUs, and it is the only one.
     NoCpu,
     /// A processor too slow for a reference clock.
@@ -59,6 +61,7 @@ impl fmt::Display for CreateError {
                 size >> 20,
                 free >> 20
             ),
+            Self::NoTables => f.write_str("no memory is left for nested page tables: give the machine more"),
             Self::NoCpu => f.write_str("boot_cpu=serve needs a second CPU to run the guest"),
             Self::Vmids => f.write_str("vmid_bits: each CPU may hold a VMID, and there must be one more"),
             Self::Clock => f.write_str("the TSC is too slow for the guest's reference clock"),

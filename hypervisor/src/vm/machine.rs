@@ -20,7 +20,7 @@ use spin::{Mutex, Once};
 use super::console::GUEST;
 use super::control;
 use super::files::{CreateError, Files};
-use super::memory::FreeMemory;
+use super::memory::{self, FreeMemory};
 use super::percpu::PerCpu;
 use super::slot_memory::{CLEAR_BYTES, SlotMemory};
 use super::space::Space;
@@ -115,13 +115,17 @@ pub(crate) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
     let config = &files.config;
     guest::check(config)?;
     let ram = guest::ram(config.memory).map_err(CreateError::Load)?;
+    let total = free.total();
     let memslots = back_memory(&ram, free)?;
+    // For all memory: the rest may be added later.
+    let tables = memory::init_tables(free, total, config.switches.tables).ok_or(CreateError::NoTables)?;
+    log::debug!("{tables} pages for nested page tables");
     let largest = match config.switches.nested_page {
         NestedPage::Small => Level::Page4K,
         NestedPage::Large => Level::Page2M,
         NestedPage::Huge => guest::largest_page(),
     };
-    let space = Space::new(memslots, guest::Tables, largest).expect("the heap has room for a table");
+    let space = Space::new(memslots, guest::Tables, largest).map_err(|_| CreateError::NoTables)?;
     let space = space.zapping(match (config.switches.zap, config.switches.stage2_unmap) {
         (config::Zap::Everything, _) => ZapWay::Everything,
         (_, config::Stage2Unmap::Page) => ZapWay::PageByPage,

@@ -1,4 +1,4 @@
-//! Physical memory: the heap, tables from it. Everything is mapped one to one.
+//! Physical memory: the heap, and pages for tables. Everything is mapped one to one.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
@@ -11,11 +11,13 @@ use talc::TalcLock;
 use talc::source::Manual;
 
 pub(crate) use crate::free_memory::FreeMemory;
+use crate::page_pool::PagePool;
 
-/// Least heap of the hypervisor: page tables, VMCBs, device state. Guest memory does not come from here.
+/// Least heap of the hypervisor: its own page tables, VMCBs, device state. Neither guest memory nor tables of nested paging come
+/// from here.
 const HEAP_MIN: u64 = 32 << 20;
-/// For so many bytes of RAM there is one more of heap, so that nested tables can map all of it in pages of 4 KiB, twice over.
-const RAM_PER_HEAP: u64 = 256;
+/// For so many bytes of RAM there is one more of heap: a dirty log has two bits for each page of 4 KiB, which is a fourth of it.
+const RAM_PER_HEAP: u64 = 4096;
 /// Most heap: on some machines it has to lie below 4 GiB.
 const HEAP_MAX: u64 = 1 << 30;
 const PAGE: u64 = 4096;
@@ -86,7 +88,7 @@ pub(crate) fn is_stack(address: u64) -> bool {
         .any(|stack| address >= stack.start && end <= stack.end)
 }
 
-/// Page tables from the heap, mapped one to one.
+/// The hypervisor's own page tables, from the heap, mapped one to one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeapTables;
 
@@ -102,6 +104,41 @@ unsafe impl TableMemory for HeapTables {
     unsafe fn free(&self, table: PhysAddr) {
         // SAFETY: the caller vouches for origin and disuse; the layout is the one it was allocated with.
         unsafe { dealloc(table.0 as *mut u8, TABLE_LAYOUT) };
+    }
+
+    unsafe fn entries(&self, table: PhysAddr) -> &Entries {
+        // SAFETY: the caller vouches for the table; all bit patterns are valid entries.
+        unsafe { &*(table.0 as *const Entries) }
+    }
+}
+
+/// Pages for tables of nested paging.
+static TABLES: Mutex<PagePool> = Mutex::new(PagePool::empty());
+
+/// Takes pages for the tables that map `memory` bytes, or `count` pages; says how many.
+pub(crate) fn init_tables(free: &mut FreeMemory, memory: u64, count: Option<u32>) -> Option<u32> {
+    let count = count.unwrap_or_else(|| PagePool::needed(memory));
+    let start = free.take(u64::from(count) * PAGE, PAGE, u64::MAX)?;
+    *TABLES.lock() = PagePool::new(start, count);
+    Some(count)
+}
+
+/// Tables of nested paging, from the pool, mapped one to one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NestedTables;
+
+// SAFETY: tables are pages of the pool, which are mapped one to one for ever, so an address is a valid pointer until the table is
+// freed; freeing is up to the caller's promise. They are zeroed before anybody knows of them.
+unsafe impl TableMemory for NestedTables {
+    fn allocate(&self) -> Option<PhysAddr> {
+        let table = TABLES.lock().take()?;
+        // SAFETY: the page is free RAM, mapped, and was just taken for this.
+        unsafe { core::ptr::write_bytes(table as *mut u8, 0, PAGE as usize) };
+        Some(PhysAddr(table))
+    }
+
+    unsafe fn free(&self, table: PhysAddr) {
+        TABLES.lock().give(table.0);
     }
 
     unsafe fn entries(&self, table: PhysAddr) -> &Entries {

@@ -5,6 +5,7 @@ use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use hostlink::exit::ExitCode;
+use paging::Gpa;
 
 use super::console::LogPort;
 use super::memory;
@@ -37,6 +38,14 @@ pub(crate) fn refuse(code: ExitCode, reason: &dyn core::fmt::Display) -> ! {
 pub(crate) fn end_stalled_guest(why: &dyn core::fmt::Display) -> ! {
     log::error!("the guest ends: {why}");
     exit(ExitCode::GuestStalled)
+}
+
+/// Ends the guest because there is no page for a table that its access needs. There are enough for all memory there is, so this is
+/// for a pool that was made small.
+#[cold]
+pub(crate) fn end_guest_without_tables(gpa: Gpa) -> ! {
+    log::error!("the guest ends: no page is left for a nested page table, at {gpa}");
+    exit(ExitCode::GuestOutOfTables)
 }
 
 #[panic_handler]

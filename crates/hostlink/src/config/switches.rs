@@ -109,6 +109,8 @@ pub struct Switches {
     pub nested_page: NestedPage,
     /// Whether the nested page table is compared with the slots after each change of them.
     pub paranoid: bool,
+    /// Pages for nested page tables; `None` for as many as the tables of all memory take.
+    pub tables: Option<u32>,
     /// How translations go from stage 2 when memory goes (Arm).
     pub stage2_unmap: Stage2Unmap,
     /// What keeps local TLB instructions right when a vCPU changes CPU (Arm).
@@ -131,6 +133,7 @@ impl Default for Switches {
             zap: Zap::Slot,
             nested_page: NestedPage::Huge,
             paranoid: false,
+            tables: None,
             stage2_unmap: Stage2Unmap::Range,
             local_tlbi: LocalTlbi::Arrival,
             vmid_bits: None,
@@ -142,13 +145,14 @@ impl Default for Switches {
 
 impl Switches {
     /// Their keys.
-    pub const KEYS: [&str; 11] = [
+    pub const KEYS: [&str; 12] = [
         "apic_ids",
         "flush_pages",
         "kick",
         "zap",
         "nested_page",
         "paranoid",
+        "tables",
         "stage2_unmap",
         "local_tlbi",
         "vmid_bits",
@@ -190,6 +194,13 @@ impl Switches {
                 self.nested_page = named.ok_or("4K, 2M or 1G")?;
             }
             "paranoid" => self.paranoid = on_or_off(value)?,
+            "tables" => {
+                self.tables = match (value, value.parse()) {
+                    ("enough", _) => None,
+                    (_, Ok(pages @ 1..=1_000_000)) => Some(pages),
+                    _ => return Err("a number from 1 to 1000000, or enough"),
+                };
+            }
             "stage2_unmap" => {
                 let named = Stage2Unmap::ALL.into_iter().find(|way| way.name() == value);
                 self.stage2_unmap = named.ok_or("range, page or whole")?;
@@ -250,6 +261,10 @@ impl fmt::Display for Switches {
         let word = |switch| if switch { "on" } else { "off" };
         writeln!(f, "kick={}\nzap={zap}", word(self.kick))?;
         writeln!(f, "nested_page={}\nparanoid={}", self.nested_page.name(), word(self.paranoid))?;
+        match self.tables {
+            Some(pages) => writeln!(f, "tables={pages}")?,
+            None => writeln!(f, "tables=enough")?,
+        }
         writeln!(f, "stage2_unmap={}", self.stage2_unmap.name())?;
         writeln!(f, "local_tlbi={}", self.local_tlbi.name())?;
         match self.vmid_bits {

@@ -1,8 +1,9 @@
 //! Attacks on Arm64 machines.
 
 use crate::arch::{ArmCpu, Platform};
-use crate::test::cases::{Case, Expect, FLOOD, TestFile, hostile, stock, tool, typed};
+use crate::test::cases::{Case, Expect, FLOOD, TestFile, ended, hostile, stock, tool, typed};
 use hostlink::config::FlushMode;
+use hostlink::exit::ExitCode;
 
 const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 
@@ -28,6 +29,15 @@ pub(super) const ROWS: &[Case] = &[
         &["reboot\n", "poweroff\n"],
     )
     .on(Platform::Aarch64(ArmCpu::CortexA72)),
+    ended(
+        "u7_arm_guest_without_tables",
+        "a guest whose access finds no page for a nested page table ends, with a status of its own",
+        "alive",
+        (2, 1),
+        ExitCode::GuestOutOfTables,
+    )
+    .with(&["nested_page=4K", "tables=3"])
+    .on(MAX),
     hostile(
         "u8_registers_are_own",
         "what a vCPU writes to a register no other vCPU on its CPU reads",

@@ -1,10 +1,11 @@
 //! Attacks on AMD64 machines.
 
 use crate::size::MIB;
-use crate::test::cases::{Body, Case, Expect, FLOOD, ProbeEnd, Stock, case, probe, stock};
+use crate::test::cases::{Body, Case, Expect, FLOOD, ProbeEnd, Stock, case, ended, probe, stock};
 use crate::test::siege::Siege;
 use hostlink::config::FlushMode;
 use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
 
 /// What allocates and frees memory on all processors at the same time.
 const LOAD: &str = "uname -r | grep -q '^6\\.1\\.' && exit 3; \
@@ -45,6 +46,14 @@ pub(super) const ROWS: &[Case] = &[
             least: &[(Counter::Resets, 1), (Counter::ResetRequests, 20)],
         }),
     ),
+    ended(
+        "u7_guest_without_tables",
+        "a guest whose access finds no page for a nested page table ends, with a status of its own",
+        "alive",
+        (2, 1),
+        ExitCode::GuestOutOfTables,
+    )
+    .with(&["nested_page=4K", "tables=4"]),
     probe(
         "u12_debug_registers_by_their_other_names",
         "a breakpoint that is turned on by DR5 is the vCPU's own",

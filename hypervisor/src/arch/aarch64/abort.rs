@@ -10,7 +10,7 @@ use super::inject;
 use super::sysreg::{isb, read, write};
 use crate::arm64::abort::{CACHE_MAINTENANCE, IN_WALK, WRITE, kind, kind_of, needs_write, passed_on};
 use crate::arm64::load_store::{self, LoadStore};
-use crate::vm::{Context, Next};
+use crate::vm::{Context, Next, panic};
 
 /// Fields of the syndrome.
 const VALID: u64 = 1 << 24;
@@ -81,8 +81,7 @@ impl Context<'_> {
                 self.state.mmio.insert(Gpa(gpa), generation);
                 return self.on_mmio(gpa, syndrome, address);
             }
-            // The heap has room for tables that map all memory of the machine page by page.
-            Fault::OutOfTables => panic!("no memory for the stage-2 table at {gpa:#x}"),
+            Fault::OutOfTables => panic::end_guest_without_tables(Gpa(gpa)),
         }
         Next::Resume
     }

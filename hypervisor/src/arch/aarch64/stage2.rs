@@ -6,7 +6,7 @@ use paging::{Arm64Stage2, Entries, FlushRange, Format, Level, Permissions, PhysA
 
 use super::features::Features;
 use super::flush;
-use crate::vm::memory::HeapTables;
+use crate::vm::memory::NestedTables;
 
 type Forced = Arm64Stage2<3, true>;
 type Plain = Arm64Stage2<3, false>;
@@ -94,24 +94,24 @@ impl Format for Stage2 {
     }
 }
 
-/// Tables from the heap, with what walks by the processor ask for.
+/// Tables from the pool, with what walks by the processor ask for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tables;
 
-// SAFETY: as `HeapTables`, whose tables these are.
+// SAFETY: as `NestedTables`, whose tables these are.
 unsafe impl TableMemory for Tables {
     fn allocate(&self) -> Option<PhysAddr> {
-        HeapTables.allocate()
+        NestedTables.allocate()
     }
 
     unsafe fn free(&self, table: PhysAddr) {
         // SAFETY: the caller vouches for it.
-        unsafe { HeapTables.free(table) };
+        unsafe { NestedTables.free(table) };
     }
 
     unsafe fn entries(&self, table: PhysAddr) -> &Entries {
         // SAFETY: the caller vouches for it.
-        unsafe { HeapTables.entries(table) }
+        unsafe { NestedTables.entries(table) }
     }
 
     fn publish(&self) {

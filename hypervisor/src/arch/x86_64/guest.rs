@@ -42,7 +42,7 @@ const PAGE: u64 = 4096;
 /// Format of the nested page table.
 pub(crate) type Nested = Amd64Nested;
 /// Where its tables come from. AMD64's stores are seen by walks in program order: there is nothing to add.
-pub(crate) use crate::vm::memory::HeapTables as Tables;
+pub(crate) use crate::vm::memory::NestedTables as Tables;
 
 /// Width of guest physical addresses.
 pub(crate) fn physical_address_bits() -> u32 {

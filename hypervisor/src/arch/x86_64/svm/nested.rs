@@ -3,7 +3,7 @@
 use memslots::space::{Fault, Found};
 use paging::Gpa;
 
-use crate::vm::{Context, Next};
+use crate::vm::{Context, Next, panic};
 use hostlink::counters::Counter;
 
 /// `exit_info_1` of a nested page fault: the access was a store.
@@ -48,8 +48,7 @@ impl Context<'_> {
                 self.state.mmio.insert(gpa, generation);
                 return self.on_mmio(gpa, info);
             }
-            // The heap has room for tables that map all memory of the machine page by page.
-            Fault::OutOfTables => panic!("no memory for the nested page table at {gpa}"),
+            Fault::OutOfTables => panic::end_guest_without_tables(gpa),
         }
         Next::Resume
     }

@@ -1,0 +1,117 @@
+//! Pages for the tables of nested paging.
+//!
+//! They are apart from the heap: a page of the heap takes two for its alignment, and a guest whose tables use up all there is must
+//! not keep the hypervisor from anything else.
+
+use alloc::vec::Vec;
+
+const PAGE: u64 = 4096;
+/// What a table of each level covers, but for the root.
+const COVERED: [u64; 3] = [2 << 20, 1 << 30, 512 << 30];
+/// Tables at the edges of slots, six for each, and those that hold marks of where no memory is; twice each.
+const SPARE: u64 = 512;
+
+/// Physical pages, of which each is somebody's or free.
+#[derive(Debug, Default)]
+pub struct PagePool {
+    start: u64,
+    count: u32,
+    /// Pages from this one on have never been taken.
+    fresh: u32,
+    /// Pages that have been given back; it has room for all.
+    returned: Vec<u32>,
+}
+
+impl PagePool {
+    /// No pages.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self { start: 0, count: 0, fresh: 0, returned: Vec::new() }
+    }
+
+    /// `count` pages from the address `start` on, which is that of a page.
+    #[must_use]
+    pub fn new(start: u64, count: u32) -> Self {
+        Self { start, count, fresh: 0, returned: Vec::with_capacity(count as usize) }
+    }
+
+    /// How many pages the tables for so many bytes of memory take, all of it mapped by pages of 4 KiB; twice, as those that a change
+    /// has cut off are given back only when nobody can walk them any more, and others may be made meanwhile.
+    #[must_use]
+    pub fn needed(memory: u64) -> u32 {
+        let tables: u64 = COVERED.iter().map(|covered| memory.div_ceil(*covered)).sum();
+        u32::try_from(2 * tables + SPARE).unwrap_or(u32::MAX)
+    }
+
+    /// Takes a page, whatever it contains; `None` if there is none left.
+    pub fn take(&mut self) -> Option<u64> {
+        let index = match self.returned.pop() {
+            Some(index) => index,
+            None if self.fresh < self.count => {
+                self.fresh += 1;
+                self.fresh - 1
+            }
+            None => return None,
+        };
+        Some(self.start + u64::from(index) * PAGE)
+    }
+
+    /// Gives back a page that [`take`](Self::take) has returned and that nobody uses any more.
+    pub fn give(&mut self, page: u64) {
+        let index = (page.wrapping_sub(self.start) / PAGE) as u32;
+        debug_assert!(index < self.fresh && !self.returned.contains(&index), "{page:#x} was not taken");
+        self.returned.push(index);
+    }
+
+    /// How many pages are free.
+    #[must_use]
+    pub fn free_count(&self) -> u32 {
+        self.count - self.fresh + self.returned.len() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        /// Any order of taking and giving back.
+        #[test]
+        fn u7_each_page_is_somebodys_or_free_and_never_two_peoples(steps in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut pool = PagePool::new(0x10_0000, 8);
+            let mut taken = BTreeSet::new();
+            for step in steps {
+                if step < 160 {
+                    match pool.take() {
+                        Some(page) => {
+                            prop_assert!((0x10_0000..0x10_8000).contains(&page) && page % PAGE == 0);
+                            prop_assert!(taken.insert(page), "{:#x} is taken already", page);
+                        }
+                        None => prop_assert_eq!(taken.len(), 8),
+                    }
+                } else if let Some(page) = taken.iter().copied().nth(usize::from(step) % taken.len().max(1)) {
+                    taken.remove(&page);
+                    pool.give(page);
+                }
+                prop_assert_eq!(pool.free_count() as usize, 8 - taken.len());
+                prop_assert!(pool.returned.capacity() == 8, "giving back allocates nothing");
+            }
+        }
+    }
+
+    #[test]
+    fn u7_there_are_tables_for_all_memory_in_small_pages_twice() {
+        // 1 GiB: 512 tables with pages of 4 KiB, one above them, and one above that.
+        assert_eq!(u64::from(PagePool::needed(1 << 30)), 2 * (512 + 1 + 1) + SPARE);
+        assert_eq!(u64::from(PagePool::needed(1)), 2 * 3 + SPARE);
+        assert_eq!(PagePool::needed(u64::MAX), u32::MAX);
+    }
+
+    #[test]
+    fn nothing_comes_out_of_nothing() {
+        assert_eq!(PagePool::empty().take(), None);
+        assert_eq!(PagePool::empty().free_count(), 0);
+    }
+}
