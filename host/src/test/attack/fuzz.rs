@@ -8,18 +8,18 @@ pub(super) const ROWS: &[Case] = &[
     hostile(
         "fuzz_amd64",
         "random values for MSRs, ports, devices, instructions and hypercalls from all vCPUs, and random requests, lose nothing",
-        "storm seed=0x5eed rounds=6 count=4000 rest",
-        (4, 2),
-    )
-    .or_long("storm seed=0x10000 rounds=600 count=4000 rest"),
-    hostile(
-        "fuzz_arm64",
-        "random values for system registers, instructions, devices and PSCI from all vCPUs, and random requests, lose nothing",
         "storm seed=0x5eed rounds=12 count=4000 rest",
         (4, 2),
     )
+    .or_long("storm seed=0x10000 rounds=720 count=4000 rest"),
+    hostile(
+        "fuzz_arm64",
+        "random values for system registers, instructions, devices and PSCI from all vCPUs, and random requests, lose nothing",
+        "storm seed=0x5eed rounds=24 count=4000 rest",
+        (4, 2),
+    )
     .on(Platform::Aarch64(ArmCpu::Max))
-    .or_long("storm seed=0x10000 rounds=1800 count=4000 rest"),
+    .or_long("storm seed=0x10000 rounds=1500 count=4000 rest"),
     hostile("hostile_guest_is_alive", "the guest that tries everything runs on all vCPUs", "alive", (4, 2)),
     hostile("hostile_guest_is_alive_on_arm", "and on Arm64", "alive", (4, 2))
         .on(Platform::Aarch64(ArmCpu::Max)),
