@@ -12,6 +12,7 @@ pub mod amd64;
 pub mod arm64;
 #[cfg(target_os = "none")]
 pub mod arch;
+pub mod bringup;
 pub mod devices;
 pub mod emulator;
 pub mod free_memory;

@@ -1,6 +1,7 @@
 //! Mistakes that an image of the hypervisor built for tests can make on purpose, each for a test that has to notice.
 
-/// A mistake on purpose: in how flush hypercalls are served (AMD64), or in what is done to TLBs for stage 2 (Arm).
+/// A mistake on purpose: in how flush hypercalls are served (AMD64), in what is done to TLBs for stage 2 (Arm), or in how CPUs are
+/// started. Not each architecture can make each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// Targets in guest mode are interrupted, and not waited for.
@@ -37,11 +38,13 @@ pub enum Defect {
     Stage2NoIshst,
     /// Nothing is dropped where a vCPU arrives on a CPU (Arm).
     NoArrivalFlush,
+    /// The second CPU says that it is ready when it has been given up; on AMD64 the third is started when it has been.
+    LateCpu,
 }
 
 impl Defect {
     /// All.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::EarlyReturn,
         Self::ListPast15,
         Self::BankRank,
@@ -59,14 +62,22 @@ impl Defect {
         Self::Stage2DsbNsh,
         Self::Stage2NoIshst,
         Self::NoArrivalFlush,
+        Self::LateCpu,
     ];
 
-    /// Whether it is one that the hypervisor for Arm can make. It makes no other, and the one for AMD64 makes none of these.
+    /// Whether it is one that the hypervisor for AMD64 can make.
+    #[must_use]
+    pub const fn is_of_amd64(self) -> bool {
+        !self.is_of_arm() || matches!(self, Self::LateCpu)
+    }
+
+    /// Whether it is one that the hypervisor for Arm can make.
     #[must_use]
     pub const fn is_of_arm(self) -> bool {
         matches!(
             self,
-            Self::Stage2NoTlbi
+            Self::LateCpu
+                | Self::Stage2NoTlbi
                 | Self::Stage2NoCombined
                 | Self::Stage2DsbNsh
                 | Self::Stage2NoIshst
@@ -95,6 +106,7 @@ impl Defect {
             Self::Stage2DsbNsh => "stage2-dsb-nsh",
             Self::Stage2NoIshst => "stage2-no-ishst",
             Self::NoArrivalFlush => "no-arrival-flush",
+            Self::LateCpu => "late-cpu",
         }
     }
 

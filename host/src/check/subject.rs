@@ -80,11 +80,11 @@ pub(crate) fn spec(
     let (arch, has_defect) = (platform.arch(), switches.defect.is_some());
     ensure!(!has_defect || on == On::Quell, "only Quell has defects that can be switched on");
     if let Some(defect) = switches.defect {
-        ensure!(
-            defect.is_of_arm() == (arch == Arch::Aarch64),
-            "the defect {} is one of the other architecture",
-            defect.name()
-        );
+        let is_known = match arch {
+            Arch::X86_64 => defect.is_of_amd64(),
+            Arch::Aarch64 => defect.is_of_arm(),
+        };
+        ensure!(is_known, "the defect {} is one of the other architecture", defect.name());
     }
     let kernel = workspace::bootable(workspace::build(workspace::TLBCHECK, arch)?, arch)?;
     let guest = Guest {

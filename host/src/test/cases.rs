@@ -94,6 +94,8 @@ pub(super) enum Expect {
     Intact,
     /// The guest says more than is kept, and says it in the hypervisor's name as well.
     Flood,
+    /// The command's status is 0, and the machine runs without these of its CPUs alone.
+    WithoutCpus(&'static [u32]),
 }
 
 /// What the hypervisor is talked to about.

@@ -63,6 +63,7 @@ const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
 struct Lab<'a> {
     stock: LazyCell<Result<StockGuest>>,
     hypervisor: LazyCell<Result<Hypervisor>>,
+    defects: LazyCell<Result<Hypervisor>>,
     arm_stock: LazyCell<Result<StockGuest>>,
     arm_hypervisor: LazyCell<Result<Hypervisor>>,
     arm_defects: LazyCell<Result<Hypervisor>>,
@@ -86,6 +87,7 @@ pub(super) fn run_all(
     let lab = Lab {
         stock: LazyCell::new(|| StockGuest::prepare(Arch::X86_64)),
         hypervisor: LazyCell::new(|| Hypervisor::build(Arch::X86_64)),
+        defects: LazyCell::new(|| Hypervisor::with_defects(Arch::X86_64)),
         arm_stock: LazyCell::new(|| StockGuest::prepare(Arch::Aarch64)),
         arm_hypervisor: LazyCell::new(|| Hypervisor::build(Arch::Aarch64)),
         arm_defects: LazyCell::new(|| Hypervisor::with_defects(Arch::Aarch64)),
@@ -142,8 +144,7 @@ impl Lab<'_> {
             }
             Body::Check(check) => self.check(case, check),
             Body::Stage2(test) => {
-                let has_defect = switches(case.settings)?.defect.is_some();
-                let hypervisor = made(if has_defect { &self.arm_defects } else { &self.arm_hypervisor })?;
+                let hypervisor = self.hypervisor_for(Arch::Aarch64, &switches(case.settings)?)?;
                 stage2::run(case, test, hypervisor, self.directory, self.signals)
             }
             Body::Counts => arm::counts(case.platform, self.directory, self.signals),
@@ -326,6 +327,10 @@ impl Lab<'_> {
                 Expect::Flood => {
                     expect_status(&outcome, 0)?;
                     expect_bounds(&outcome)?;
+                }
+                Expect::WithoutCpus(missing) => {
+                    expect_status(&outcome, 0)?;
+                    expect_without_cpus(&outcome, missing)?;
                 }
                 Expect::Stale => {
                     ensure!(outcome.report("stale").is_some(), "nothing stale was found");
@@ -522,6 +527,15 @@ impl Lab<'_> {
         })
     }
 
+    /// The image that can make the mistake, if there is to be one.
+    fn hypervisor_for(&self, arch: Arch, switches: &Switches) -> Result<&Hypervisor> {
+        match (switches.defect, arch) {
+            (None, arch) => self.hypervisor(arch),
+            (Some(_), Arch::X86_64) => made(&self.defects),
+            (Some(_), Arch::Aarch64) => made(&self.arm_defects),
+        }
+    }
+
     fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
         made(match arch {
             Arch::X86_64 => &self.hypervisor,
@@ -545,7 +559,7 @@ impl Lab<'_> {
         cpus: u32,
         observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
-        let hypervisor = self.hypervisor(guest.platform.arch())?;
+        let hypervisor = self.hypervisor_for(guest.platform.arch(), &guest.switches)?;
         let mut spec = guest.on_quell(hypervisor, cpus, clock, self.directory)?;
         spec.timeout = Some(match (storm::is_one(&guest.cmdline), self.long) {
             (true, long) => storm::timeout(long),
@@ -617,6 +631,17 @@ fn expect_bounds(outcome: &Outcome) -> Result<()> {
     ensure!(
         kept + dropped >= FLOOD_REPORTS,
         "{kept} reports are kept, {dropped} are not, and some are not counted"
+    );
+    Ok(())
+}
+
+/// These of the machine's CPUs were given up, and no others.
+fn expect_without_cpus(outcome: &Outcome, missing: &[u32]) -> Result<()> {
+    let given_up: Vec<&str> = outcome.log.lines().filter(|line| line.contains("is not used")).collect();
+    let is_said = |cpu: &u32| given_up.iter().any(|line| line.contains(&format!("CPU {cpu} ")));
+    ensure!(
+        given_up.len() == missing.len() && missing.iter().all(is_said),
+        "CPUs {missing:?} come late, and the log says {given_up:?}"
     );
     Ok(())
 }

@@ -20,7 +20,6 @@ pub mod spinning;
 mod turns;
 
 use alloc::vec::Vec;
-use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use spin::Mutex;
@@ -114,8 +113,9 @@ impl Place {
 /// All queues.
 #[derive(Debug)]
 pub struct Scheduler {
-    /// The CPUs that run vCPUs, one queue each.
-    cpus: Range<CpuIndex>,
+    /// The CPUs that run vCPUs.
+    cpus: Vec<CpuIndex>,
+    /// By CPU. Those that run none have a queue, too, in which nothing ever is.
     places: Vec<Place>,
     homes: Vec<Home>,
     policy: Policy,
@@ -123,21 +123,30 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// Queues for these CPUs, at least one, and `vcpus` vCPUs, spread over the CPUs in turn; none is runnable
-    /// yet.
-    pub fn new(cpus: Range<CpuIndex>, vcpus: u32, policy: Policy) -> Self {
-        let home = |vcpu| cpus.start + vcpu % (cpus.end - cpus.start);
-        let homes = (0..vcpus).map(|vcpu| Home { cpu: AtomicU32::new(home(vcpu)), ..Home::default() });
-        let place = |_| Place {
-            queue: Mutex::new(RunQueue::with_capacity(vcpus as usize)),
-            load: AtomicUsize::new(0),
-            next_timer: AtomicU64::new(u64::MAX),
+    /// yet. There may be gaps between the CPUs.
+    ///
+    /// # Panics
+    ///
+    /// If there is no CPU.
+    pub fn new(cpus: Vec<CpuIndex>, vcpus: u32, policy: Policy) -> Self {
+        let last = *cpus.iter().max().expect("a CPU runs vCPUs");
+        let home = |vcpu: u32| cpus[vcpu as usize % cpus.len()];
+        let homes =
+            (0..vcpus).map(|vcpu| Home { cpu: AtomicU32::new(home(vcpu)), ..Home::default() }).collect();
+        let place = |cpu| {
+            let capacity = if cpus.contains(&cpu) { vcpus as usize } else { 0 };
+            Place {
+                queue: Mutex::new(RunQueue::with_capacity(capacity)),
+                load: AtomicUsize::new(0),
+                next_timer: AtomicU64::new(u64::MAX),
+            }
         };
-        Self { places: cpus.clone().map(place).collect(), homes: homes.collect(), policy, cpus }
+        Self { places: (0..=last).map(place).collect(), homes, policy, cpus }
     }
 
     #[inline]
     fn place(&self, cpu: CpuIndex) -> &Place {
-        &self.places[(cpu - self.cpus.start) as usize]
+        &self.places[cpu as usize]
     }
 
     /// The lengths of time that it goes by.
@@ -153,11 +162,11 @@ impl Scheduler {
 
     /// How many CPUs run vCPUs.
     pub fn cpu_count(&self) -> u32 {
-        self.cpus.end - self.cpus.start
+        self.cpus.len() as u32
     }
 
     fn others(&self, cpu: CpuIndex) -> impl Iterator<Item = CpuIndex> {
-        self.cpus.clone().filter(move |&other| other != cpu)
+        self.cpus.iter().copied().filter(move |&other| other != cpu)
     }
 
     /// Lets `cpu` run the vCPU that has most right to: its own, or one of the longest queue. `None`: it may idle;
@@ -213,7 +222,7 @@ impl Scheduler {
     /// A CPU that has at least two vCPUs fewer than `load`.
     #[inline]
     fn emptier_than(&self, cpu: CpuIndex, load: usize) -> Option<CpuIndex> {
-        if load < 2 || self.places.len() == 1 { None } else { self.search_emptier_than(cpu, load) }
+        if load < 2 || self.cpus.len() == 1 { None } else { self.search_emptier_than(cpu, load) }
     }
 
     #[inline(never)]
@@ -346,7 +355,7 @@ mod tests {
     use super::*;
 
     fn scheduler(cpus: u32, vcpus: u32) -> Scheduler {
-        Scheduler::new(0..cpus, vcpus, Policy::new(1000))
+        Scheduler::new((0..cpus).collect(), vcpus, Policy::new(1000))
     }
 
     /// Whose turn it is on `cpu`, and whether it came from another CPU.
@@ -440,8 +449,21 @@ mod tests {
     }
 
     #[test]
+    fn u15_cpus_with_gaps() {
+        let sched = Scheduler::new(vec![1, 4], 4, Policy::new(1000));
+        assert_eq!((sched.cpu_count(), sched.has_cpu(2), sched.has_cpu(4)), (2, false, true));
+        assert_eq!(sched.wake(0, Line::Work), Nudge::Idle(1));
+        assert_eq!(next(&sched, 1), Some((0, false)));
+        assert_eq!(sched.wake(2, Line::Work), Nudge::Idle(4), "the CPU with less to do is behind the gap");
+        assert_eq!(next(&sched, 4), Some((2, true)));
+        enqueue(&sched, 1, [1, 3]);
+        sched.block(4, 0, u64::MAX, || true);
+        assert!(next(&sched, 4).is_some(), "it takes work from the other one");
+    }
+
+    #[test]
     fn a_cpu_that_is_left_out_gets_no_vcpu() {
-        let sched = Scheduler::new(1..3, 4, Policy::new(1000));
+        let sched = Scheduler::new(vec![1, 2], 4, Policy::new(1000));
         assert!(!sched.has_cpu(0) && sched.has_cpu(2));
         for vcpu in 0..4 {
             assert!(matches!(sched.wake(vcpu, Line::Work), Nudge::Idle(cpu) if cpu != 0));

@@ -1,14 +1,39 @@
 //! What the boot module holds, and why there may be no machine for it.
 
 use core::fmt;
+use core::ops::Range;
 
 use hostlink::bundle;
 use hostlink::config::{Config, ConfigError};
 use hostlink::defect::Defect;
+use hostlink::exit::ExitCode;
 use tar_no_std::TarArchiveRef;
 
 use super::panic;
 use crate::loader::LoadError;
+
+/// The mistake that the configuration asks for.
+#[cfg(feature = "defects")]
+static DEFECT: spin::Once<Defect> = spin::Once::new();
+
+/// What is wrong on purpose: nothing before the configuration is read.
+#[cfg(feature = "defects")]
+pub(crate) fn defect() -> Option<Defect> {
+    DEFECT.get().copied()
+}
+
+/// Whether the hypervisor is to make this mistake.
+#[cfg(feature = "defects")]
+pub(crate) fn makes(wanted: Defect) -> bool {
+    defect() == Some(wanted)
+}
+
+/// Images for users make none.
+#[cfg(not(feature = "defects"))]
+#[inline(always)]
+pub(crate) const fn makes(_: Defect) -> bool {
+    false
+}
 
 /// What the bundle holds.
 pub(crate) struct Files {
@@ -74,8 +99,30 @@ impl fmt::Display for CreateError {
 }
 
 impl Files {
+    /// Reads the boot module, which this loader calls `kind`; without one that is right the run ends.
+    ///
+    /// # Safety
+    ///
+    /// The memory of the module is mapped, and stays for ever as the loader left it.
+    pub(crate) unsafe fn of_module(module: Option<Range<u64>>, kind: &str) -> Self {
+        let module = module.unwrap_or_else(|| {
+            let why = format_args!("no bundle: give it as {kind} (QEMU: -initrd)");
+            panic::refuse(ExitCode::BadConfig, &why)
+        });
+        // SAFETY: the caller vouches for the memory.
+        let bundle = unsafe {
+            core::slice::from_raw_parts(module.start as *const u8, (module.end - module.start) as usize)
+        };
+        let files = Self::read(bundle).unwrap_or_else(|why| panic::refuse(ExitCode::BadConfig, &why));
+        #[cfg(feature = "defects")]
+        if let Some(defect) = files.config.switches.defect {
+            DEFECT.call_once(|| defect);
+        }
+        files
+    }
+
     /// Finds the members of the bundle.
-    pub(crate) fn read(bytes: &'static [u8]) -> Result<Self, CreateError> {
+    fn read(bytes: &'static [u8]) -> Result<Self, CreateError> {
         let archive = TarArchiveRef::new(bytes).map_err(|_| CreateError::NotABundle)?;
         let member = |name: &str| {
             let mut entries = archive.entries();

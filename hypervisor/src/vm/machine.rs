@@ -8,8 +8,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use coherence::{Notify, Target};
 use hostlink::config::{self, BootCpu, NestedPage, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
-#[cfg(feature = "defects")]
-use hostlink::defect::Defect;
 #[cfg(target_arch = "aarch64")]
 use hostlink::exit::ExitCode;
 use memslots::space::ZapWay;
@@ -109,9 +107,8 @@ pub(crate) fn try_machine() -> Option<&'static Machine> {
     MACHINE.get()
 }
 
-/// Creates the machine that `bundle` describes. Its boot vCPU is ready to run.
-pub(crate) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(), CreateError> {
-    let files = Files::read(bundle)?;
+/// Creates the machine that `files` describe, on the CPUs that are online. Its boot vCPU is ready to run.
+pub(crate) fn create(files: Files, free: &mut FreeMemory) -> Result<(), CreateError> {
     let config = &files.config;
     guest::check(config)?;
     let ram = guest::ram(config.memory).map_err(CreateError::Load)?;
@@ -135,7 +132,7 @@ pub(crate) fn create(bundle: &'static [u8], free: &mut FreeMemory) -> Result<(),
         BootCpu::Run => 0,
         BootCpu::Serve => 1,
     };
-    let cpus = first_cpu..PerCpu::all().count() as u32;
+    let cpus: Vec<_> = PerCpu::online().map(|cpu| cpu.index).filter(|&index| index >= first_cpu).collect();
     if cpus.is_empty() {
         return Err(CreateError::NoCpu);
     }
@@ -198,12 +195,6 @@ impl Machine {
     /// Number of vCPUs.
     pub(crate) fn vcpu_count(&self) -> u32 {
         self.vcpus.len() as u32
-    }
-
-    /// What is wrong on purpose.
-    #[cfg(feature = "defects")]
-    pub(crate) fn defect(&self) -> Option<Defect> {
-        self.files.config.switches.defect
     }
 
     /// Whether the nested page table is compared with the slots after each change.

@@ -20,7 +20,7 @@
 pub(crate) mod console;
 mod context;
 pub(crate) mod control;
-mod files;
+pub(crate) mod files;
 pub(crate) mod machine;
 pub(crate) mod memory;
 pub(crate) mod panic;

@@ -75,7 +75,7 @@ fn begin_report() {
         cpu::stop();
     }
     let Some(me) = PerCpu::try_current() else { return };
-    for cpu in PerCpu::all().filter(|cpu| cpu.index != me.index && cpu.online.load(Ordering::Relaxed)) {
+    for cpu in PerCpu::online().filter(|cpu| cpu.index != me.index) {
         cpu::stop_other(cpu);
     }
 }

@@ -15,9 +15,10 @@
 //! ```
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::arch::cpu::{self, CpuData};
+use crate::bringup::Presence;
 use crate::sched::Turns;
 
 /// Size and alignment of a block.
@@ -42,8 +43,8 @@ pub(crate) struct PerCpu {
     pub(crate) index: u32,
     /// What the machine calls it: its local APIC's id, or the affinity in MPIDR_EL1.
     pub(crate) id: u64,
-    /// Set by the CPU itself when it is ready to run vCPUs; read by the boot CPU while it starts the others.
-    pub(crate) online: AtomicBool,
+    /// Whether it came up, was given up, or is waited for. Settled for all CPUs before there is a machine.
+    pub(crate) presence: Presence,
     /// What the architecture adds.
     pub(crate) arch: CpuData,
     /// Clock value at which the one-shot timer is set to go off; `u64::MAX` when it is not set.
@@ -94,9 +95,14 @@ impl PerCpu {
         Some(unsafe { &*data_of(block) })
     }
 
-    /// All CPUs.
+    /// All CPUs that the firmware names, those that did not come up included.
     pub(crate) fn all() -> impl Iterator<Item = &'static Self> {
         (0..COUNT.load(Ordering::Acquire)).filter_map(Self::get)
+    }
+
+    /// The CPUs that came up.
+    pub(crate) fn online() -> impl Iterator<Item = &'static Self> {
+        Self::all().filter(|cpu| cpu.presence.is_online())
     }
 
     /// Where its block begins.
@@ -130,7 +136,7 @@ pub(crate) unsafe fn create(base: u64, ids: &[u64]) {
             data.write(PerCpu {
                 index: index as u32,
                 id,
-                online: AtomicBool::new(false),
+                presence: Presence::expected(),
                 arch: CpuData::new(),
                 timer_armed: Cell::new(u64::MAX),
                 replan: Cell::new(false),

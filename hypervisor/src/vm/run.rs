@@ -7,12 +7,13 @@ use alloc::boxed::Box;
 use coherence::Owner;
 use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
+use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
 
 use super::context::{Context, Next};
 use super::machine::{self, Machine, Vcpu, attention};
 use super::percpu::PerCpu;
-use super::{control, panic};
+use super::{control, files, panic};
 use crate::arch::vcpu::{Activity, Workspace};
 use crate::arch::{clock, cpu};
 use crate::sched::spinning::Look;
@@ -41,7 +42,17 @@ pub(crate) fn start() {
     }
     STARTED.store(true, Ordering::Release);
     let me = PerCpu::current();
-    PerCpu::all().filter(|cpu| cpu.index != me.index).for_each(|cpu| machine::kick(cpu.index));
+    PerCpu::online().filter(|cpu| cpu.index != me.index).for_each(|cpu| machine::kick(cpu.index));
+}
+
+/// What a CPU says when it is ready. One that nobody waits for any longer stops here for good.
+pub(crate) fn come_online(cpu: &PerCpu) {
+    while cpu.index == 1 && files::makes(Defect::LateCpu) && !cpu.presence.is_settled() {
+        core::hint::spin_loop();
+    }
+    if !cpu.presence.come_online() {
+        cpu::stop();
+    }
 }
 
 /// Waits until the boot CPU says [`start`].

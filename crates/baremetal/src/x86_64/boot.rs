@@ -47,9 +47,9 @@ pub(super) const PROTOCOL_LINUX: u32 = 3;
 
 const STACK_SIZE: usize = 64 << 10;
 
-/// Top of the stack of the processor that is being started, and its number. One is started at a time.
-static OTHER_STACK: AtomicU64 = AtomicU64::new(0);
-static OTHER_NUMBER: AtomicU64 = AtomicU64::new(0);
+/// Which processor is to start: its APIC id in the upper half, its number (and so its stack) in the lower; 0 for none. The processor
+/// takes it by a compare-exchange, so one that comes late finds nothing, or what is another's, and halts.
+static OTHER: AtomicU64 = AtomicU64::new(0);
 
 // The tables map the first 4 GiB one to one in 2 MiB pages with all rights, ring 3's too. The PML4 has room for
 // what the image maps itself.
@@ -156,10 +156,12 @@ boot_long_mode:
     call {first}
     ud2
 other_long_mode:
-    mov rsp, [rip + {other_stack}]
-    mov rdi, [rip + {other_number}]
+    mov edi, edi                // as above; the number
+    imul rsp, rdi, {other_stack_size}
+    lea rax, [rip + {stacks} + {other_stack_size}]
+    add rsp, rax
     xor ebp, ebp
-    call {other}
+    call {first_of_other}
     ud2
 
 // The template of the start-up page. It is copied to STARTUP_PAGE and starts there in real mode, so its
@@ -185,12 +187,38 @@ startup_protected:
     mov ds, eax
     mov es, eax
     mov ss, eax
-    mov esp, [{other_stack}]
+    // The own APIC id as IPIs know it: by MSR in x2APIC mode, in memory otherwise.
+    mov ecx, 0x1b
+    rdmsr
+    test eax, 0x400
+    jnz 2f
+    and eax, 0xfffff000
+    mov eax, [eax + 0x20]
+    shr eax, 24
+    jmp 3f
+2:  mov ecx, 0x802
+    rdmsr
+3:  mov esi, eax
+    mov eax, [{other}]
+    mov edx, [{other} + 4]
+    cmp edx, esi
+    jne 4f
+    test eax, eax
+    jz 4f
+    mov edi, eax
+    xor ebx, ebx
+    xor ecx, ecx
+    lock cmpxchg8b [{other}]
+    jne 4f
+    imul esp, edi, {other_stack_size}
+    add esp, offset {stacks} + {other_stack_size}
     mov eax, offset enable_long_mode
     call eax
     .byte 0xea
     .long other_long_mode
     .word 0x08
+4:  hlt                         // nobody waits for this processor
+    jmp 4b
 .balign 8
 startup_gdt_pointer:
     .word 4 * 8 - 1
@@ -204,9 +232,10 @@ startup_template_end:
     multiboot2 = const PROTOCOL_MULTIBOOT2,
     linux = const PROTOCOL_LINUX,
     first = sym first,
-    other = sym processors::other,
-    other_stack = sym OTHER_STACK,
-    other_number = sym OTHER_NUMBER,
+    first_of_other = sym processors::other,
+    other = sym OTHER,
+    stacks = sym processors::STACKS,
+    other_stack_size = const processors::STACK_SIZE,
 );
 
 /// Where the first processor arrives, once.
@@ -226,19 +255,22 @@ pub fn image_end() -> u64 {
     (&raw const __image_end).addr() as u64
 }
 
-/// Copies the start-up code to [`STARTUP_PAGE`] and has the processor that starts there next take the stack below
-/// `stack_top` and be number `number`.
+/// Copies the start-up code to [`STARTUP_PAGE`], and lets the processor with this APIC id start there as number `number`.
 ///
 /// # Safety
 ///
-/// Nobody uses the page for anything else, no other processor is being started, and nobody uses the stack.
-pub(super) unsafe fn install_startup_page(stack_top: u64, number: usize) {
-    OTHER_STACK.store(stack_top, Ordering::Relaxed);
-    OTHER_NUMBER.store(number as u64, Ordering::Relaxed);
+/// Nobody uses the page for anything else, and the number is nobody else's.
+pub(super) unsafe fn offer_start(apic_id: u32, number: u32) {
     let start = &raw const startup_template;
     let length = (&raw const startup_template_end).addr() - start.addr();
-    // SAFETY: source is our own read-only data of less than a page; the caller vouches for the destination.
+    // SAFETY: source is our own read-only data of less than a page; the caller vouches for the destination. A processor that comes
+    // late runs the same bytes.
     unsafe { core::ptr::copy_nonoverlapping(start, STARTUP_PAGE as *mut u8, length) };
     // The interrupt that starts the processor is sent after all of this is to be seen.
-    core::sync::atomic::fence(Ordering::SeqCst);
+    OTHER.swap(u64::from(apic_id) << 32 | u64::from(number), Ordering::SeqCst);
+}
+
+/// Takes the offer back, if it has not been taken.
+pub(super) fn withdraw_start() {
+    OTHER.swap(0, Ordering::SeqCst);
 }

@@ -10,13 +10,13 @@ use super::{apic, boot, clock, tables};
 /// Most processors that there can be.
 pub const MAX_PROCESSORS: usize = 256;
 
-const STACK_SIZE: usize = 16 << 10;
+pub(super) const STACK_SIZE: usize = 16 << 10;
 
 #[repr(C, align(16))]
-struct Stack([u8; STACK_SIZE]);
+pub(super) struct Stack([u8; STACK_SIZE]);
 
 /// By number; the first processor's is not used.
-static mut STACKS: [Stack; MAX_PROCESSORS] = [const { Stack([0; STACK_SIZE]) }; MAX_PROCESSORS];
+pub(super) static mut STACKS: [Stack; MAX_PROCESSORS] = [const { Stack([0; STACK_SIZE]) }; MAX_PROCESSORS];
 
 /// What a processor does: it is told its number.
 pub type Job = fn(usize);
@@ -57,11 +57,9 @@ pub fn start(number: usize) -> bool {
     if runs(number) {
         return true;
     }
-    let stack = (&raw const STACKS).addr() + (number + 1) * STACK_SIZE;
-    // SAFETY: one processor is started at a time, by the first one; the processor does not run, so nobody uses its
-    // stack.
-    unsafe { boot::install_startup_page(stack as u64, number) };
     let (id, page) = (apic_id(number), (boot::STARTUP_PAGE >> 12) as u8);
+    // SAFETY: the page is kept for this; the processor of this number does not run.
+    unsafe { boot::offer_start(id, number as u32) };
     apic::send_init(id);
     clock::delay(AFTER_INIT_US);
     // The second time only if the first was of no use.
@@ -72,6 +70,11 @@ pub fn start(number: usize) -> bool {
             return true;
         }
     }
+    // It is sent back to where only a start-up IPI gets it from, in case it comes at this moment.
+    boot::withdraw_start();
+    reset(number);
+    clock::delay(AFTER_INIT_US);
+    ALL[number].runs.store(false, Ordering::Release);
     false
 }
 

@@ -53,6 +53,16 @@ pub(super) const ROWS: &[Case] = &[
     )
     .on(MAX),
     stock(
+        "u15_arm_late_processor",
+        "a CPU that is given up, and comes late, gets no vCPUs",
+        (8, 4),
+        FlushMode::Hypercall,
+        "test $(nproc) = 8",
+        Expect::WithoutCpus(&[1]),
+    )
+    .with(&["defect=late-cpu"])
+    .on(MAX),
+    stock(
         "u18_flood_on_arm",
         "nor is it where the guest's reports come on its console",
         (1, 1),

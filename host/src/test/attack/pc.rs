@@ -67,6 +67,15 @@ pub(super) const ROWS: &[Case] = &[
         ProbeEnd::TripleFault,
     ),
     stock(
+        "u15_late_processor",
+        "CPUs that are given up, and come late, get no vCPUs and take nobody's stack",
+        (8, 4),
+        FlushMode::Hypercall,
+        "test $(nproc) = 8 && thrash --threads 8 --rounds 5",
+        Expect::WithoutCpus(&[1, 2]),
+    )
+    .with(&["defect=late-cpu"]),
+    stock(
         "u18_flood",
         "what a guest says is kept within bounds, and what it says in the hypervisor's name is not believed",
         (1, 1),

@@ -12,6 +12,7 @@ use hostlink::defect::Defect;
 use paging::{FlushRange, FlushReceipt, Invalidation, Level, Stamp};
 
 use super::sysreg::{read, write};
+use crate::vm::files::makes;
 use crate::vm::{Machine, machine, panic};
 
 /// Banks of 64 that all vCPUs fit into.
@@ -24,19 +25,6 @@ pub(crate) type FlushScratch = Ledger<BANKS>;
 
 /// The processor's instructions.
 pub(crate) struct Tlb;
-
-/// Whether the hypervisor is to make this mistake.
-#[cfg(feature = "defects")]
-pub(crate) fn makes(defect: Defect) -> bool {
-    machine::try_machine().is_some_and(|vm| vm.defect() == Some(defect))
-}
-
-/// Images for users make none.
-#[cfg(not(feature = "defects"))]
-#[inline(always)]
-pub(crate) const fn makes(_: Defect) -> bool {
-    false
-}
 
 /// Defines a method that executes one instruction; a defect may leave it out.
 macro_rules! instruction {

@@ -1,12 +1,12 @@
 //! The order in which everything is brought up.
 
 use core::ops::Range;
-use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use hostlink::exit::ExitCode;
 
 use super::{boot, clock, console, entry, features, firmware, gic, interrupts, pci, power, translation};
+use crate::vm::files::Files;
 use crate::vm::memory::{self, FreeMemory};
 use crate::vm::percpu::{self, BLOCK_SIZE};
 use crate::vm::{self, PerCpu, machine, panic, run, wall};
@@ -134,23 +134,19 @@ extern "C" fn bsp_on_block() -> ! {
     let cpu = PerCpu::current();
     // SAFETY: the tables are built and map all that is in use.
     unsafe { translation::activate_tables() };
-    enable_cpu(cpu);
+    enable_cpu(cpu).unwrap_or_else(|why| unsupported(&why));
+    let _nobody_gives_up_this_one = cpu.presence.come_online();
+    // SAFETY: the module was reserved, so it stays as the boot loader left it.
+    let files = unsafe { Files::of_module(later.module.clone(), "the initial RAM disk") };
     start_others();
     log::info!(
         "{} CPUs, {} MiB free, counter {} kHz, {}",
-        PerCpu::all().filter(|cpu| cpu.online.load(Ordering::Acquire)).count(),
+        PerCpu::online().count(),
         later.free.lock().total() >> 20,
         clock::hz() / 1000,
         features::Features::get(),
     );
-    let module = later.module.clone().unwrap_or_else(|| {
-        panic::refuse(ExitCode::BadConfig, &"no bundle: give it as the initial RAM disk (QEMU: -initrd)")
-    });
-    // SAFETY: the module was reserved, so it stays as the boot loader left it.
-    let bundle = unsafe {
-        core::slice::from_raw_parts(module.start as *const u8, (module.end - module.start) as usize)
-    };
-    machine::create(bundle, &mut later.free.lock())
+    machine::create(files, &mut later.free.lock())
         .unwrap_or_else(|why| panic::refuse(ExitCode::BadConfig, &why));
     interrupts::route_ports(cpu, later.console, later.control);
     console::enable_receive_interrupts();
@@ -159,27 +155,27 @@ extern "C" fn bsp_on_block() -> ! {
 }
 
 /// What each CPU does once for itself after its tables are active.
-fn enable_cpu(cpu: &'static PerCpu) {
+fn enable_cpu(cpu: &'static PerCpu) -> Result<(), &'static str> {
     entry::install_vectors();
     features::enable();
     clock::init_cpu();
-    gic::init_cpu(cpu.arch.redistributor.get(), interrupts::PRIVATE).unwrap_or_else(|why| unsupported(&why));
-    cpu.online.store(true, Ordering::Release);
+    gic::init_cpu(cpu.arch.redistributor.get(), interrupts::PRIVATE)
 }
 
-/// Starts all other CPUs, one after the other.
+/// Starts all other CPUs, one after the other. One that does not come up in time is given up; see [`crate::bringup`].
 fn start_others() {
     for cpu in PerCpu::all().skip(1) {
-        if let Err(error) = power::start_cpu(cpu.id, boot::secondary_entry(), cpu.main_stack_top()) {
-            log::error!("CPU {} (affinity {:#x}) does not start: {error:?}", cpu.index, cpu.id);
-            continue;
-        }
-        let deadline = clock::now() + clock::ticks_of_us(AP_START_US);
-        while !cpu.online.load(Ordering::Acquire) && clock::now() < deadline {
+        let answer = power::start_cpu(cpu.id, boot::secondary_entry(), cpu.main_stack_top());
+        let patience = if answer.is_ok() { clock::ticks_of_us(AP_START_US) } else { 0 };
+        let deadline = clock::now() + patience;
+        while !cpu.presence.is_settled() && clock::now() < deadline {
             core::hint::spin_loop();
         }
-        if !cpu.online.load(Ordering::Acquire) {
-            log::error!("CPU {} (affinity {:#x}) has not come up", cpu.index, cpu.id);
+        if cpu.presence.give_up() {
+            let (index, id) = (cpu.index, cpu.id);
+            log::error!(
+                "CPU {index} (affinity {id:#x}) does not start, and is not used: CPU_ON says {answer:?}"
+            );
         }
     }
 }
@@ -188,7 +184,13 @@ fn start_others() {
 pub(crate) extern "C" fn ap_main() -> ! {
     // SAFETY: the tables are built and map all that is in use.
     unsafe { translation::activate_tables() };
-    enable_cpu(PerCpu::current());
+    let cpu = PerCpu::current();
+    // What it lacks need not end the machine.
+    if let Err(why) = enable_cpu(cpu) {
+        cpu.presence.give_up();
+        log::error!("CPU {} (affinity {:#x}) is not used: {why}", cpu.index, cpu.id);
+    }
+    run::come_online(cpu);
     run::wait_for_start();
     run::cpu_loop()
 }

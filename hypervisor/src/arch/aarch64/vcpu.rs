@@ -6,12 +6,12 @@ use hostlink::counters::Counter;
 use hostlink::defect::Defect;
 
 use super::entry::{run_guest, vector};
-use super::flush::{self, Tlb};
+use super::flush::Tlb;
 use super::{interrupts, vgic};
 use crate::devices::gic::{self, Deactivate, Effect, Maintenance, View};
 use crate::devices::psci::Power;
 use crate::sched::Turn;
-use crate::vm::{Context, Machine, PerCpu};
+use crate::vm::{Context, Machine, PerCpu, files};
 
 pub(crate) use super::state::{Activity, VcpuState};
 
@@ -69,7 +69,7 @@ impl Context<'_> {
         if arrival.stage1 {
             self.count(Counter::FlushArrival);
         }
-        self.workspace.arrival = (!flush::makes(Defect::NoArrivalFlush)).then_some(arrival);
+        self.workspace.arrival = (!files::makes(Defect::NoArrivalFlush)).then_some(arrival);
         // Stage-1 walks may be forbidden from here on; TCR_EL1 is loaded with the rest.
         self.enter_address_space();
         self.state.load();

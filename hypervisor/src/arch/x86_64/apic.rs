@@ -93,6 +93,11 @@ pub(crate) fn end_of_interrupt() {
     write(REG_EOI, 0);
 }
 
+/// Whether IPIs reach the CPU with this APIC id: memory-mapped registers have eight bits for it, of which all ones name everybody.
+pub(crate) fn reaches(apic_id: u32) -> bool {
+    X2APIC.load(Ordering::Relaxed) || apic_id < 0xff
+}
+
 fn send(apic_id: u32, low: u32) {
     if X2APIC.load(Ordering::Relaxed) {
         // WRMSR to the x2APIC is not serialising: what was stored for the target to see is made

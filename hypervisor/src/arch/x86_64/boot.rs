@@ -4,6 +4,9 @@
 //! (24593, rev. 3.42) sections 14.6 "Enabling and Activating Long Mode" and 15.27 for start-up IPIs.
 
 use core::arch::global_asm;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::bringup;
 
 pvh::xen_elfnote_phys32_entry!(pvh_entry);
 
@@ -19,8 +22,8 @@ unsafe extern "C" {
 /// Where the start-up page of the other CPUs is placed: below 1 MiB, page aligned.
 pub(crate) const AP_PAGE: u64 = 0x8000;
 
-/// Offset of the word in the start-up page that holds the new CPU's stack pointer.
-const AP_STACK_OFFSET: u64 = 0xff8;
+/// Offset of the word in the start-up page that says which CPU is to start, and on which stack: see [`bringup::offer`].
+const AP_OFFER_OFFSET: u64 = 0xff8;
 
 /// What the entries say they are.
 pub(crate) const PROTOCOL_PVH: u32 = 1;
@@ -146,7 +149,7 @@ boot_long_mode:
     ud2
 
 ap_long_mode:
-    mov rsp, [{ap_page} + {ap_stack}]
+    mov esp, esp                // as above
     call load_data_segments
     xor ebp, ebp
     call {ap_main}
@@ -177,12 +180,37 @@ ap_protected:
     mov ds, eax
     mov es, eax
     mov ss, eax
-    mov esp, [{ap_page} + {ap_stack}]
+    // The own APIC id as IPIs know it: by MSR in x2APIC mode, in memory otherwise.
+    mov ecx, 0x1b
+    rdmsr
+    test eax, 0x400
+    jnz 2f
+    and eax, 0xfffff000
+    mov eax, [eax + 0x20]
+    shr eax, 24
+    jmp 3f
+2:  mov ecx, 0x802
+    rdmsr
+3:  mov esi, eax
+    // Takes the offer, if it is for this CPU: see bringup.rs.
+    mov eax, [{ap_page} + {ap_offer}]
+    mov edx, [{ap_page} + {ap_offer} + 4]
+    cmp edx, esi
+    jne 4f
+    test eax, eax
+    jz 4f
+    mov esp, eax
+    xor ebx, ebx
+    xor ecx, ecx
+    lock cmpxchg8b [{ap_page} + {ap_offer}]
+    jne 4f
     mov eax, offset enable_long_mode
     call eax
     .byte 0xea
     .long ap_long_mode
     .word 0x08
+4:  hlt                         // nobody waits for this CPU
+    jmp 4b
 .balign 8
 ap_gdt_pointer:
     .word 4 * 8 - 1
@@ -194,31 +222,44 @@ ap_template_end:
     pvh = const PROTOCOL_PVH,
     multiboot2 = const PROTOCOL_MULTIBOOT2,
     ap_page = const AP_PAGE,
-    ap_stack = const AP_STACK_OFFSET,
+    ap_offer = const AP_OFFER_OFFSET,
     bsp_main = sym super::start::bsp_main,
     ap_main = sym super::start::ap_main,
 );
 
-/// Copies the start-up template to [`AP_PAGE`].
-///
-/// # Safety
-///
-/// The page at [`AP_PAGE`] is RAM that nobody else uses, and is mapped writable.
-pub(crate) unsafe fn install_ap_page() {
-    let start = &raw const ap_template_start;
-    let length = (&raw const ap_template_end).addr() - start.addr();
-    assert!(length < AP_STACK_OFFSET as usize, "the start-up template is too long");
-    // SAFETY: source is our own read-only data; the caller vouches for the destination.
-    unsafe { core::ptr::copy_nonoverlapping(start, AP_PAGE as *mut u8, length) };
-}
+/// The page on which other CPUs start.
+pub(crate) struct StartupPage(());
 
-/// Tells the next CPU that starts which stack to use.
-///
-/// # Safety
-///
-/// As for [`install_ap_page`]; no CPU is between its start-up IPI and `ap_main`.
-pub(crate) unsafe fn set_ap_stack(top: u64) {
-    let word = (AP_PAGE + AP_STACK_OFFSET) as *mut u64;
-    // SAFETY: the caller vouches for the page; the word is aligned.
-    unsafe { word.write_volatile(top) };
+impl StartupPage {
+    /// Copies the template to [`AP_PAGE`].
+    ///
+    /// # Safety
+    ///
+    /// The page at [`AP_PAGE`] is RAM that nobody else uses, now or later, and is mapped writable.
+    pub(crate) unsafe fn install() -> Self {
+        let start = &raw const ap_template_start;
+        let length = (&raw const ap_template_end).addr() - start.addr();
+        assert!(length < AP_OFFER_OFFSET as usize, "the start-up template is too long");
+        // SAFETY: source is our own read-only data; the caller vouches for the destination.
+        unsafe { core::ptr::copy_nonoverlapping(start, AP_PAGE as *mut u8, length) };
+        let page = Self(());
+        page.withdraw();
+        page
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        // SAFETY: `install`'s caller vouches for the page; the word is aligned and only accessed atomically.
+        unsafe { AtomicU64::from_ptr((AP_PAGE + AP_OFFER_OFFSET) as *mut u64) }
+    }
+
+    /// Offers the stack that ends at `stack_top`, below 4 GiB, to the CPU with this APIC id.
+    pub(crate) fn offer(&self, apic_id: u32, stack_top: u64) {
+        debug_assert!(stack_top >> 32 == 0, "blocks lie below 4 GiB");
+        self.word().store(bringup::offer(apic_id, stack_top as u32), Ordering::Release);
+    }
+
+    /// Takes back what has not been taken.
+    pub(crate) fn withdraw(&self) {
+        self.word().swap(0, Ordering::AcqRel);
+    }
 }

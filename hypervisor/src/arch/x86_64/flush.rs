@@ -2,11 +2,11 @@
 
 use core::arch::asm;
 use core::ops::ControlFlow;
-use core::sync::atomic::Ordering;
 
 use coherence::{CpuId, Hardware, Issued, Ledger, Members, Scope, Target, Targets};
 use hostlink::config::MAX_VCPUS;
 use hostlink::counters::Counter;
+use hostlink::defect::Defect;
 use memslots::{Gpa, Memslots};
 use paging::{FlushReceipt, Invalidation, Stamp};
 use tlfs::{ClusterIpi, FlushCall, FlushScope, GvaList, InputError, InputSource, XMM_WORDS};
@@ -16,7 +16,7 @@ use super::svm::vmcb::CR3_ADDRESS;
 use crate::hyperv::{Platform, Services};
 use crate::tlb::{self, Plan, Why};
 use crate::vm::machine::{self, CounterRow, Vcpu};
-use crate::vm::{Machine, PerCpu, panic};
+use crate::vm::{Machine, PerCpu, files, panic};
 
 /// Banks of 64 that all vCPUs fit into.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
@@ -92,9 +92,7 @@ impl Hardware for Ipi {
         core::hint::spin_loop();
         if turns % REKICK_TURNS == REKICK_TURNS - 1 {
             // No working machine gets here. One that has lost a kick gets all of them again.
-            PerCpu::all()
-                .filter(|cpu| cpu.online.load(Ordering::Relaxed))
-                .for_each(|cpu| machine::kick(cpu.index));
+            PerCpu::online().for_each(|cpu| machine::kick(cpu.index));
         }
         if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
@@ -241,8 +239,7 @@ fn space_of(call: &FlushCall<'_>) -> Option<u64> {
 /// Interrupts the targets in guest mode and waits for them.
 #[inline(never)]
 fn dispatch_and_wait(issued: Issued<'_, Machine, BANKS>, counters: &CounterRow) {
-    #[cfg(feature = "defects")]
-    if machine::machine().defect() == Some(hostlink::defect::Defect::EarlyReturn) {
+    if files::makes(Defect::EarlyReturn) {
         let _ = issued.dispatch(&Ipi);
         return;
     }

@@ -63,7 +63,7 @@ pub(crate) fn notes_stores() -> bool {
 pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
     match config.switches.defect {
         Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
-        Some(defect) if defect.is_of_arm() => Err(CreateError::ForeignDefect(defect)),
+        Some(defect) if !defect.is_of_amd64() => Err(CreateError::ForeignDefect(defect)),
         _ => Ok(()),
     }
 }

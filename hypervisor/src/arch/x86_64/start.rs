@@ -1,9 +1,9 @@
 //! The order in which everything is brought up.
 
 use core::ops::Range;
-use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
+use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
 use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1Tag, RsdpV2Tag};
 use pvh::start_info::MemmapType;
@@ -12,13 +12,15 @@ use x86_64::instructions::port::Port;
 
 use super::svm::{cpuid, features, instruction};
 use super::{apic, boot, clock, console, firmware, interrupts, tables, translation};
+use crate::vm::files::{self, Files};
 use crate::vm::memory::{self, FreeMemory};
 use crate::vm::percpu::{self, BLOCK_SIZE};
 use crate::vm::{self, PerCpu, machine, panic, run, wall};
 
 /// The boot tables map so much.
 const BOOT_MAP_END: u64 = 1 << 32;
-/// How long a CPU gets to come up.
+/// How long a CPU gets to come up before it is sent a second start-up IPI, and after that.
+const AP_RETRY_US: u64 = 20_000;
 const AP_START_US: u64 = 1_000_000;
 
 /// What the boot protocol says, copied out of the places where it lies.
@@ -187,21 +189,17 @@ extern "C" fn bsp_on_block() -> ! {
     clock::calibrate(later.pm_timer, cpuid::host_has_tsc_deadline()).unwrap_or_else(|why| unsupported(&why));
     wall::set(clock::date());
     enable_cpu(cpu);
+    let _nobody_gives_up_this_one = cpu.presence.come_online();
+    // SAFETY: the module was reserved, so it stays as the boot loader left it.
+    let files = unsafe { Files::of_module(later.module.clone(), "the boot module") };
     start_others();
     log::info!(
         "{} CPUs, {} MiB free, TSC {} MHz",
-        PerCpu::all().filter(|cpu| cpu.online.load(Ordering::Acquire)).count(),
+        PerCpu::online().count(),
         later.free.lock().total() >> 20,
         clock::hz() / 1_000_000,
     );
-    let module = later.module.clone().unwrap_or_else(|| {
-        panic::refuse(ExitCode::BadConfig, &"no bundle: give it as the boot module (QEMU: -initrd)")
-    });
-    // SAFETY: the module was reserved, so it stays as the boot loader left it.
-    let bundle = unsafe {
-        core::slice::from_raw_parts(module.start as *const u8, (module.end - module.start) as usize)
-    };
-    machine::create(bundle, &mut later.free.lock())
+    machine::create(files, &mut later.free.lock())
         .unwrap_or_else(|why| panic::refuse(ExitCode::BadConfig, &why));
     if let Some(base) = later.io_apic {
         // SAFETY: the register page is mapped; nobody else drives the I/O APIC.
@@ -226,31 +224,46 @@ fn enable_cpu(cpu: &'static PerCpu) {
     }
     super::svm::fpu::enable();
     clock::init_cpu();
-    cpu.online.store(true, Ordering::Release);
 }
 
-/// Starts all other CPUs, one after the other.
+/// Starts all other CPUs, one after the other. One that does not come up in time is given up; see [`crate::bringup`].
 fn start_others() {
     // SAFETY: the page is in low memory, which is never handed out, and is mapped.
-    unsafe { boot::install_ap_page() };
+    let page = unsafe { boot::StartupPage::install() };
     for cpu in PerCpu::all().skip(1) {
-        // SAFETY: the CPU before has come up or is given up.
-        unsafe { boot::set_ap_stack(cpu.main_stack_top()) };
-        apic::send_init(cpu.id as u32);
+        let id = cpu.id as u32;
+        if !apic::reaches(id) {
+            log::error!("CPU {} (APIC id {id}) is not used: such an id needs x2APIC mode", cpu.index);
+            cpu.presence.give_up();
+            continue;
+        }
+        page.offer(id, cpu.main_stack_top());
+        apic::send_init(id);
+        // With the defect the third CPU is started when it has been given up, while the next one is.
+        let is_later = |cpu: &PerCpu| cpu.index == 2 && files::makes(Defect::LateCpu);
+        if let Some(late) = PerCpu::get(cpu.index - 1).filter(|before| is_later(before)) {
+            apic::send_startup(late.id as u32, boot::AP_PAGE);
+        }
         clock::delay_us(200);
-        let deadline = clock::now() + clock::ticks_of_us(AP_START_US);
-        for attempt in 0..2 {
-            apic::send_startup(cpu.id as u32, boot::AP_PAGE);
-            let patience = if attempt == 0 { clock::now() + clock::ticks_of_us(20_000) } else { deadline };
-            while !cpu.online.load(Ordering::Acquire) && clock::now() < patience {
+        for patience in [AP_RETRY_US, AP_START_US] {
+            if !is_later(cpu) {
+                apic::send_startup(id, boot::AP_PAGE);
+            }
+            let deadline = clock::now() + clock::ticks_of_us(patience);
+            while !cpu.presence.is_settled() && clock::now() < deadline {
                 core::hint::spin_loop();
             }
-            if cpu.online.load(Ordering::Acquire) {
+            if cpu.presence.is_settled() {
                 break;
             }
         }
-        if !cpu.online.load(Ordering::Acquire) {
-            log::error!("CPU {} (APIC id {}) does not start", cpu.index, cpu.id as u32);
+        if cpu.presence.give_up() {
+            log::error!("CPU {} (APIC id {id}) does not start, and is not used", cpu.index);
+            page.withdraw();
+            // Back to where only a start-up IPI gets it from, which nobody sends.
+            if !files::makes(Defect::LateCpu) {
+                apic::send_init(id);
+            }
         }
     }
 }
@@ -263,6 +276,7 @@ pub(crate) extern "C" fn ap_main() -> ! {
     tables::load(cpu);
     apic::enable();
     enable_cpu(cpu);
+    run::come_online(cpu);
     run::wait_for_start();
     run::cpu_loop()
 }

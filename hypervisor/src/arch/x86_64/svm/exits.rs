@@ -508,7 +508,7 @@ impl Context<'_> {
         #[cfg(not(feature = "defects"))]
         let outcome = hypercall::handle(&caller, parameters, partition, &memory, &mut services, page);
         #[cfg(feature = "defects")]
-        let outcome = match self.vm.defect() {
+        let outcome = match crate::vm::files::defect() {
             Some(defect) => {
                 defects::handle(defect, &caller, parameters, partition, &memory, &mut services, page)
             }

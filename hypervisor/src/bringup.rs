@@ -1,0 +1,208 @@
+//! A CPU that is being started: it comes online in time or is given up, never both (U15).
+//!
+//! ```text
+//! boot CPU                                        CPU that is being started
+//! A  its id and its stack are offered (store)
+//! B  INIT and start-up IPI, or CPU_ON             C  takes the offer, if that is for its id (CAS to none)
+//!                                                 D  its own tables, interrupt controller, timer
+//! F  state: expected -> given up (CAS)            E  state: expected -> online (CAS)
+//! G  offer withdrawn (swap with none), INIT       H  not online: it stops for good
+//! ```
+//!
+//! * One of E and F fails, since each changes the same word from `EXPECTED`. E publishes D (Release) to those that find the CPU
+//!   online (Acquire).
+//! * A CPU that comes after G finds no offer, or that of another CPU, and stops. The offer is one word: there is no moment at
+//!   which a CPU finds its own id beside the stack of the next one.
+//! * A CPU that took its offer before G is on its own stack, which nobody else is ever given, and stops at H.
+//! * On Arm CPU_ON hands the stack to the one CPU that it names: there is no offer, and C and G fall away.
+
+use core::sync::atomic::Ordering;
+
+#[cfg(not(test))]
+use core::sync::atomic::AtomicU32;
+#[cfg(test)]
+use loom::sync::atomic::AtomicU32;
+
+const EXPECTED: u32 = 0;
+const ONLINE: u32 = 1;
+const GIVEN_UP: u32 = 2;
+
+/// How far a CPU has come.
+#[derive(Debug)]
+pub struct Presence(AtomicU32);
+
+impl Default for Presence {
+    fn default() -> Self {
+        Self::expected()
+    }
+}
+
+impl Presence {
+    /// One that has not come up yet.
+    #[must_use]
+    pub fn expected() -> Self {
+        Self(AtomicU32::new(EXPECTED))
+    }
+
+    fn decide(&self, state: u32) -> bool {
+        self.0.compare_exchange(EXPECTED, state, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// The CPU is ready, and says so itself. Publishes what it did before. `false`: it has been given up, and must stop.
+    #[must_use]
+    pub fn come_online(&self) -> bool {
+        self.decide(ONLINE)
+    }
+
+    /// Nobody waits for the CPU any longer, or it cannot be used. `false`: it has come online meanwhile, or was given up before.
+    pub fn give_up(&self) -> bool {
+        self.decide(GIVEN_UP)
+    }
+
+    /// Whether the CPU is online. If so, what it did before is to be seen.
+    pub fn is_online(&self) -> bool {
+        self.0.load(Ordering::Acquire) == ONLINE
+    }
+
+    /// Whether it is settled what becomes of it.
+    pub fn is_settled(&self) -> bool {
+        self.0.load(Ordering::Acquire) != EXPECTED
+    }
+}
+
+/// The stack that is offered to the CPU of one id, as the word that both sides exchange: the id above, the stack's top below.
+/// 0 is no offer, as no stack ends at 0.
+#[must_use]
+pub const fn offer(id: u32, stack_top: u32) -> u64 {
+    (id as u64) << 32 | stack_top as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use loom::cell::UnsafeCell;
+    use loom::sync::atomic::AtomicU64;
+    use loom::thread;
+
+    use super::*;
+
+    /// What the start-up page holds, and how the code there takes it: one look, one exchange.
+    struct Page(AtomicU64);
+
+    impl Page {
+        fn take(&self, id: u32) -> Option<u32> {
+            let word = self.0.load(Ordering::Acquire);
+            let is_mine = word != 0 && word >> 32 == u64::from(id);
+            let taken =
+                is_mine && self.0.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire).is_ok();
+            taken.then_some(word as u32)
+        }
+    }
+
+    struct Cpu {
+        presence: Presence,
+        /// What it sets up for itself.
+        own: UnsafeCell<u32>,
+    }
+
+    // SAFETY: loom refuses accesses to the cell that are not ordered.
+    unsafe impl Sync for Cpu {}
+
+    impl Cpu {
+        fn set_up(&self, value: u32) {
+            // SAFETY: loom looks that the access is exclusive.
+            self.own.with_mut(|own| unsafe { *own = value });
+        }
+
+        fn is_set_up(&self, value: u32) -> bool {
+            // SAFETY: loom looks that nobody writes.
+            self.own.with(|own| unsafe { *own == value })
+        }
+    }
+
+    const IDS: [u32; 2] = [4, 9];
+    const STACKS: [u32; 2] = [0x1000, 0x2000];
+
+    fn cpus() -> Arc<[Cpu; 2]> {
+        let cpu = |_| Cpu { presence: Presence::expected(), own: UnsafeCell::new(0) };
+        Arc::new([0, 1].map(cpu))
+    }
+
+    /// A CPU from its start-up IPI on; says which stack it took.
+    fn start(page: &Page, cpus: &[Cpu; 2], index: usize) -> Option<u32> {
+        let stack = page.take(IDS[index])?;
+        // Found by the stack, as the hypervisor does it.
+        let cpu = &cpus[STACKS.iter().position(|&top| top == stack).unwrap()];
+        cpu.set_up(1);
+        let _stops_if_not = cpu.presence.come_online();
+        Some(stack)
+    }
+
+    #[test]
+    fn u15_online_or_given_up_and_never_both() {
+        loom::model(|| {
+            let cpus = cpus();
+            let other = {
+                let cpus = cpus.clone();
+                thread::spawn(move || {
+                    cpus[0].set_up(7);
+                    cpus[0].presence.come_online()
+                })
+            };
+            let given_up = cpus[0].presence.give_up();
+            if cpus[0].presence.is_online() {
+                assert!(cpus[0].is_set_up(7), "what it did is to be seen");
+            }
+            assert_ne!(other.join().unwrap(), given_up);
+            assert_ne!(cpus[0].presence.is_online(), given_up);
+            assert!(cpus[0].presence.is_settled());
+            assert!(!cpus[0].presence.give_up() && !cpus[0].presence.come_online(), "it is settled once");
+        });
+    }
+
+    #[test]
+    fn u15_a_late_cpu_never_takes_the_stack_of_the_next() {
+        loom::model(|| {
+            let (cpus, page) = (cpus(), Arc::new(Page(AtomicU64::new(0))));
+            page.0.store(offer(IDS[0], STACKS[0]), Ordering::Release);
+            let late = {
+                let (cpus, page) = (cpus.clone(), page.clone());
+                thread::spawn(move || start(&page, &cpus, 0))
+            };
+            // Nobody waits for the first one.
+            let given_up = cpus[0].presence.give_up();
+            page.0.swap(0, Ordering::AcqRel);
+            page.0.store(offer(IDS[1], STACKS[1]), Ordering::Release);
+            let next = {
+                let (cpus, page) = (cpus.clone(), page.clone());
+                thread::spawn(move || start(&page, &cpus, 1))
+            };
+            let late = late.join().unwrap();
+            assert!(late.is_none() || late == Some(STACKS[0]));
+            assert_eq!(next.join().unwrap(), Some(STACKS[1]), "nobody else takes it");
+            assert!(cpus[1].presence.is_online());
+            assert_eq!(cpus[0].presence.is_online(), !given_up);
+        });
+    }
+
+    /// Two words, the id and the stack: what was tempting, and is wrong.
+    #[test]
+    #[should_panic(expected = "the stack of the next")]
+    fn u15_an_id_and_a_stack_in_two_words() {
+        loom::model(|| {
+            let words = Arc::new((AtomicU64::new(IDS[0].into()), AtomicU64::new(STACKS[0].into())));
+            let late = {
+                let words = words.clone();
+                thread::spawn(move || {
+                    (words.0.load(Ordering::Acquire) == u64::from(IDS[0]))
+                        .then(|| words.1.swap(0, Ordering::AcqRel))
+                })
+            };
+            words.1.swap(0, Ordering::AcqRel);
+            words.0.store(IDS[1].into(), Ordering::Release);
+            words.1.store(STACKS[1].into(), Ordering::Release);
+            assert_ne!(late.join().unwrap(), Some(STACKS[1].into()), "a late CPU has the stack of the next");
+        });
+    }
+}
