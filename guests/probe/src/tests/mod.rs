@@ -24,6 +24,7 @@ mod rom_races;
 mod stale;
 mod storms;
 mod supervisor;
+mod tasks;
 mod toggles;
 mod waiting;
 mod watch;
@@ -77,6 +78,7 @@ const TESTS: &[Test] = &[
     test("u11-smap", supervisor::smap),
     test("u13-stack-in-nothing", delivery::stack_in_nothing),
     test("u20-cmpxchg16b", instructions::cmpxchg16b),
+    test("u22-task-switch", tasks::task_switch),
     test("u23-resume-flag", faults::resume_flag),
     test("u23-refused", faults::refused),
     test("u26-performance-counters", cpuid_and_msrs::performance_counters),
