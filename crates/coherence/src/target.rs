@@ -158,6 +158,13 @@ impl Target {
         self.word.load(Ordering::Relaxed) & word::IN_GUEST != 0
     }
 
+    /// Whether something waits to be looked at, as a hint for whoever chooses which target is to run: it says nothing of what was
+    /// published along with it.
+    #[must_use]
+    pub fn has_event(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & word::EVENT != 0
+    }
+
     /// B and C. A halted target is not woken: it flushes when it next enters. An absent one is asked
     /// like any other, see [`presence`](crate::presence).
     pub(crate) fn request(&self, scope: Scope<'_>) -> Requested {

@@ -218,6 +218,8 @@ counters! {
     SchedPreempted = "sched.preempted",
     /// Times it gave way while spinning.
     SchedYield = "sched.yield",
+    /// Times it gave way while it waited for a word in memory, to be passed over until that changes.
+    SchedPassive = "sched.passive",
     /// Times it blocked in HLT.
     SchedHalt = "sched.halt",
     /// Times it ran on another CPU than the time before.

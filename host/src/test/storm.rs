@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// A machine that has not answered for so long never will: what is asked of it takes tenths of a second.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// A machine that has not answered for so long never will: what is asked of it takes tenths of a second, or a thousand times as long
+/// where the emulator gets next to nothing of the processors.
+const PATIENCE: Duration = Duration::from_secs(600);
 const PAGE: u64 = 4096;
 /// The requests of the first storm follow from this, those of the next from the next number.
 pub(super) const SEED: u64 = 0x5eed;

@@ -23,3 +23,4 @@ pub mod load_store;
 pub mod registers;
 pub mod serror;
 pub mod step;
+pub mod wait_loop;

@@ -8,7 +8,7 @@
 //!   otherwise, and preempts whoever has run for longer than a small margin.
 //! * A vCPU that nothing but its timer wakes waits in a line of its own, which shares the CPU with those that
 //!   have work (see [`queue`]).
-//! * A vCPU that spins goes behind all that wait.
+//! * A vCPU that spins goes behind all that wait. One that waits for a word in memory is passed over until that has changed.
 //! * A CPU without work takes it from the longest queue; a queue that has two more than the shortest gives one
 //!   up when one of its vCPUs is put back.
 //!
@@ -119,6 +119,8 @@ pub struct Scheduler {
     places: Vec<Place>,
     homes: Vec<Home>,
     policy: Policy,
+    /// Whether a vCPU that waits for memory to change may go on.
+    may_go: fn(VcpuIndex) -> bool,
 }
 
 impl Scheduler {
@@ -141,7 +143,14 @@ impl Scheduler {
                 next_timer: AtomicU64::new(u64::MAX),
             }
         };
-        Self { places: (0..=last).map(place).collect(), homes, policy, cpus }
+        Self { places: (0..=last).map(place).collect(), homes, policy, cpus, may_go: |_| true }
+    }
+
+    /// Asks this whether a vCPU that waits for memory to change may go on. It is called with a queue's lock held, for many vCPUs in a
+    /// row.
+    #[must_use]
+    pub fn asking(self, may_go: fn(VcpuIndex) -> bool) -> Self {
+        Self { may_go, ..self }
     }
 
     #[inline]
@@ -182,9 +191,9 @@ impl Scheduler {
         })
     }
 
-    #[inline]
+    #[inline(always)] // As `RunQueue::pick`.
     fn start(&self, cpu: CpuIndex, queue: &mut RunQueue, now: u64) -> Option<Turn> {
-        let vcpu = queue.pick(now)?;
+        let vcpu = queue.pick(now, |vcpu| (self.may_go)(vcpu))?;
         // Only the holder of the vCPU writes its home; wakers read it after the next release of this lock.
         let home = &self.homes[vcpu as usize];
         home.timer_line.store(0, Ordering::Relaxed);

@@ -39,6 +39,11 @@ impl Policy {
         self.slice / 32
     }
 
+    /// For how long a vCPU that waits for memory to change is passed over at most.
+    pub const fn passive_max(&self) -> u64 {
+        self.slice.saturating_mul(32)
+    }
+
     const fn sleeper_credit(&self) -> i64 {
         (self.slice / 2).cast_signed()
     }
@@ -74,6 +79,8 @@ impl Standing {
 struct Waiting {
     virtual_time: u64,
     vcpu: VcpuIndex,
+    /// It waits for memory to change, and is passed over until it may go on. In the timer line nobody does.
+    is_passive: bool,
 }
 
 /// The vCPU that runs.
@@ -93,6 +100,8 @@ pub enum PutBack {
     Preempted,
     /// It spins, and goes behind all that wait.
     Yielded,
+    /// It waits for a word in memory to change, and is passed over until that may be so.
+    Passive,
 }
 
 /// A CPU's queue.
@@ -107,6 +116,8 @@ pub struct RunQueue {
     /// Sorted by falling deadline: the next to expire is the last.
     timers: Vec<(u64, VcpuIndex)>,
     running: Option<Running>,
+    /// How many of those with work wait for memory to change.
+    passive: usize,
     /// No vCPU with work has had less time than this, but for what sleepers are owed. Only grows.
     floor: u64,
 }
@@ -179,7 +190,7 @@ impl RunQueue {
         let virtual_time = self.floor.saturating_add_signed(lag);
         // In the timer line one more changes nothing. Whoever has work may preempt at once.
         let sooner = standing.line == Line::Work || !self.waits_in(Line::Timer);
-        self.insert(standing.line, Waiting { virtual_time, vcpu }, policy);
+        self.insert(standing.line, Waiting { virtual_time, vcpu, is_passive: false }, policy);
         sooner
     }
 
@@ -199,20 +210,36 @@ impl RunQueue {
         Standing { lag: virtual_time.wrapping_sub(self.floor).cast_signed(), line }
     }
 
-    /// Takes the vCPU that is next in the line that has had less, and lets it run.
-    #[inline]
-    pub fn pick(&mut self, now: u64) -> Option<VcpuIndex> {
+    /// Takes the vCPU that is next in the line that has had less, and lets it run. One that waits for memory to change is passed
+    /// over as long as `may_go` says that it has not; if all do, the next of them runs all the same.
+    #[inline(always)] // A part of each switch.
+    pub fn pick(&mut self, now: u64, may_go: impl FnMut(VcpuIndex) -> bool) -> Option<VcpuIndex> {
         debug_assert!(self.running.is_none());
         let timer_first = self.waits_in(Line::Timer) && (!self.waits_in(Line::Work) || self.lead < 0);
         let (line, next) = if timer_first {
             (Line::Timer, self.expired.pop_front()?)
         } else {
-            let next = self.waiting.pop()?;
+            let next = if self.passive == 0 { self.waiting.pop()? } else { self.take_active(may_go)? };
             self.floor = self.floor.max(next.virtual_time);
             (Line::Work, next)
         };
         self.running = Some(Running { vcpu: next.vcpu, virtual_time: next.virtual_time, since: now, line });
         Some(next.vcpu)
+    }
+
+    /// Takes the next one with work that is not passive or may go on.
+    #[cold]
+    #[inline(never)]
+    fn take_active(&mut self, mut may_go: impl FnMut(VcpuIndex) -> bool) -> Option<Waiting> {
+        let place = self.waiting.iter().rposition(|waiting| !waiting.is_passive || may_go(waiting.vcpu));
+        let taken = self.remove(place.or(self.waiting.len().checked_sub(1))?);
+        Some(taken)
+    }
+
+    fn remove(&mut self, place: usize) -> Waiting {
+        let waiting = self.waiting.remove(place);
+        self.passive -= usize::from(waiting.is_passive);
+        waiting
     }
 
     /// Ends the turn of the vCPU that runs: it and its line have had the time.
@@ -224,18 +251,24 @@ impl RunQueue {
             Line::Work => self.lead.saturating_sub_unsigned(had),
             Line::Timer => self.lead.saturating_add_unsigned(had),
         };
-        Some(Waiting { virtual_time: running.virtual_time + had, vcpu: running.vcpu })
+        Some(Waiting { virtual_time: running.virtual_time + had, vcpu: running.vcpu, is_passive: false })
     }
 
     /// Takes the running vCPU off the CPU and puts it back among those that have work.
     pub fn put_back(&mut self, now: u64, why: PutBack, policy: &Policy) {
         let Some(mut waiting) = self.end_turn(now) else { return };
-        if why == PutBack::Yielded {
-            match self.waiting.first() {
-                Some(last) => waiting.virtual_time = waiting.virtual_time.max(last.virtual_time),
-                // It leaves its line's turn to the other line.
-                None => self.lead = self.lead.min(-policy.sleeper_credit()),
+        match (why, self.waiting.first()) {
+            (PutBack::Preempted, _) => {}
+            // It leaves its line's turn to the other line.
+            (_, None) => self.lead = self.lead.min(-policy.sleeper_credit()),
+            (PutBack::Yielded, Some(last)) => {
+                waiting.virtual_time = waiting.virtual_time.max(last.virtual_time);
             }
+            (PutBack::Passive, Some(_)) => {}
+        }
+        if why == PutBack::Passive {
+            waiting.is_passive = true;
+            self.passive += 1;
         }
         self.insert(Line::Work, waiting, policy);
     }
@@ -250,7 +283,8 @@ impl RunQueue {
         let (stolen, line) = match self.expired.pop_back() {
             Some(stolen) => (stolen, Line::Timer),
             None if self.waiting.is_empty() => return None,
-            None => (self.waiting.remove(0), Line::Work),
+            // A passive one is active there: that CPU has nothing else to do.
+            None => (self.remove(0), Line::Work),
         };
         Some((stolen.vcpu, self.standing(stolen.virtual_time, line)))
     }
@@ -291,9 +325,20 @@ impl RunQueue {
         let ran = now.saturating_sub(running.since);
         ran >= policy.wakeup_margin
             && running.line == Line::Work
-            && self.waiting.last().is_some_and(|next| {
+            && self.first_active().is_some_and(|next| {
                 running.virtual_time + ran > next.virtual_time.saturating_add(policy.wakeup_margin)
             })
+    }
+
+    /// The next one with work that waits for nothing but the CPU.
+    #[inline(always)]
+    fn first_active(&self) -> Option<&Waiting> {
+        if self.passive == 0 { self.waiting.last() } else { self.search_active() }
+    }
+
+    #[cold]
+    fn search_active(&self) -> Option<&Waiting> {
+        self.waiting.iter().rfind(|waiting| !waiting.is_passive)
     }
 
     /// When the next timer, at `timer`, is worth an interruption while others wait.

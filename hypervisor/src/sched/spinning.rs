@@ -64,6 +64,12 @@ impl SpinWatch {
         *self = Self::new();
     }
 
+    /// Whether it is time for a [`look`](Self::look).
+    #[must_use]
+    pub fn is_due(&self, now: u64) -> bool {
+        self.next.is_some_and(|next| now >= next.due)
+    }
+
     /// Looks at the vCPU if it is time to: `state` is all that its next instructions depend on but memory. The first look of a
     /// turn comes `first` after the first call. As long as nothing is seen twice, each takes twice as long to come as the
     /// one before: who does not spin is not held up.

@@ -15,6 +15,7 @@ use memslots::{Gpa, GuestMemory, Memslots, PhysAddr, Piece, Slot, SlotFlags, Slo
 use paging::Level;
 use spin::{Mutex, Once};
 
+use super::awaited::Awaited;
 use super::console::GUEST;
 use super::control;
 use super::files::{CreateError, Files};
@@ -55,6 +56,8 @@ pub(crate) struct Vcpu {
     pub(crate) target: Target,
     /// Interrupts that others post.
     pub(crate) inbox: Inbox,
+    /// What it waits for, if it is passive in a queue.
+    pub(crate) awaited: Awaited,
     state: UnsafeCell<VcpuState>,
 }
 
@@ -141,6 +144,7 @@ pub(crate) fn create(files: Files, free: &mut FreeMemory) -> Result<(), CreateEr
         index,
         target: Target::new(),
         inbox: Inbox::new(),
+        awaited: Awaited::default(),
         state: UnsafeCell::new(shared.new_vcpu(index)),
     };
     let policy = Policy::new(clock::ticks_of_us(config.slice_us.into()));
@@ -149,7 +153,7 @@ pub(crate) fn create(files: Files, free: &mut FreeMemory) -> Result<(), CreateEr
         vcpus: (0..config.vcpus).map(vcpu).collect(),
         space,
         memory_of_slots: Mutex::new(SlotMemory::new(core::mem::take(free))),
-        sched: Scheduler::new(cpus, config.vcpus, policy),
+        sched: Scheduler::new(cpus, config.vcpus, policy).asking(may_go),
         tick_max: match config.boot_cpu {
             BootCpu::Run => u64::MAX,
             BootCpu::Serve => clock::ticks_of_us(TICK_MAX_US),
@@ -165,6 +169,13 @@ pub(crate) fn create(files: Files, free: &mut FreeMemory) -> Result<(), CreateEr
     machine.publish_counters();
     MACHINE.call_once(|| machine);
     Ok(())
+}
+
+/// Whether a vCPU in a queue that waits for memory to change may go on: it has changed, or there is something else for the vCPU.
+fn may_go(vcpu: VcpuIndex) -> bool {
+    let vm = machine();
+    let Some(vcpu) = vm.vcpus.get(vcpu as usize) else { return true };
+    vcpu.target.has_event() || vcpu.awaited.is_over(&vm.space.slots().memory(), clock::now())
 }
 
 /// Takes memory for the guest and makes slots of it: one for each piece of memory, with neither gap nor overlap within a range.

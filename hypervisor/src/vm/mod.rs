@@ -17,6 +17,7 @@
 //!
 //! Nothing here names an instruction or a register: that is for [`arch`](crate::arch), which says what it has to offer.
 
+pub(crate) mod awaited;
 pub(crate) mod console;
 mod context;
 pub(crate) mod control;

@@ -263,6 +263,7 @@ impl<'a> Context<'a> {
                 self.count(match why {
                     PutBack::Preempted => Counter::SchedPreempted,
                     PutBack::Yielded => Counter::SchedYield,
+                    PutBack::Passive => Counter::SchedPassive,
                 });
                 // SAFETY: the state is saved, and the next is taken on below.
                 unsafe { Self::release(&mut self.owner) };
@@ -361,15 +362,16 @@ impl<'a> Context<'a> {
         }
         let outlook = self.vm.sched.outlook_after_wake(self.cpu.index, now);
         if outlook.should_switch {
-            return self.count_turn(Leave::PutBack(PutBack::Preempted));
+            let why = self.why_preempted(now);
+            return self.count_turn(Leave::PutBack(why));
         }
         // The timer is set for all that was known before, and the other timers have not changed.
         self.state.intercept_pause(outlook.has_waiting);
         let mut deadline = outlook.next_event;
         if outlook.has_waiting {
             match self.look_whether_it_spins(now) {
-                Look::Spins => return Some(Leave::PutBack(PutBack::Yielded)),
-                Look::Again(later) => deadline = deadline.min(later),
+                Ok(later) => deadline = deadline.min(later),
+                Err(why) => return Some(Leave::PutBack(why)),
             }
         }
         clock::set_timer(self.cpu, deadline, now);
@@ -384,25 +386,45 @@ impl<'a> Context<'a> {
             outlook = self.vm.sched.outlook(self.cpu.index, now);
         }
         if outlook.should_switch {
-            return Some(Leave::PutBack(PutBack::Preempted));
+            return Some(Leave::PutBack(self.why_preempted(now)));
         }
         // While nobody waits a spinning guest may as well spin: the exits would cost more than they gain.
         self.state.intercept_pause(outlook.has_waiting);
         let mut deadline = deadline.min(outlook.next_event);
         if outlook.has_waiting {
             match self.look_whether_it_spins(now) {
-                Look::Spins => return Some(Leave::PutBack(PutBack::Yielded)),
-                Look::Again(later) => deadline = deadline.min(later),
+                Ok(later) => deadline = deadline.min(later),
+                Err(why) => return Some(Leave::PutBack(why)),
             }
         }
         clock::set_timer(self.cpu, deadline.min(now.saturating_add(self.cpu.tick_max.get())), now);
         None
     }
 
-    /// Whether the vCPU spins, asked while others wait.
+    /// Whether the vCPU spins, asked while others wait: how it gives way then, or when to look again.
     #[inline(always)] // Nothing where the processor says it.
-    fn look_whether_it_spins(&mut self, now: u64) -> Look {
-        self.state.look_whether_it_spins(now, self.vm.sched.policy().spin_look())
+    fn look_whether_it_spins(&mut self, now: u64) -> Result<u64, PutBack> {
+        if self.state.is_look_due(now) && self.waits_for_memory(now) {
+            return Err(PutBack::Passive);
+        }
+        match self.state.look_whether_it_spins(now, self.vm.sched.policy().spin_look()) {
+            Look::Spins => Err(PutBack::Yielded),
+            Look::Again(later) => Ok(later),
+        }
+    }
+
+    /// How the vCPU waits after a turn that others end.
+    #[inline(always)] // As above.
+    fn why_preempted(&mut self, now: u64) -> PutBack {
+        if self.waits_for_memory(now) { PutBack::Passive } else { PutBack::Preempted }
+    }
+
+    /// Whether the guest waits for a word in memory to change. If so, it is noted which.
+    #[inline(always)] // Nothing where the processor does not tell.
+    fn waits_for_memory(&mut self, now: u64) -> bool {
+        let Some(word) = self.awaited_word() else { return false };
+        self.vcpu.awaited.note(word, now.saturating_add(self.vm.sched.policy().passive_max()));
+        true
     }
 
     /// The guest executes HLT: it blocks unless there is something for it already.
@@ -421,6 +443,11 @@ impl<'a> Context<'a> {
             Next::Resume => None,
             Next::Timers => self.attend(),
             Next::Halt => self.halt(),
+            Next::Yield
+                if self.vm.sched.has_waiting(self.cpu.index) && self.waits_for_memory(clock::now()) =>
+            {
+                Some(Leave::PutBack(PutBack::Passive))
+            }
             Next::Yield | Next::Again if self.vm.sched.has_waiting(self.cpu.index) => {
                 Some(Leave::PutBack(PutBack::Yielded))
             }

@@ -96,10 +96,15 @@ pub fn is_busy(number: usize) -> bool {
     ALL[number].job.load(Ordering::Acquire) != 0
 }
 
+/// Wakes processor `number`, if it waits for an interrupt.
+pub fn wake(number: usize) {
+    apic::send_fixed(apic_id(number), VECTOR_WAKE);
+}
+
 /// Has processor `number`, which runs and has nothing to do, do `job`, and returns at once.
 pub fn give(number: usize, job: Job) {
     ALL[number].job.store(job as usize, Ordering::Release);
-    apic::send_fixed(apic_id(number), VECTOR_WAKE);
+    wake(number);
 }
 
 /// Waits until processor `number` has done its job, for so many milliseconds at most; says whether it has.

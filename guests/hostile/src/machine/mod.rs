@@ -50,14 +50,24 @@ pub(crate) fn on_all(job: processors::Job) {
     (1..count()).for_each(await_end);
 }
 
-/// Waits until processor `number` has done its job.
+/// Waits until processor `number` has done its job. Where that never comes, says whether it has slept through its beginning.
 pub(crate) fn await_end(number: usize) {
-    let mut turns = 0u64;
-    while processors::is_busy(number) {
-        clock::relax();
-        turns += 1;
-        if turns > TURNS_MAX {
-            report::abort(format_args!("processor {number} does not come to the end of its job"));
-        }
+    if ends(number, TURNS_MAX) {
+        return;
     }
+    processors::wake(number);
+    match ends(number, TURNS_MAX / 16) {
+        true => report::abort(format_args!(
+            "processor {number} has missed the interrupt for its job, and comes by another one"
+        )),
+        false => report::abort(format_args!("processor {number} does not come to the end of its job")),
+    }
+}
+
+/// Whether processor `number` does its job within so many turns.
+fn ends(number: usize, turns: u64) -> bool {
+    (0..turns).any(|_| {
+        clock::relax();
+        !processors::is_busy(number)
+    })
 }

@@ -112,4 +112,45 @@ pub(super) const ROWS: &[Case] = &[
         (7, ""),
     )
     .on(MAX),
+    tool(
+        "u30_128_vcpus_on_two_cpus",
+        "vCPUs that wait for a word in memory are passed over until it changes",
+        &[
+            "run",
+            "--arch",
+            "aarch64",
+            "--vcpus",
+            "128",
+            "--cpus",
+            "2",
+            "--timeout",
+            "600",
+            "--exec",
+            "test $(nproc) = 128 && exit 7",
+        ],
+        TestFile::None,
+        (7, ""),
+    )
+    .on(MAX),
+    tool(
+        "u30_255_vcpus_on_two_cpus",
+        "as many vCPUs as there may be reach userspace",
+        &[
+            "run",
+            "--arch",
+            "aarch64",
+            "--vcpus",
+            "255",
+            "--cpus",
+            "2",
+            "--timeout",
+            "600",
+            "--exec",
+            "test $(nproc) = 255 && exit 7",
+        ],
+        TestFile::None,
+        (7, ""),
+    )
+    .on(MAX)
+    .only_long(),
 ];

@@ -237,8 +237,13 @@ fn faulting(syndrome: u64, kind: u64, address: u64) -> Option<u64> {
         return Some((read!("hpfar_el2") & 0xfff_ffff_fff0) << 8 | offset);
     }
     // A read at EL1 is enough to find the address.
-    let result = translate(address, false);
-    (result & PAR_FAILED == 0).then_some(result & PAR_ADDRESS | offset)
+    gpa_of(address, false)
+}
+
+/// The guest physical address of what the guest can read at EL1 or EL0.
+pub(super) fn gpa_of(address: u64, at_el0: bool) -> Option<u64> {
+    let result = translate(address, at_el0);
+    (result & PAR_FAILED == 0).then_some(result & PAR_ADDRESS | address & 0xfff)
 }
 
 /// Translates by the guest's stage 1, for a read at EL1 or EL0: PAR_EL1.

@@ -116,11 +116,15 @@ impl Context<'_> {
 
     fn on_wait(&mut self, syndrome: u64) -> Next {
         let happens = step::condition_holds(self.state.registers.pstate, syndrome);
-        self.skip(syndrome);
+        let is_event = syndrome & WAIT_FOR_EVENT != 0;
+        // A wait for memory goes on where it is: the instruction is executed again when that may have changed.
+        if !(happens && is_event && self.awaited_word().is_some()) {
+            self.skip(syndrome);
+        }
         if !happens {
             return Next::Resume;
         }
-        if syndrome & WAIT_FOR_EVENT != 0 {
+        if is_event {
             self.count(Counter::ExitPause);
             return Next::Yield;
         }

@@ -20,6 +20,7 @@
 //! | `vcpu`, `state` | what a CPU needs to run a vCPU; a vCPU's private state |
 //! | `system`, `float`, `vgic`, `debug` | its registers: EL1's, vectors, the virtual CPU interface, breakpoints |
 //! | `exits`, `abort`, `registers`, `devices`, `inject` | what exits mean |
+//! | `waits` | the word in memory that a guest waits for |
 
 mod abort;
 mod boot;
@@ -51,3 +52,4 @@ mod system;
 mod translation;
 pub(crate) mod vcpu;
 mod vgic;
+mod waits;

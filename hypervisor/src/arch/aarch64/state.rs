@@ -202,6 +202,12 @@ impl VcpuState {
         }
     }
 
+    /// Whether it is time to look at it.
+    #[inline]
+    pub(crate) fn is_look_due(&self, now: u64) -> bool {
+        self.spin.is_due(now)
+    }
+
     /// Looks whether the guest spins, now and then. WFE says it where it is trapped; not everybody executes it, and not every
     /// machine traps it.
     pub(crate) fn look_whether_it_spins(&mut self, _before_the_switch: u64, first: u64) -> Look {

@@ -10,6 +10,7 @@ use super::flush::FlushScratch;
 use super::svm::features;
 use crate::devices::message::Trigger;
 use crate::sched::Turn;
+use crate::vm::awaited::Word;
 use crate::vm::{Context, PerCpu, increase};
 
 pub(crate) use super::svm::state::{Activity, VcpuState};
@@ -40,6 +41,12 @@ pub(crate) fn begin_section<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<
 }
 
 impl Context<'_> {
+    /// The word in memory that the guest waits for. PAUSE does not say which.
+    #[inline(always)]
+    pub(crate) const fn awaited_word(&self) -> Option<Word> {
+        None
+    }
+
     /// Loads the state of the vCPU whose turn it is.
     #[inline(always)]
     pub(crate) fn load_state(&mut self, _: &Turn) {

@@ -17,7 +17,7 @@ fn run(queue: &mut RunQueue, vcpus: usize, end: u64) -> Vec<u64> {
     let mut had = alloc::vec![0; vcpus];
     let mut now = 0;
     while now < end {
-        let vcpu = queue.pick(now).unwrap();
+        let vcpu = queue.pick(now, |_| true).unwrap();
         let until = queue.outlook(0, &POLICY).next_event.min(end);
         had[vcpu as usize] += until - now;
         now = until;
@@ -35,7 +35,7 @@ fn busy_vcpus_share_the_cpu_evenly() {
 #[test]
 fn a_slice_ends_only_if_someone_waits() {
     let mut queue = queue(1);
-    queue.pick(0);
+    queue.pick(0, |_| true);
     assert_eq!(queue.outlook(0, &POLICY).next_event, u64::MAX);
     assert!(!queue.outlook(1_000_000, &POLICY).should_switch);
     _ = queue.enqueue(7, WORK, &POLICY);
@@ -45,7 +45,7 @@ fn a_slice_ends_only_if_someone_waits() {
 #[test]
 fn a_sleeper_preempts_a_hog_soon_but_not_at_once() {
     let mut queue = queue(1);
-    queue.pick(0);
+    queue.pick(0, |_| true);
     _ = queue.enqueue(1, WORK, &POLICY);
     assert!(!queue.outlook(0, &POLICY).should_switch);
     assert!(!queue.outlook(POLICY.wakeup_margin - 1, &POLICY).should_switch);
@@ -59,7 +59,7 @@ fn a_long_sleep_earns_no_more_than_half_a_slice() {
     _ = queue.enqueue(2, WORK, &POLICY);
     let mut turns = 0;
     let mut now = 1_000_000;
-    while queue.pick(now) == Some(2) {
+    while queue.pick(now, |_| true) == Some(2) {
         turns += 1;
         now += 1000;
         queue.put_back(now, PutBack::Preempted, &POLICY);
@@ -70,20 +70,20 @@ fn a_long_sleep_earns_no_more_than_half_a_slice() {
 #[test]
 fn a_spinner_goes_behind_everyone_who_waits() {
     let mut queue = queue(4);
-    let spinner = queue.pick(0).unwrap();
+    let spinner = queue.pick(0, |_| true).unwrap();
     queue.put_back(1, PutBack::Yielded, &POLICY);
     for turn in 0..3 {
-        let next = queue.pick(1 + turn).unwrap();
+        let next = queue.pick(1 + turn, |_| true).unwrap();
         assert_ne!(next, spinner);
         queue.take_off(1 + turn);
     }
-    assert_eq!(queue.pick(10), Some(spinner));
+    assert_eq!(queue.pick(10, |_| true), Some(spinner));
 }
 
 #[test]
 fn the_stolen_one_would_have_run_last_and_keeps_its_place() {
     let mut queue = queue(2);
-    queue.pick(0);
+    queue.pick(0, |_| true);
     queue.put_back(900, PutBack::Preempted, &POLICY);
     assert_eq!(queue.steal(), Some((0, Standing { lag: 900, line: Line::Work })));
     assert_eq!(queue.load(), 1);
@@ -112,7 +112,7 @@ fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64)
     let (mut now, mut worked) = (0, 0);
     while now < end {
         wake_expired(&mut queue, now, line, &virtual_time);
-        match queue.pick(now).unwrap() {
+        match queue.pick(now, |_| true).unwrap() {
             0 => {
                 let begin = now;
                 while now < end && !queue.outlook(now, &POLICY).should_switch {
@@ -159,14 +159,14 @@ fn few_ticks_are_not_held_back() {
 #[test]
 fn a_timer_that_expires_preempts_soon_but_not_at_once() {
     let mut queue = queue(1);
-    queue.pick(0);
+    queue.pick(0, |_| true);
     assert!(queue.enqueue(1, EXPIRED, &POLICY), "whoever runs has to look at the time again");
     assert!(!queue.outlook(POLICY.wakeup_margin - 1, &POLICY).should_switch);
     assert_eq!(queue.outlook(0, &POLICY).next_event, POLICY.slice / 2, "both have had nothing");
     queue.put_back(900, PutBack::Preempted, &POLICY);
-    assert_eq!(queue.pick(900), Some(1));
+    assert_eq!(queue.pick(900, |_| true), Some(1));
     queue.take_off(950);
-    assert_eq!(queue.pick(950), Some(0));
+    assert_eq!(queue.pick(950, |_| true), Some(0));
     // The line was empty: it is owed the credit, whatever it had.
     assert!(queue.enqueue(1, EXPIRED, &POLICY));
     assert_eq!(queue.outlook(0, &POLICY).next_event, 950 + POLICY.wakeup_margin);
@@ -175,7 +175,7 @@ fn a_timer_that_expires_preempts_soon_but_not_at_once() {
 #[test]
 fn timers_do_not_interrupt_only_to_make_their_line_longer() {
     let mut queue = queue(1);
-    queue.pick(0);
+    queue.pick(0, |_| true);
     queue.add_timer(10, 7);
     assert_eq!(queue.outlook(0, &POLICY).next_event, 10);
     let _ = queue.enqueue(1, WORK, &POLICY);
@@ -193,7 +193,7 @@ fn timers_do_not_interrupt_only_to_make_their_line_longer() {
 fn what_takes_longer_than_a_tick_gets_in_line_with_the_others_that_have_work() {
     let mut queue = queue(0);
     (0..2).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
-    assert_eq!(queue.pick(0), Some(0));
+    assert_eq!(queue.pick(0, |_| true), Some(0));
     assert_eq!(queue.outlook(0, &POLICY).next_event, POLICY.wakeup_margin);
     assert!(queue.outlook(POLICY.wakeup_margin, &POLICY).should_switch);
     queue.put_back(POLICY.wakeup_margin, PutBack::Preempted, &POLICY);
@@ -208,7 +208,7 @@ fn an_interrupt_takes_a_vcpu_out_of_the_timer_line() {
     assert!(!queue.promote(2, &POLICY) && !queue.promote(0, &POLICY), "not there");
     assert_eq!(queue.load(), 4);
     let order = core::array::from_fn(|_| {
-        let next = queue.pick(0);
+        let next = queue.pick(0, |_| true);
         queue.take_off(0);
         next
     });
@@ -220,14 +220,14 @@ fn a_spinner_leaves_its_turn_to_the_timer_line() {
     let mut queue = queue(1);
     (1..4).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
     let mut now = 0;
-    assert_eq!(queue.pick(now), Some(0));
+    assert_eq!(queue.pick(now, |_| true), Some(0));
     queue.put_back(now, PutBack::Yielded, &POLICY);
     for expected in 1..4 {
-        assert_eq!(queue.pick(now), Some(expected));
+        assert_eq!(queue.pick(now, |_| true), Some(expected));
         now += 100;
         queue.take_off(now);
     }
-    assert_eq!(queue.pick(now), Some(0));
+    assert_eq!(queue.pick(now, |_| true), Some(0));
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn sleeps_of_no_length_earn_nothing() {
     let mut had = [0_u64; 2];
     for turn in 0..1000 {
         let now = turn * 300;
-        let vcpu = queue.pick(now).unwrap();
+        let vcpu = queue.pick(now, |_| true).unwrap();
         had[vcpu as usize] += 300;
         if vcpu == 0 {
             let virtual_time = queue.take_off(now + 300);
@@ -256,7 +256,66 @@ fn those_of_the_timer_line_are_stolen_first_and_stay_in_line() {
     let (stolen, standing) = victim.steal().unwrap();
     assert_eq!(stolen, 5);
     assert!(standing.is_expired());
-    thief.pick(0);
+    thief.pick(0, |_| true);
     assert!(thief.enqueue(stolen, standing, &POLICY));
     assert_eq!((thief.waiting.len(), thief.expired.len()), (0, 1));
+}
+
+/// A queue in which so many wait, all of them passive, in the order of their numbers.
+fn passive(count: u32) -> RunQueue {
+    let mut queue = RunQueue::with_capacity(count as usize);
+    for vcpu in 0..count {
+        let _nobody_runs = queue.enqueue(vcpu, Standing::default(), &POLICY);
+    }
+    for turn in 0..u64::from(count) {
+        assert_eq!(queue.pick(turn, |_| true), Some(turn as VcpuIndex));
+        queue.put_back(turn + 1, PutBack::Passive, &POLICY);
+    }
+    queue
+}
+
+#[test]
+fn u30_whoever_waits_for_memory_is_passed_over_until_that_changes() {
+    let mut queue = passive(60);
+    let mut asked = 0;
+    let next = queue.pick(100, |vcpu| {
+        asked += 1;
+        vcpu == 41
+    });
+    assert_eq!((next, asked), (Some(41), 42), "each is asked once, in order");
+    queue.put_back(200, PutBack::Preempted, &POLICY);
+    assert_eq!(queue.pick(200, |_| false), Some(41), "it is not passive any more");
+    queue.take_off(300);
+    assert_eq!(
+        queue.pick(300, |_| false),
+        Some(0),
+        "all of them are passive: the next runs, for the CPU has nothing else"
+    );
+    queue.take_off(301);
+    for vcpu in (1..60).filter(|&vcpu| vcpu != 41) {
+        assert_eq!(queue.pick(400, |_| true), Some(vcpu));
+        queue.take_off(400);
+    }
+    assert!(queue.is_idle());
+}
+
+#[test]
+fn u30_whoever_waits_for_memory_preempts_nobody() {
+    let mut queue = passive(1);
+    let _nobody_runs = queue.enqueue(7, Standing::default(), &POLICY);
+    assert_eq!(queue.pick(0, |_| false), Some(7));
+    let late = POLICY.slice - 1;
+    assert!(!queue.outlook(late, &POLICY).should_switch, "the one that waits has had less");
+    assert!(queue.outlook(late + 1, &POLICY).should_switch, "its slice is over");
+}
+
+#[test]
+fn u30_whoever_waits_for_memory_is_active_on_a_cpu_that_idles() {
+    let (mut queue, mut thief) = (passive(2), RunQueue::with_capacity(2));
+    let (stolen, standing) = queue.steal().unwrap();
+    let _nobody_runs = thief.enqueue(stolen, standing, &POLICY);
+    assert_eq!(thief.pick(10, |_| panic!("it is not passive")), Some(stolen));
+    let left = queue.pick(10, |_| true);
+    queue.take_off(10);
+    assert!(left.is_some() && queue.pick(10, |_| panic!("nobody is left")).is_none());
 }
