@@ -81,11 +81,14 @@ pub(super) fn refused() -> Verdict {
 }
 
 /// Two NMIs to a processor that has no CPU at the moment are two. Two processors, one CPU.
+///
+/// Each pair finds the handler of the one before at its end, or its NMIs would rightly become one: a processor that does a job has
+/// executed the handler's IRET.
 pub(super) fn second_nmi() -> Verdict {
     const PAIRS: u32 = 200;
     const PATIENCE_MS: u64 = 2000;
-    processors::start(SECOND)?;
     for pair in 0..PAIRS {
+        processors::run(SECOND, || ())?;
         let before = nmi_count();
         apic::send_nmi(SECOND);
         apic::send_nmi(SECOND);
