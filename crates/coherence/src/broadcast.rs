@@ -32,41 +32,19 @@
 //! * **G1** After it, no processor and no section uses a translation that was replaced before. Nothing is recorded for later:
 //!   software must not keep translations from one section to the next.
 //! * **G2** What was done by the old translation is visible: by guests before the DSB of B completes, by software at E.
-//! * **G3** A [`BroadcastReceipt`] is made after both only, and out of the proof that the TLBI was done.
+//! * **G3** A [`SpaceReceipt`] is made after both only, and out of the proof that the TLBI was done.
 
 use crate::flush::{Hardware, Ledger, Outcome, Stalled, Targets};
 use crate::mailbox::Generation;
-use crate::set::Members;
+use crate::space::{Everybody, SpaceReceipt, Walkers};
 use crate::sync::Ordering;
 use crate::target::Target;
 use crate::tlbi::Invalidated;
 use crate::word;
 
-/// Proof that what was unmapped before may be reused. `S` is whatever the caller took down before it had the translations
-/// invalidated: the stamp of a page table.
-#[must_use = "nothing may be freed without it"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct BroadcastReceipt<S> {
-    stamp: S,
-    outcome: Outcome,
-}
-
-impl<S> BroadcastReceipt<S> {
-    /// What the tables were when the flush began.
-    pub const fn stamp(&self) -> &S {
-        &self.stamp
-    }
-
-    /// What the flush did. `targets` counts all that were looked at, `deferred` those of them that were not in a section.
-    pub const fn outcome(&self) -> Outcome {
-        self.outcome
-    }
-}
-
-/// Has translations invalidated by broadcast, and waits for the sections of `set` that may use them still.
+/// Has translations invalidated by broadcast, and waits for the sections of all walkers that may use them still.
 ///
-/// `stamp` names the tables' state before: sample it after the change, as for [`issue`](crate::issue). `invalidate` executes the
-/// sequence, [`tlbi::invalidate`](crate::tlbi::invalidate). The caller's own section must have ended.
+/// `stamp` says what the tables are; it is called before anything is invalidated. `invalidate` executes the sequence, [`tlbi::invalidate`](crate::tlbi::invalidate). The caller's own section must have ended.
 ///
 /// # Errors
 /// [`Stalled`] when [`Hardware::relax`] gave up on a target's section. Nothing may be freed then.
@@ -74,18 +52,18 @@ impl<S> BroadcastReceipt<S> {
 /// # Panics
 /// If a target is in a section that has no place in the ledger.
 #[inline]
-pub fn broadcast<T: Targets + ?Sized, M: Members + ?Sized, S, const BANKS: usize>(
-    targets: &T,
-    set: &M,
-    stamp: S,
+pub fn broadcast<W: Walkers + ?Sized, S, const BANKS: usize>(
+    walkers: &W,
+    stamp: impl FnOnce() -> S,
     ledger: &mut Ledger<BANKS>,
     hardware: &impl Hardware,
     invalidate: impl FnOnce() -> Invalidated,
-) -> Result<BroadcastReceipt<S>, Stalled> {
+) -> Result<SpaceReceipt<S>, Stalled> {
+    let stamp = stamp();
     let Invalidated { .. } = invalidate();
     let (mut outcome, mut busy) = (Outcome::default(), 0u32);
-    targets.for_each(
-        set,
+    walkers.for_each(
+        &Everybody::of(walkers),
         #[inline(always)]
         |index, target| {
             // Fewer than there are addresses.
@@ -101,9 +79,9 @@ pub fn broadcast<T: Targets + ?Sized, M: Members + ?Sized, S, const BANKS: usize
     );
     outcome.deferred = outcome.targets.wrapping_sub(busy);
     if busy != 0 {
-        wait(targets, ledger, hardware, &mut outcome)?;
+        wait(walkers, ledger, hardware, &mut outcome)?;
     }
-    Ok(BroadcastReceipt { stamp, outcome })
+    Ok(SpaceReceipt::after(stamp, outcome))
 }
 
 /// E, for each target in the ledger.

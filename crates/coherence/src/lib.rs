@@ -19,7 +19,7 @@
 //! The crate neither allocates nor contains unsafe code. It supplies the protocol; the caller
 //! supplies the machine through [`Hardware`] and, on AMD64, the address space tags of [`asid`].
 #![no_std]
-// One declaration of an unsafe function is allowed: it makes callers vouch for what the crate cannot see.
+// Declarations alone are allowed, of a function and a trait: they make callers vouch for what the crate cannot see.
 #![deny(unsafe_code)]
 
 #[cfg(any(test, loom))]
@@ -33,6 +33,7 @@ pub mod owner;
 mod presence;
 pub mod set;
 pub mod shootdown;
+pub mod space;
 mod sync;
 pub mod target;
 pub mod tlbi;
@@ -42,13 +43,14 @@ mod word;
 #[cfg(all(test, loom))]
 mod model;
 
-pub use broadcast::{BroadcastReceipt, broadcast};
+pub use broadcast::broadcast;
 pub use flush::{
     Dispatched, Hardware, Issued, Ledger, Outcome, Receipt, Stalled, Targets, flush, issue, issue_in_space,
 };
 pub use mailbox::{Generation, GvaRange, RANGE_CAPACITY, Scope};
 pub use owner::{FlushWork, InGuest, Owner, Pending, Translation};
 pub use set::{Members, TargetSet};
+pub use space::{SpaceReceipt, Walkers, flush_space};
 pub use target::{Notify, Space, Target};
 
 /// Number of a physical CPU, as the caller counts them.

@@ -10,7 +10,6 @@
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
 //! | `apic_ids` | `reversed`: all vCPUs but the first have APIC ids in descending order, so that APIC id and VP index differ | `ascending` |
 //! | `flush_pages` | most pages that a flush drops one by one, 16 to 1,000,000, or `measured` | `measured` |
-//! | `kick` | `off`: a flush neither kicks targets out of guest mode nor waits for them, for tests that must notice | `on` |
 //! | `zap` | `everything`: when a memory slot goes, all translations of the guest go, for comparison | `slot` |
 //! | `nested_page` | largest page of the nested page table: `4K`, `2M`, or `1G` where the processor has them | `1G` |
 //! | `tables` | pages for nested page tables, 1 to 1,000,000, or `enough` for all memory there is | `enough` |
@@ -248,7 +247,6 @@ mod tests {
             switches: Switches {
                 apic_ids: ApicIds::Reversed,
                 flush_pages: Some(64),
-                kick: false,
                 zap: Zap::Everything,
                 nested_page: NestedPage::Small,
                 paranoid: true,
@@ -275,7 +273,7 @@ mod tests {
             ("# fine\n\nslice_us=1", 3),
             ("reset=never", 1),
             ("boot_cpu=rest", 1),
-            ("kick=softly", 1),
+            ("kick=off", 1),
             ("zap=some", 1),
             ("nested_page=3M", 1),
             ("paranoid=a bit", 1),

@@ -4,6 +4,8 @@
 /// started. Not each architecture can make each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
+    /// Targets in guest mode are neither interrupted nor waited for.
+    NoKick,
     /// Targets in guest mode are interrupted, and not waited for.
     EarlyReturn,
     /// Elements of a list after the fifteenth are not flushed.
@@ -44,7 +46,8 @@ pub enum Defect {
 
 impl Defect {
     /// All.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
+        Self::NoKick,
         Self::EarlyReturn,
         Self::ListPast15,
         Self::BankRank,
@@ -89,6 +92,7 @@ impl Defect {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::NoKick => "no-kick",
             Self::EarlyReturn => "early-return",
             Self::ListPast15 => "list-past-15",
             Self::BankRank => "bank-rank",

@@ -144,7 +144,7 @@ impl DirtyFetch<'_, '_> {
     /// # Errors
     ///
     /// The fetch itself, if the receipt does not cover `last`.
-    pub fn finish(mut self, receipt: &impl FlushReceipt, last: Stamp) -> Result<u64, Self> {
+    pub fn finish(mut self, receipt: &(impl FlushReceipt + ?Sized), last: Stamp) -> Result<u64, Self> {
         if !receipt.covers(last) {
             return Err(self);
         }

@@ -294,7 +294,7 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
     /// Takes note that the translations of a space have been treated and flushed; false if the receipt does not show it.
     /// `last` is the stamp of the space's page table after the treatment.
     #[must_use = "without a receipt the update cannot be finished"]
-    pub fn settle(&mut self, space: SpaceId, receipt: &impl FlushReceipt, last: Stamp) -> bool {
+    pub fn settle(&mut self, space: SpaceId, receipt: &(impl FlushReceipt + ?Sized), last: Stamp) -> bool {
         let Some(is_settled) = self.is_settled.get_mut(space.index()) else { return false };
         *is_settled |= receipt.covers(last);
         *is_settled

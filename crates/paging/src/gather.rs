@@ -126,7 +126,7 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
     ///
     /// Gives the gather back, with all it holds, if the receipt is not for a flush after its change.
     #[expect(clippy::result_large_err, reason = "there is no heap to put it on")]
-    pub fn release(self, receipt: &impl FlushReceipt) -> Result<Released<R>, Self> {
+    pub fn release(self, receipt: &(impl FlushReceipt + ?Sized)) -> Result<Released<R>, Self> {
         self.release_in_steps(receipt).map(Freeing::finish)
     }
 
@@ -136,7 +136,7 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
     ///
     /// As for [`release`](Self::release).
     #[expect(clippy::result_large_err, reason = "there is no heap to put it on")]
-    pub fn release_in_steps(self, receipt: &impl FlushReceipt) -> Result<Freeing<M, R>, Self> {
+    pub fn release_in_steps(self, receipt: &(impl FlushReceipt + ?Sized)) -> Result<Freeing<M, R>, Self> {
         let is_covered = receipt.covers(self.stamp);
         if self.invalidation() != Invalidation::Nothing && !is_covered {
             return Err(self);

@@ -19,9 +19,9 @@ impl Stamp {
 
 /// Proof that a flush has completed. Only in exchange for one are tables and frames freed.
 ///
-/// The flush engine knows nothing of this crate, so whoever joins the two implements this for a type
-/// that holds the engine's receipt together with the table's [stamp](crate::PageTable::stamp),
-/// **sampled before the flush was issued**.
+/// With the feature `coherence` the receipt of that flush engine is one, and nothing else need be. Whoever uses another engine
+/// implements this for a type that holds its receipt together with the table's [stamp](crate::PageTable::stamp), **sampled before
+/// the flush was issued**.
 ///
 /// # Safety
 ///
@@ -36,6 +36,16 @@ impl Stamp {
 pub unsafe trait FlushReceipt {
     /// Whether the flush was issued after the change `stamp`, and has completed on every processor.
     fn covers(&self, stamp: Stamp) -> bool;
+}
+
+// SAFETY: the engine makes its receipt when the last of the walkers has been waited for, and takes the stamp before it asks the
+// first. Of each walker it says that no translation of before is used any more, nor any section still open in which software walks on
+// its behalf; that there are no other walkers is what `coherence::Walkers` is implemented for.
+#[cfg(feature = "coherence")]
+unsafe impl FlushReceipt for coherence::SpaceReceipt<Stamp> {
+    fn covers(&self, stamp: Stamp) -> bool {
+        self.stamp().covers(stamp)
+    }
 }
 
 /// The receipt for a table that no processor has walked yet.

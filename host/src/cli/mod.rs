@@ -181,7 +181,7 @@ pub(crate) struct RunArgs {
     /// Memory that the machine has beyond the guest's, for `ctl add`
     #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "bare")]
     pub(crate) spare: Option<u64>,
-    /// Change the hypervisor for a test, for instance kick=off; may be repeated
+    /// Change the hypervisor for a test, for instance zap=everything; may be repeated
     #[arg(long, value_name = "SWITCH=VALUE", hide = true)]
     pub(crate) set: Vec<String>,
     /// Run the guest directly on the emulated machine, without Quell, for comparison

@@ -497,7 +497,7 @@ pub(super) const CASES: [Case; 38] = [
         STALE_TRIES,
         Expect::Stale,
     )
-    .with(&["kick=off"]),
+    .with(&["defect=no-kick"]),
     stock(
         "h13_vp_index_is_no_apic_id",
         "nothing is stale either where VP indices, APIC ids and the kernel's numbers differ",

@@ -46,12 +46,8 @@ const fn clean(
 }
 
 /// The mistake, and the row that is named for it.
-const fn caught(name: &'static str, about: &'static str, defect: Option<Defect>, row: &'static str) -> Case {
-    case(name, about, Body::Check(Check { defect, rows: Some(row), ..Check::all(On::Quell) }))
-}
-
-const fn without_kicks(case: Case) -> Case {
-    case.with(&["kick=off"])
+const fn caught(name: &'static str, about: &'static str, defect: Defect, row: &'static str) -> Case {
+    case(name, about, Body::Check(Check { defect: Some(defect), rows: Some(row), ..Check::all(On::Quell) }))
 }
 
 const fn disc(
@@ -93,77 +89,72 @@ pub(super) const CHECKS: [Case; 20] = [
         On::Quell,
         Some(&SKIPPED_ON_QUELL),
     ),
-    without_kicks(caught(
+    caught(
         "tlbcheck_catches_no_kick",
         "targets that nobody interrupts go on with what they have",
-        None,
+        Defect::NoKick,
         "no-kick-*",
-    )),
+    ),
     caught(
         "tlbcheck_catches_early_return",
         "targets that are not waited for",
-        Some(Defect::EarlyReturn),
+        Defect::EarlyReturn,
         "early-return-*",
     ),
     caught(
         "tlbcheck_catches_list_past_15",
         "elements behind the fifteenth",
-        Some(Defect::ListPast15),
+        Defect::ListPast15,
         "list-tail-ignored",
     ),
     caught(
         "tlbcheck_catches_bank_rank",
         "banks of a sparse set that are mixed up",
-        Some(Defect::BankRank),
+        Defect::BankRank,
         "empty-banks-shift-list",
     ),
     caught(
         "tlbcheck_catches_extended_range",
         "elements for large pages",
-        Some(Defect::ExtendedRange),
+        Defect::ExtendedRange,
         "extended-2m-misread",
     ),
     caught(
         "tlbcheck_catches_non_canonical",
         "ranges that run into the hole between the canonical halves",
-        Some(Defect::NonCanonical),
+        Defect::NonCanonical,
         "range-into-hole-dropped-whole",
     ),
     caught(
         "tlbcheck_catches_all_processors",
         "the flag that names all processors",
-        Some(Defect::AllProcessors),
+        Defect::AllProcessors,
         "flag-of-all-ignored",
     ),
     caught(
         "tlbcheck_catches_additional_pages",
         "pages of an element behind its first",
-        Some(Defect::AdditionalPages),
+        Defect::AdditionalPages,
         "range-out-of-hole-dropped-whole",
     ),
     caught(
         "tlbcheck_catches_xmm_input",
         "input in XMM registers",
-        Some(Defect::XmmInput),
+        Defect::XmmInput,
         "list-ex-xmm-tail-ignored",
     ),
     caught(
         "tlbcheck_catches_vp_index",
         "processors that are taken for their neighbours",
-        Some(Defect::VpIndex),
+        Defect::VpIndex,
         "wrong-processor-by-mask",
     ),
-    caught(
-        "tlbcheck_catches_status",
-        "calls that must not succeed",
-        Some(Defect::Status),
-        "unknown-code-accepted",
-    ),
-    caught("tlbcheck_catches_ring3", "calls from ring 3", Some(Defect::Ring3), "ring3-call-allowed"),
+    caught("tlbcheck_catches_status", "calls that must not succeed", Defect::Status, "unknown-code-accepted"),
+    caught("tlbcheck_catches_ring3", "calls from ring 3", Defect::Ring3, "ring3-call-allowed"),
     caught(
         "tlbcheck_catches_reps_done",
         "what a call says it has done",
-        Some(Defect::RepsDone),
+        Defect::RepsDone,
         "reps-done-not-from-0",
     ),
 ];

@@ -2,13 +2,26 @@
 
 use core::ops::ControlFlow;
 
+use coherence::{SpaceReceipt, Walkers};
 use memslots::Retired;
 use memslots::space::{FetchJob, GuestSpace, Job, Progress};
-use paging::Invalidation;
+use paging::{Invalidation, Stamp};
 
 use super::machine::Machine;
-use crate::arch::flush::{FlushScratch, Flushed};
+use crate::arch::flush::FlushScratch;
 use crate::arch::guest::{Nested, Tables};
+
+/// A flush of all that was translated by the guest's nested page table, over.
+pub(crate) type Flushed = SpaceReceipt<Stamp>;
+
+// SAFETY: a CPU runs guest code for the vCPU that it owns, between `try_enter` and `leave` (`Context::enter`); what a refused entry
+// finds is carried out by `Context::take_flush`. Software walks the nested table on a vCPU's behalf in `Context::with_section`; an
+// audit walks it as well, but never while there is a job.
+unsafe impl Walkers for Machine {
+    fn count(&self) -> usize {
+        self.vcpus.len()
+    }
+}
 
 /// The memory of the one guest.
 pub(crate) type Space = GuestSpace<Nested, Tables>;

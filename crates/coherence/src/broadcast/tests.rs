@@ -5,7 +5,7 @@ use core::ops::ControlFlow;
 use std::vec::Vec;
 
 use super::*;
-use crate::{CpuId, Notify, Owner, Scope, TargetSet, Translation};
+use crate::{CpuId, Notify, Owner, Scope, Translation};
 
 /// A machine on which `relax` does something, and gives up after some turns.
 struct Bench<F: Fn(u64)> {
@@ -35,9 +35,8 @@ fn targets(count: usize) -> Vec<Target> {
     (0..count).map(|_| Target::new()).collect()
 }
 
-fn run<F: Fn(u64)>(targets: &[Target], bench: &Bench<F>) -> Result<BroadcastReceipt<u32>, Stalled> {
-    let (all, mut ledger) = (TargetSet::<2>::first(128), Ledger::<2>::new());
-    broadcast(targets, &all, 7, &mut ledger, bench, Invalidated::assumed)
+fn run<F: Fn(u64)>(targets: &[Target], bench: &Bench<F>) -> Result<SpaceReceipt<u32>, Stalled> {
+    broadcast(targets, || 7, &mut Ledger::<2>::new(), bench, Invalidated::assumed)
 }
 
 #[test]
@@ -121,10 +120,16 @@ fn the_sequence_comes_before_the_look_and_absent_targets_are_no_trouble() {
     let section = RefCell::new(None);
     let bench = Bench::new(|_| drop(section.take()));
     let mut ledger = Ledger::<1>::new();
-    let receipt = broadcast(targets.as_slice(), &TargetSet::<1>::first(2), (), &mut ledger, &bench, || {
-        section.replace(Some(owner.begin_translation().unwrap()));
-        Invalidated::assumed()
-    });
+    let receipt = broadcast(
+        targets.as_slice(),
+        || (),
+        &mut ledger,
+        &bench,
+        || {
+            section.replace(Some(owner.begin_translation().unwrap()));
+            Invalidated::assumed()
+        },
+    );
     let outcome = Outcome { targets: 2, deferred: 1, turns: 1, ..Outcome::default() };
     assert_eq!(receipt.unwrap().outcome(), outcome);
 }

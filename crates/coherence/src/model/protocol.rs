@@ -54,10 +54,10 @@ pub(super) trait Protocol: 'static {
 
     /// A flush by broadcast, of which only what concerns software is modelled.
     fn broadcast(machine: &Machine) {
-        let (set, mut ledger) = (TargetSet::<1>::first(1), Ledger::<1>::new());
-        let targets = machine.targets.as_slice();
+        let mut ledger = Ledger::<1>::new();
+        let targets = &machine.targets[..1];
         let receipt =
-            crate::broadcast(targets, &set, (), &mut ledger, machine, crate::tlbi::Invalidated::assumed);
+            crate::broadcast(targets, || (), &mut ledger, machine, crate::tlbi::Invalidated::assumed);
         assert!(receipt.is_ok(), "the model never gives up");
     }
 

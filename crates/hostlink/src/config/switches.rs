@@ -100,9 +100,6 @@ pub struct Switches {
     pub apic_ids: ApicIds,
     /// Most pages that a flush drops one by one; `None` leaves it to what was measured.
     pub flush_pages: Option<u32>,
-    /// Whether a flush ends the stay in guest mode of its targets. Without, it is broken: tests prove by that
-    /// that they notice.
-    pub kick: bool,
     /// Which translations go when a memory slot goes.
     pub zap: Zap,
     /// Largest page of the nested page table.
@@ -129,7 +126,6 @@ impl Default for Switches {
         Self {
             apic_ids: ApicIds::Ascending,
             flush_pages: None,
-            kick: true,
             zap: Zap::Slot,
             nested_page: NestedPage::Huge,
             paranoid: false,
@@ -145,10 +141,9 @@ impl Default for Switches {
 
 impl Switches {
     /// Their keys.
-    pub const KEYS: [&str; 12] = [
+    pub const KEYS: [&str; 11] = [
         "apic_ids",
         "flush_pages",
-        "kick",
         "zap",
         "nested_page",
         "paranoid",
@@ -181,7 +176,6 @@ impl Switches {
                     _ => return Err("a number from 16 to 1000000, or measured"),
                 };
             }
-            "kick" => self.kick = on_or_off(value)?,
             "zap" => {
                 self.zap = match value {
                     "slot" => Zap::Slot,
@@ -259,7 +253,7 @@ impl fmt::Display for Switches {
             Zap::Everything => "everything",
         };
         let word = |switch| if switch { "on" } else { "off" };
-        writeln!(f, "kick={}\nzap={zap}", word(self.kick))?;
+        writeln!(f, "zap={zap}")?;
         writeln!(f, "nested_page={}\nparanoid={}", self.nested_page.name(), word(self.paranoid))?;
         match self.tables {
             Some(pages) => writeln!(f, "tables={pages}")?,

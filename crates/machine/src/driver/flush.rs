@@ -2,9 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use coherence::{CpuId, GvaRange, Hardware, Ledger, Members, Outcome, Owner, Scope, Stalled};
+use coherence::{CpuId, GvaRange, Hardware, Ledger, Members, Outcome, Owner, Scope, SpaceReceipt};
 use memslots::Gpa;
-use paging::{FlushRange, FlushReceipt, Format as TableFormat, Stamp};
+use paging::{FlushRange, FlushReceipt, Format as TableFormat, NeverWalked, Stamp};
 use tlfs::encode::{EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
 use tlfs::{
     Call, CallRegisters, FlushCall, FlushScope, HvResult, InputError, InputPage, InputSource, PAGE_WORDS,
@@ -280,18 +280,24 @@ impl core::fmt::Debug for Brief {
     }
 }
 
-/// A flush that was issued when the page table's stamp was this, and is over; or one that is said to be.
+/// What a flush leaves behind, or a mistake in the place of one.
 pub(crate) enum Receipt {
-    Flushed(Stamp),
-    Forged,
+    Flushed(SpaceReceipt<Stamp>),
+    Forged(NeverWalked),
 }
 
-// SAFETY: the model's processors are what the receipt is about, and what one of them does wrong ends the run.
-unsafe impl FlushReceipt for Receipt {
-    fn covers(&self, stamp: Stamp) -> bool {
+impl Receipt {
+    /// One for a flush that was not made.
+    pub(crate) fn forged() -> Self {
+        // SAFETY: the tables and the memory are the model's own, whose processors find out what is missing.
+        Self::Forged(unsafe { NeverWalked::new() })
+    }
+
+    /// What is shown to those that free memory for it.
+    pub(crate) fn show(&self) -> &dyn FlushReceipt {
         match self {
-            Self::Flushed(issued) => issued.covers(stamp),
-            Self::Forged => true,
+            Self::Flushed(receipt) => receipt,
+            Self::Forged(receipt) => receipt,
         }
     }
 }
@@ -302,15 +308,26 @@ impl<F: TableFormat> Vm<'_, F> {
     pub(crate) fn flush(&self, ranges: Option<&[FlushRange]>) -> Receipt {
         let machine = self.machine;
         machine.point();
-        let (stamp, time) = (self.space.stamp(), machine.now());
-        let hardware = Kicks(machine);
-        let outcome = match machine.config.arch {
-            Arch::Amd64 => self.request_all(&hardware),
-            Arch::Arm64 => self.broadcast(ranges, &hardware),
+        let time = machine.now();
+        let (stamp, mut ledger, hardware) = (|| self.space.stamp(), Ledger::<2>::new(), Kicks(machine));
+        let flushed = match machine.config.arch {
+            Arch::Amd64 if machine.has(Bug::NoKick) => {
+                let _nobody_is_kicked =
+                    coherence::issue(self, &Named(&Targets::All), Scope::All, &mut ledger);
+                Ok(Receipt::forged())
+            }
+            Arch::Amd64 => coherence::flush_space(self, stamp, &mut ledger, &hardware).map(Receipt::Flushed),
+            Arch::Arm64 => {
+                let sequence = || machine.invalidate_stage2(self.index, ranges);
+                coherence::broadcast(self, stamp, &mut ledger, &hardware, sequence).map(Receipt::Flushed)
+            }
         };
-        match outcome {
-            Ok(outcome) => machine.note(|| format!("flushed: {:?}", Brief(outcome))),
-            Err(stalled) => machine.fail(|| format!("G5: {stalled}")),
+        let receipt = flushed.unwrap_or_else(|stalled| {
+            machine.fail(|| format!("G5: {stalled}"));
+            Receipt::forged()
+        });
+        if let Receipt::Flushed(receipt) = &receipt {
+            machine.note(|| format!("flushed: {:?}", Brief(receipt.outcome())));
         }
         let mut oracle = machine.oracle.borrow_mut();
         match ranges {
@@ -321,27 +338,7 @@ impl<F: TableFormat> Vm<'_, F> {
             }
             None => oracle.promise_nested_all(self.index, time),
         }
-        Receipt::Flushed(stamp)
-    }
-
-    /// Has every vCPU drop everything.
-    fn request_all(&self, hardware: &Kicks<'_>) -> Result<Outcome, Stalled> {
-        let mut ledger = Ledger::<2>::new();
-        let issued = coherence::issue(self, &Named(&Targets::All), Scope::All, &mut ledger);
-        self.machine.point();
-        if self.machine.has(Bug::NoKick) {
-            return Ok(Outcome::default());
-        }
-        issued.dispatch(hardware).wait(hardware).map(|receipt| receipt.outcome())
-    }
-
-    /// Has the hardware drop what is named, and waits for sections.
-    fn broadcast(&self, ranges: Option<&[FlushRange]>, hardware: &Kicks<'_>) -> Result<Outcome, Stalled> {
-        let mut ledger = Ledger::<2>::new();
-        let everybody = Named(&Targets::All);
-        let sequence = || self.machine.invalidate_stage2(self.index, ranges);
-        coherence::broadcast(self, &everybody, (), &mut ledger, hardware, sequence)
-            .map(|receipt| receipt.outcome())
+        receipt
     }
 
     /// Tells a vCPU to look, and does what that takes.

@@ -136,13 +136,16 @@ impl<'m, F: TableFormat> Vm<'m, F> {
                         Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly) => self.forge(),
                         Some(Bug::ProtectWithoutFlush) if protects => self.forge(),
                         Some(Bug::TableFreedEarly) => {
-                            assert!(job.flushed(&Receipt::Forged), "a forged receipt is good for all");
+                            assert!(
+                                job.flushed(Receipt::forged().show()),
+                                "a forged receipt is good for all"
+                            );
                             self.flush(None);
                             continue;
                         }
                         _ => self.flush(None),
                     };
-                    if !job.flushed(&receipt) {
+                    if !job.flushed(receipt.show()) {
                         machine.fail(|| "a receipt for a flush that was just made is refused".into());
                     }
                 }
@@ -161,7 +164,7 @@ impl<'m, F: TableFormat> Vm<'m, F> {
     fn forge(&self) -> Receipt {
         let time = self.machine.now();
         self.machine.oracle.borrow_mut().promise_nested_all(self.index, time);
-        Receipt::Forged
+        Receipt::forged()
     }
 
     /// Takes back what an update has taken out of use.
@@ -240,10 +243,10 @@ impl<'m, F: TableFormat> Vm<'m, F> {
                 Progress::More => machine.point(),
                 Progress::Flush => {
                     let receipt = match machine.has(Bug::FetchWithoutFlush) {
-                        true => Receipt::Forged,
+                        true => Receipt::forged(),
                         false => self.flush(None),
                     };
-                    if !job.flushed(&receipt) {
+                    if !job.flushed(receipt.show()) {
                         machine.fail(|| "a receipt for a flush that was just made is refused".into());
                     }
                 }
@@ -342,12 +345,12 @@ impl<'m, F: TableFormat> Vm<'m, F> {
         };
         let is_nothing = ranges.as_ref().is_some_and(Vec::is_empty) && gather.table_count() == 0;
         let receipt = match machine.bug {
-            _ if is_nothing => Receipt::Forged,
+            _ if is_nothing => Receipt::forged(),
             Some(Bug::FlushBeforeUnmap) => self.forge(),
-            Some(Bug::TableFreedEarly) => Receipt::Forged,
+            Some(Bug::TableFreedEarly) => Receipt::forged(),
             _ => self.flush(ranges.as_deref()),
         };
-        match gather.release_in_steps(&receipt) {
+        match gather.release_in_steps(receipt.show()) {
             Ok(freeing) => {
                 let flushed = freeing.flushed().filter(|_| !is_nothing);
                 freeing.finish();

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use coherence::asid::AsidSlot;
 use coherence::vmid::Home;
-use coherence::{Space, Target, Targets};
+use coherence::{Space, Target, Targets, Walkers};
 use memslots::space::GuestSpace;
 use memslots::{Gpa, Memslots, MmioCache, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
 use paging::{Format as TableFormat, Level};
@@ -199,6 +199,13 @@ impl<F: TableFormat> Targets for Vm<'_, F> {
     fn target(&self, index: usize) -> Option<&Target> {
         self.machine.point();
         self.targets.get(index)
+    }
+}
+
+// SAFETY: the model's processors run for these targets alone, and what one of them does wrong ends the run.
+unsafe impl<F: TableFormat> Walkers for Vm<'_, F> {
+    fn count(&self) -> usize {
+        self.targets.len()
     }
 }
 

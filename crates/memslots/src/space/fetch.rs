@@ -110,7 +110,7 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
     /// Takes note that it was flushed after the last step. False if the receipt is of an earlier flush: then
     /// nothing has changed.
     #[must_use = "without a receipt the fetch does not go on"]
-    pub fn flushed(&mut self, receipt: &impl FlushReceipt) -> bool {
+    pub fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool {
         if self.owed.release(receipt).is_none() {
             return false;
         }

@@ -177,7 +177,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
     /// Takes note that what the job asked for was flushed after the last step. False if the receipt is of an earlier flush:
     /// then nothing has changed.
     #[must_use = "without a receipt the job does not go on"]
-    pub fn flushed(&mut self, receipt: &impl FlushReceipt) -> bool {
+    pub fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool {
         let Some(thaw) = self.owed.release(receipt) else { return false };
         let is_last = self.tasks.is_empty();
         if let Some((range, flushed)) = thaw.filter(|_| !F::REPLACES_IN_PLACE) {

@@ -88,7 +88,10 @@ impl<M: TableMemory> Owed<M> {
 
     /// What was owed has been flushed: what the receipt is for is freed from now on. `None` if it is for an earlier flush;
     /// otherwise what is to be thawed, if anything.
-    pub(super) fn release(&mut self, receipt: &impl FlushReceipt) -> Option<Option<(Range<u64>, Flushed)>> {
+    pub(super) fn release(
+        &mut self,
+        receipt: &(impl FlushReceipt + ?Sized),
+    ) -> Option<Option<(Range<u64>, Flushed)>> {
         if !receipt.covers(self.last) {
             return None;
         }

@@ -2,7 +2,7 @@
 
 use crate::size::MIB;
 use crate::test::arm::{MAX, WORK as WORK_ON_ARM};
-use crate::test::cases::{Body, Case, Expect, Talk, WORK, case, stock, talk};
+use crate::test::cases::{Body, Case, Expect, Talk, TestFile, WORK, case, stock, talk, tool};
 use anyhow::{Context, Result, ensure};
 use hostlink::config::FlushMode;
 use rustix::process::{Pid, Signal, kill_process};
@@ -54,6 +54,13 @@ pub(super) const ROWS: &[Case] = &[
     )
     .only_long(),
     uses_memory("u10_arm_guest_of_5g", "memory above 4 GiB on Arm64", FIVE, 5 * GIB).on(MAX),
+    tool(
+        "o1_the_usual_image_refuses_to_make_mistakes",
+        "flushes without kicks are a defect of the image that is built for that",
+        &["run", "--set", "defect=no-kick", "--exec", "true"],
+        TestFile::None,
+        (66, "this image has no defects"),
+    ),
     talk(
         "u16_memory_is_not_laid_over_devices",
         "`ctl add` refuses the addresses of the APICs and of the PCI bus, and names them; the guest works on",

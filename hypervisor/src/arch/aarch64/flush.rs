@@ -9,10 +9,11 @@ use coherence::tlbi::{self, Context, LeafLevel, Setup, Stage2Tlb, Stale};
 use coherence::{CpuId, Hardware, Ledger, Members, Target, Targets};
 use hostlink::config::MAX_VCPUS;
 use hostlink::defect::Defect;
-use paging::{FlushRange, FlushReceipt, Invalidation, Level, Stamp};
+use paging::{FlushRange, Invalidation, Level};
 
 use super::sysreg::{read, write};
 use crate::vm::files::makes;
+use crate::vm::space::Flushed;
 use crate::vm::{Machine, machine, panic};
 
 /// Banks of 64 that all vCPUs fit into.
@@ -193,15 +194,6 @@ impl Targets for Machine {
     }
 }
 
-/// All vCPUs.
-struct Everybody;
-
-impl Members for Everybody {
-    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
-        (0..BANKS).for_each(|bank| visit(bank, u64::MAX));
-    }
-}
-
 /// Walks by software end by themselves: nobody is kicked for them.
 struct Patience;
 
@@ -214,29 +206,13 @@ impl Hardware for Patience {
     }
 }
 
-/// An invalidation that every processor has carried out.
-pub(crate) struct Flushed(Stamp);
-
-// SAFETY: made by `Machine::flush_space` alone, from the stamp before the invalidation, for the engine's receipt. That says
-// that no processor uses translations of before, nor software in a section that began before; and every software
-// walk of stage 2 on a vCPU's behalf is in such a section (`Context::with_section`). An audit walks it as well, but never
-// while there is a job.
-unsafe impl FlushReceipt for Flushed {
-    fn covers(&self, stamp: Stamp) -> bool {
-        self.0.covers(stamp)
-    }
-}
-
 impl Machine {
     /// Drops what `invalidation` names on all processors.
     pub(crate) fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
-        let stamp = self.space.stamp();
-        let receipt = coherence::broadcast::broadcast(self, &Everybody, stamp, scratch, &Patience, || {
-            self.invalidate(invalidation)
-        });
+        let sequence = || self.invalidate(invalidation);
+        let receipt = coherence::broadcast(self, || self.space.stamp(), scratch, &Patience, sequence);
         // A section that does not end is a broken machine: going on would hand out memory that it still uses.
-        let receipt = receipt.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled));
-        Flushed(*receipt.stamp())
+        receipt.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled))
     }
 
     fn invalidate(&self, invalidation: Invalidation<'_>) -> tlbi::Invalidated {

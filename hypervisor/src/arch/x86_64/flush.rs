@@ -8,7 +8,7 @@ use hostlink::config::MAX_VCPUS;
 use hostlink::counters::Counter;
 use hostlink::defect::Defect;
 use memslots::{Gpa, Memslots};
-use paging::{FlushReceipt, Invalidation, Stamp};
+use paging::Invalidation;
 use tlfs::{ClusterIpi, FlushCall, FlushScope, GvaList, InputError, InputSource, XMM_WORDS};
 
 use super::clock;
@@ -16,6 +16,7 @@ use super::svm::vmcb::CR3_ADDRESS;
 use crate::hyperv::{Platform, Services};
 use crate::tlb::{self, Plan, Why};
 use crate::vm::machine::{self, CounterRow, Vcpu};
+use crate::vm::space::Flushed;
 use crate::vm::{Machine, PerCpu, files, panic};
 
 /// Banks of 64 that all vCPUs fit into.
@@ -164,8 +165,8 @@ impl CallServices<'_> {
 
     #[inline(always)]
     fn finish(vm: &Machine, caller: &Vcpu, issued: Issued<'_, Machine, BANKS>, counter: Counter) {
-        if !vm.has_kicks() {
-            // Broken on purpose: targets in guest mode go on with old translations until they next enter.
+        if files::makes(Defect::NoKick) {
+            // Targets in guest mode go on with old translations until they next enter.
             return;
         }
         let counters = vm.counters_of(caller);
@@ -190,40 +191,13 @@ impl CallServices<'_> {
     }
 }
 
-/// A flush of all vCPUs that is over.
-pub(crate) struct Flushed(Stamp);
-
-// SAFETY: made by [`Machine::flush_space`] alone, from the stamp before the flush was issued and for the flush engine's receipt. That
-// receipt says that no vCPU uses translations of before, nor ends a section that began before; and every software
-// walk of the nested table on a vCPU's behalf is in such a section (`Context::with_section`). An audit walks it as well, but never
-// while there is a job.
-unsafe impl FlushReceipt for Flushed {
-    fn covers(&self, stamp: Stamp) -> bool {
-        self.0.covers(stamp)
-    }
-}
-
-/// All vCPUs.
-struct EveryVcpu(usize);
-
-impl Members for EveryVcpu {
-    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
-        (0..self.0.div_ceil(64)).for_each(|bank| visit(bank, u64::MAX));
-    }
-}
-
 impl Machine {
     /// Drops all translations of all vCPUs: nested ones are tagged by ASID alone, so no range can be named.
     pub(crate) fn flush_space(&self, _: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
-        let stamp = self.space.stamp();
-        let issued = coherence::issue(self, &EveryVcpu(self.vcpus.len()), Scope::All, scratch);
-        if self.has_kicks() {
-            // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
-            // still uses.
-            let waited = issued.dispatch(&Ipi).wait(&Ipi);
-            let _ = waited.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled));
-        }
-        Flushed(stamp)
+        let receipt = coherence::flush_space(self, || self.space.stamp(), scratch, &Ipi);
+        // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
+        // still uses.
+        receipt.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled))
     }
 }
 

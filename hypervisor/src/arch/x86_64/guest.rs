@@ -178,11 +178,6 @@ fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
 }
 
 impl Machine {
-    /// Whether flushes end their targets' stay in guest mode; they do, but in tests that have to notice.
-    pub(crate) fn has_kicks(&self) -> bool {
-        self.files.config.switches.kick
-    }
-
     /// Addresses where no memory can be added.
     pub(crate) fn device_regions(&self) -> impl IntoIterator<Item = Region> {
         platform::REGIONS

@@ -1,0 +1,112 @@
+//! A flush of all that was translated by the tables of one space, and the one proof of it that frees tables and frames.
+//!
+//! There are two ways: [`flush_space`] asks every target, which is for machines where translations go by interrupts (AMD64), and
+//! [`broadcast`](fn@crate::broadcast) has the hardware reach every processor (Arm64). Both end in a [`SpaceReceipt`], which is made
+//! nowhere else, and only when the last target has been waited for. It carries the stamp that the tables had before: a crate of page
+//! tables compares that with the change whose memory is to be freed (`paging`'s feature `coherence` does).
+
+use crate::flush::{Hardware, Ledger, Outcome, Stalled, Targets, flush};
+use crate::mailbox::Scope;
+use crate::set::Members;
+
+/// All that use the translations of one space: the targets of its machine, and no others are.
+///
+/// # Safety
+///
+/// At any time, for the tables that a receipt's stamp is about:
+///
+/// * every processor that translates by them does so for one of these targets, between
+///   [`Owner::try_enter`](crate::Owner::try_enter) and [`InGuest::leave`](crate::InGuest::leave);
+/// * whoever carries out the request that [`try_enter`](crate::Owner::try_enter) refuses to enter for drops what it names, nested
+///   translations included;
+/// * software walks them on behalf of a target in one of its sections
+///   ([`Owner::begin_translation`](crate::Owner::begin_translation)) only, or while nothing is freed.
+#[expect(
+    unsafe_code,
+    reason = "a declaration: whoever joins machine and engine vouches for what the engine cannot see"
+)]
+pub unsafe trait Walkers: Targets {
+    /// One more than the highest index of a target.
+    fn count(&self) -> usize;
+}
+
+/// The set of all walkers.
+pub(crate) struct Everybody(usize);
+
+impl Everybody {
+    pub(crate) fn of(walkers: &(impl Walkers + ?Sized)) -> Self {
+        Self(walkers.count())
+    }
+}
+
+impl Members for Everybody {
+    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
+        // Targets that do not exist are skipped.
+        (0..self.0.div_ceil(64)).for_each(|bank| visit(bank, u64::MAX));
+    }
+}
+
+/// Proof that a flush of a whole space is over: what was unmapped before the stamp was taken may be reused (G1, G2, G3).
+///
+/// It cannot be made in another way:
+///
+/// ```compile_fail,E0451
+/// use coherence::{Outcome, SpaceReceipt};
+/// let _receipt = SpaceReceipt { stamp: 7, outcome: Outcome::default() };
+/// ```
+#[must_use = "nothing may be freed without it"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct SpaceReceipt<S> {
+    stamp: S,
+    outcome: Outcome,
+}
+
+impl<S> SpaceReceipt<S> {
+    /// For the two ways alone, when the last walker has been waited for.
+    pub(crate) const fn after(stamp: S, outcome: Outcome) -> Self {
+        Self { stamp, outcome }
+    }
+
+    /// What the tables were when the flush began.
+    pub const fn stamp(&self) -> &S {
+        &self.stamp
+    }
+
+    /// What the flush did.
+    pub const fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+}
+
+/// Has every walker drop all its translations, and waits until it is over: [`flush`](fn@crate::flush) for all.
+///
+/// `stamp` says what the tables are. It is called before the request is published, so that a change which comes meanwhile is not
+/// taken for one that was flushed.
+///
+/// # Errors
+/// [`Stalled`] when [`Hardware::relax`] gave up on a target. Nothing may be freed then.
+///
+/// # Panics
+/// If there are more walkers than the ledger has places.
+pub fn flush_space<W: Walkers + ?Sized, S, const BANKS: usize>(
+    walkers: &W,
+    stamp: impl FnOnce() -> S,
+    ledger: &mut Ledger<BANKS>,
+    hardware: &impl Hardware,
+) -> Result<SpaceReceipt<S>, Stalled> {
+    let stamp = stamp();
+    let receipt = flush(walkers, &Everybody::of(walkers), Scope::All, ledger, hardware)?;
+    Ok(SpaceReceipt::after(stamp, receipt.outcome()))
+}
+
+#[cfg(test)]
+#[expect(unsafe_code, reason = "targets of a test are used by that test alone")]
+// SAFETY: nothing translates.
+unsafe impl Walkers for [crate::Target] {
+    fn count(&self) -> usize {
+        self.len()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,74 @@
+use core::cell::{Cell, RefCell};
+use core::ops::ControlFlow;
+use std::vec::Vec;
+
+use super::*;
+use crate::{CpuId, Target};
+
+/// Says when it is waited, and lets somebody leave.
+struct Bench<F> {
+    act: F,
+    kicked: RefCell<Vec<u32>>,
+}
+
+impl<F: Fn(u64)> Hardware for Bench<F> {
+    fn kick(&self, cpu: CpuId) {
+        self.kicked.borrow_mut().push(cpu.0);
+    }
+
+    fn relax(&self, turns: u64) -> ControlFlow<()> {
+        (self.act)(turns);
+        if turns == 100 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+fn bench<F: Fn(u64)>(act: F) -> Bench<F> {
+    Bench { act, kicked: RefCell::default() }
+}
+
+fn targets(count: usize) -> Vec<Target> {
+    (0..count).map(|_| Target::new()).collect()
+}
+
+#[test]
+fn g3_everybody_is_asked_and_those_in_guest_mode_are_waited_for() {
+    let targets = targets(70);
+    let mut owner = targets[69].owner().unwrap();
+    let guest = RefCell::new(owner.try_enter(CpuId(5)).ok());
+    let bench = bench(|turns| {
+        if turns == 3 {
+            guest.borrow_mut().take().unwrap().leave();
+        }
+    });
+    let mut ledger = Ledger::<2>::new();
+    let receipt = flush_space(targets.as_slice(), || 7, &mut ledger, &bench).unwrap();
+    assert_eq!(*receipt.stamp(), 7);
+    assert_eq!((receipt.outcome().targets, receipt.outcome().deferred), (70, 69));
+    assert!(guest.borrow().is_none(), "the receipt came before the guest had left");
+    assert_eq!(*bench.kicked.borrow(), [5]);
+    drop(guest);
+    assert!(owner.try_enter(CpuId(5)).is_err(), "the last one owes a flush");
+    for target in &targets[..69] {
+        assert!(target.owner().unwrap().try_enter(CpuId(0)).is_err(), "each of the others owes one");
+    }
+}
+
+#[test]
+fn g3_there_is_no_receipt_for_a_walker_that_does_not_leave() {
+    let targets = targets(3);
+    let mut owner = targets[2].owner().unwrap();
+    let _guest = owner.try_enter(CpuId(1)).unwrap();
+    let stalled =
+        flush_space(targets.as_slice(), || (), &mut Ledger::<1>::new(), &bench(|_| ())).unwrap_err();
+    assert_eq!((stalled.index, stalled.cpu), (2, CpuId(1)));
+}
+
+#[test]
+fn g3_the_stamp_is_taken_before_anybody_is_asked() {
+    let targets = targets(2);
+    let asked = Cell::new(true);
+    let stamp =
+        || asked.set(targets.iter().any(|target| target.owner().unwrap().try_enter(CpuId(0)).is_err()));
+    let _receipt = flush_space(targets.as_slice(), stamp, &mut Ledger::<1>::new(), &bench(|_| ())).unwrap();
+    assert!(!asked.get(), "a change between the request and the stamp would count as flushed");
+}
