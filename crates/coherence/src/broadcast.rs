@@ -44,7 +44,8 @@ use crate::word;
 
 /// Has translations invalidated by broadcast, and waits for the sections of all walkers that may use them still.
 ///
-/// `stamp` says what the tables are; it is called before anything is invalidated. `invalidate` executes the sequence, [`tlbi::invalidate`](crate::tlbi::invalidate). The caller's own section must have ended.
+/// The stamp is taken before anything is invalidated. `invalidate` executes the sequence,
+/// [`tlbi::invalidate`](crate::tlbi::invalidate). The caller's own section must have ended.
 ///
 /// # Errors
 /// [`Stalled`] when [`Hardware::relax`] gave up on a target's section. Nothing may be freed then.
@@ -52,14 +53,13 @@ use crate::word;
 /// # Panics
 /// If a target is in a section that has no place in the ledger.
 #[inline]
-pub fn broadcast<W: Walkers + ?Sized, S, const BANKS: usize>(
+pub fn broadcast<W: Walkers + ?Sized, const BANKS: usize>(
     walkers: &W,
-    stamp: impl FnOnce() -> S,
     ledger: &mut Ledger<BANKS>,
     hardware: &impl Hardware,
     invalidate: impl FnOnce() -> Invalidated,
-) -> Result<SpaceReceipt<S>, Stalled> {
-    let stamp = stamp();
+) -> Result<SpaceReceipt<W::Stamp>, Stalled> {
+    let stamp = walkers.stamp();
     let Invalidated { .. } = invalidate();
     let (mut outcome, mut busy) = (Outcome::default(), 0u32);
     walkers.for_each(

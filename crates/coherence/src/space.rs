@@ -9,11 +9,11 @@ use crate::flush::{Hardware, Ledger, Outcome, Stalled, Targets, flush};
 use crate::mailbox::Scope;
 use crate::set::Members;
 
-/// All that use the translations of one space: the targets of its machine, and no others are.
+/// All that use the translations of one space: the targets of its machine, and nobody else.
 ///
 /// # Safety
 ///
-/// At any time, for the tables that a receipt's stamp is about:
+/// [`stamp`](Self::stamp) says what the tables of this space are at the time of the call, and no later. At any time, for those tables:
 ///
 /// * every processor that translates by them does so for one of these targets, between
 ///   [`Owner::try_enter`](crate::Owner::try_enter) and [`InGuest::leave`](crate::InGuest::leave);
@@ -26,6 +26,12 @@ use crate::set::Members;
     reason = "a declaration: whoever joins machine and engine vouches for what the engine cannot see"
 )]
 pub unsafe trait Walkers: Targets {
+    /// What names a state of the tables.
+    type Stamp;
+
+    /// The state that the tables have now.
+    fn stamp(&self) -> Self::Stamp;
+
     /// One more than the highest index of a target.
     fn count(&self) -> usize;
 }
@@ -80,21 +86,19 @@ impl<S> SpaceReceipt<S> {
 
 /// Has every walker drop all its translations, and waits until it is over: [`flush`](fn@crate::flush) for all.
 ///
-/// `stamp` says what the tables are. It is called before the request is published, so that a change which comes meanwhile is not
-/// taken for one that was flushed.
+/// The stamp is taken before the request is published, so that a change which comes meanwhile is not taken for one that was flushed.
 ///
 /// # Errors
 /// [`Stalled`] when [`Hardware::relax`] gave up on a target. Nothing may be freed then.
 ///
 /// # Panics
 /// If there are more walkers than the ledger has places.
-pub fn flush_space<W: Walkers + ?Sized, S, const BANKS: usize>(
+pub fn flush_space<W: Walkers + ?Sized, const BANKS: usize>(
     walkers: &W,
-    stamp: impl FnOnce() -> S,
     ledger: &mut Ledger<BANKS>,
     hardware: &impl Hardware,
-) -> Result<SpaceReceipt<S>, Stalled> {
-    let stamp = stamp();
+) -> Result<SpaceReceipt<W::Stamp>, Stalled> {
+    let stamp = walkers.stamp();
     let receipt = flush(walkers, &Everybody::of(walkers), Scope::All, ledger, hardware)?;
     Ok(SpaceReceipt::after(stamp, receipt.outcome()))
 }
@@ -103,6 +107,12 @@ pub fn flush_space<W: Walkers + ?Sized, S, const BANKS: usize>(
 #[expect(unsafe_code, reason = "targets of a test are used by that test alone")]
 // SAFETY: nothing translates.
 unsafe impl Walkers for [crate::Target] {
+    type Stamp = usize;
+
+    fn stamp(&self) -> usize {
+        self.len() + 7
+    }
+
     fn count(&self) -> usize {
         self.len()
     }

@@ -18,6 +18,12 @@ pub(crate) type Flushed = SpaceReceipt<Stamp>;
 // finds is carried out by `Context::take_flush`. Software walks the nested table on a vCPU's behalf in `Context::with_section`; an
 // audit walks it as well, but never while there is a job.
 unsafe impl Walkers for Machine {
+    type Stamp = Stamp;
+
+    fn stamp(&self) -> Stamp {
+        self.space.stamp()
+    }
+
     fn count(&self) -> usize {
         self.vcpus.len()
     }

@@ -309,17 +309,17 @@ impl<F: TableFormat> Vm<'_, F> {
         let machine = self.machine;
         machine.point();
         let time = machine.now();
-        let (stamp, mut ledger, hardware) = (|| self.space.stamp(), Ledger::<2>::new(), Kicks(machine));
+        let (mut ledger, hardware) = (Ledger::<2>::new(), Kicks(machine));
         let flushed = match machine.config.arch {
             Arch::Amd64 if machine.has(Bug::NoKick) => {
                 let _nobody_is_kicked =
                     coherence::issue(self, &Named(&Targets::All), Scope::All, &mut ledger);
                 Ok(Receipt::forged())
             }
-            Arch::Amd64 => coherence::flush_space(self, stamp, &mut ledger, &hardware).map(Receipt::Flushed),
+            Arch::Amd64 => coherence::flush_space(self, &mut ledger, &hardware).map(Receipt::Flushed),
             Arch::Arm64 => {
                 let sequence = || machine.invalidate_stage2(self.index, ranges);
-                coherence::broadcast(self, stamp, &mut ledger, &hardware, sequence).map(Receipt::Flushed)
+                coherence::broadcast(self, &mut ledger, &hardware, sequence).map(Receipt::Flushed)
             }
         };
         let receipt = flushed.unwrap_or_else(|stalled| {

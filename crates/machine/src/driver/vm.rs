@@ -8,7 +8,7 @@ use coherence::vmid::Home;
 use coherence::{Space, Target, Targets, Walkers};
 use memslots::space::GuestSpace;
 use memslots::{Gpa, Memslots, MmioCache, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
-use paging::{Format as TableFormat, Level};
+use paging::{Format as TableFormat, Level, Stamp};
 
 use super::guest::PendingCall;
 use crate::bug::Bug;
@@ -204,6 +204,12 @@ impl<F: TableFormat> Targets for Vm<'_, F> {
 
 // SAFETY: the model's processors run for these targets alone, and what one of them does wrong ends the run.
 unsafe impl<F: TableFormat> Walkers for Vm<'_, F> {
+    type Stamp = Stamp;
+
+    fn stamp(&self) -> Stamp {
+        self.space.stamp()
+    }
+
     fn count(&self) -> usize {
         self.targets.len()
     }

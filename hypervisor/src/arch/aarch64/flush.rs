@@ -210,7 +210,7 @@ impl Machine {
     /// Drops what `invalidation` names on all processors.
     pub(crate) fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
         let sequence = || self.invalidate(invalidation);
-        let receipt = coherence::broadcast(self, || self.space.stamp(), scratch, &Patience, sequence);
+        let receipt = coherence::broadcast(self, scratch, &Patience, sequence);
         // A section that does not end is a broken machine: going on would hand out memory that it still uses.
         receipt.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled))
     }

@@ -194,7 +194,7 @@ impl CallServices<'_> {
 impl Machine {
     /// Drops all translations of all vCPUs: nested ones are tagged by ASID alone, so no range can be named.
     pub(crate) fn flush_space(&self, _: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
-        let receipt = coherence::flush_space(self, || self.space.stamp(), scratch, &Ipi);
+        let receipt = coherence::flush_space(self, scratch, &Ipi);
         // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
         // still uses.
         receipt.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled))
