@@ -78,7 +78,8 @@ impl<S> SpaceReceipt<S> {
         &self.stamp
     }
 
-    /// What the flush did.
+    /// What the flush did. After a broadcast `targets` counts all that were looked at, `deferred` those of them that were in no
+    /// section.
     pub const fn outcome(&self) -> Outcome {
         self.outcome
     }

@@ -69,7 +69,7 @@ fn wait(code: [u32; LENGTH]) -> Option<Wait> {
 mod tests {
     use super::*;
 
-    /// LDXR W3, [X1]; EOR W3, W3, W0; CBNZ W3, behind. As assembled by GNU as.
+    /// LDXR W3, [X1]; EOR W3, W3, W0; CBNZ W3, behind. As llvm-mc encodes them.
     const WORD: [u32; LENGTH] = [SEVL, WFE, 0x885f_7c23, 0x4a00_0063, 0x3500_0043, WFE];
     /// LDXRB W2, [X19]; EOR W2, W2, W20; CBNZ W2.
     const BYTE: [u32; LENGTH] = [SEVL, WFE, 0x085f_7e62, 0x4a14_0042, 0x3500_0042, WFE];

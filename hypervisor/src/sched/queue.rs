@@ -266,10 +266,8 @@ impl RunQueue {
             }
             (PutBack::Passive, Some(_)) => {}
         }
-        if why == PutBack::Passive {
-            waiting.is_passive = true;
-            self.passive += 1;
-        }
+        waiting.is_passive = why == PutBack::Passive;
+        self.passive += usize::from(waiting.is_passive);
         self.insert(Line::Work, waiting, policy);
     }
 

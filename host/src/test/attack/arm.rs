@@ -7,6 +7,25 @@ use hostlink::exit::ExitCode;
 
 const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 
+/// The words of `./quell run` for a guest that counts its vCPUs, and ends with status 7 if all are there; within so many seconds.
+macro_rules! boots_on_two_cpus {
+    ($vcpus:literal, $timeout:literal) => {
+        &[
+            "run",
+            "--arch",
+            "aarch64",
+            "--vcpus",
+            $vcpus,
+            "--cpus",
+            "2",
+            "--timeout",
+            $timeout,
+            "--exec",
+            concat!("test $(nproc) = ", $vcpus, " && exit 7"),
+        ]
+    };
+}
+
 /// The rows, in the order of their ids.
 pub(super) const ROWS: &[Case] = &[
     hostile(
@@ -95,19 +114,7 @@ pub(super) const ROWS: &[Case] = &[
     tool(
         "u30_64_vcpus_on_two_cpus",
         "many vCPUs that wait for one lock leave the CPU to whose turn it is",
-        &[
-            "run",
-            "--arch",
-            "aarch64",
-            "--vcpus",
-            "64",
-            "--cpus",
-            "2",
-            "--timeout",
-            "300",
-            "--exec",
-            "test $(nproc) = 64 && exit 7",
-        ],
+        boots_on_two_cpus!("64", "300"),
         TestFile::None,
         (7, ""),
     )
@@ -115,19 +122,7 @@ pub(super) const ROWS: &[Case] = &[
     tool(
         "u30_128_vcpus_on_two_cpus",
         "vCPUs that wait for a word in memory are passed over until it changes",
-        &[
-            "run",
-            "--arch",
-            "aarch64",
-            "--vcpus",
-            "128",
-            "--cpus",
-            "2",
-            "--timeout",
-            "600",
-            "--exec",
-            "test $(nproc) = 128 && exit 7",
-        ],
+        boots_on_two_cpus!("128", "600"),
         TestFile::None,
         (7, ""),
     )
@@ -135,19 +130,7 @@ pub(super) const ROWS: &[Case] = &[
     tool(
         "u30_255_vcpus_on_two_cpus",
         "as many vCPUs as there may be reach userspace",
-        &[
-            "run",
-            "--arch",
-            "aarch64",
-            "--vcpus",
-            "255",
-            "--cpus",
-            "2",
-            "--timeout",
-            "600",
-            "--exec",
-            "test $(nproc) = 255 && exit 7",
-        ],
+        boots_on_two_cpus!("255", "600"),
         TestFile::None,
         (7, ""),
     )

@@ -243,7 +243,7 @@ impl StartupPage {
         // SAFETY: source is our own read-only data; the caller vouches for the destination.
         unsafe { core::ptr::copy_nonoverlapping(start, AP_PAGE as *mut u8, length) };
         let page = Self(());
-        page.withdraw();
+        let _none_was_made = page.withdraw();
         page
     }
 
@@ -258,8 +258,8 @@ impl StartupPage {
         self.word().store(bringup::offer(apic_id, stack_top as u32), Ordering::Release);
     }
 
-    /// Takes back what has not been taken.
-    pub(crate) fn withdraw(&self) {
-        self.word().swap(0, Ordering::AcqRel);
+    /// Takes back what has not been taken; says whether there was anything.
+    pub(crate) fn withdraw(&self) -> bool {
+        self.word().swap(0, Ordering::AcqRel) != 0
     }
 }

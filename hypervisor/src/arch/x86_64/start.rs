@@ -259,11 +259,11 @@ fn start_others() {
         }
         if cpu.presence.give_up() {
             log::error!("CPU {} (APIC id {id}) does not start, and is not used", cpu.index);
-            page.withdraw();
-            // Back to where only a start-up IPI gets it from, which nobody sends.
-            if !files::makes(Defect::LateCpu) {
+            if page.withdraw() {
+                // Back to where only a start-up IPI gets it from, which nobody sends.
                 apic::send_init(id);
             }
+            // One that has taken the offer may hold a lock at this moment: it is left to stop by itself.
         }
     }
 }

@@ -263,13 +263,14 @@ impl VcpuState {
         self.vmcb.rsp = self.registers.0[RSP];
     }
 
-    /// Whether the guest spins is known from its PAUSE.
+    /// It is never looked at: see below.
     #[inline(always)]
     pub(crate) const fn is_look_due(&self, _now: u64) -> bool {
         false
     }
 
-    /// PAUSE says it.
+    /// Whether the guest spins is known from its PAUSE.
+    #[inline(always)]
     pub(crate) const fn look_whether_it_spins(&mut self, _now: u64, _first: u64) -> Look {
         Look::Again(u64::MAX)
     }
