@@ -80,6 +80,7 @@ const STATE: &str = "EL1's or EL0's own state: exchanged with the vCPU";
 const PSTATE: &str = "a part of PSTATE, which goes with SPSR_EL2";
 const VIRTUAL: &str = "the virtual CPU interface's: state is in ICH registers, exchanged with the vCPU";
 const DEBUG: &str = "the vCPU's own: exchanged, or trapped and emulated";
+const NO_DEBUGGER: &str = "trapped: 0, for there is no external debugger";
 const COUNTER: &str = "a counter that all vCPUs have in common";
 const TIMER: &str = "the vCPU's own timer: exchanged, or trapped and emulated";
 const CACHES: &str = "describes the caches";
@@ -98,7 +99,18 @@ pub const ROWS: &[Row] = &[
     one([2, 0, 1, 0, 0], "MDRAR_EL1", Constant, DEBUG),
     one([2, 0, 1, 1, 4], "OSLSR_EL1", Kept, DEBUG),
     one([2, 0, 1, 3, 4], "OSDLR_EL1", Kept, DEBUG),
-    one([2, 3, 0, 1, 0], "MDCCSR_EL0", Constant, DEBUG),
+    one([2, 0, 0, 0, 2], "OSDTRRX_EL1", Constant, NO_DEBUGGER),
+    one([2, 0, 0, 3, 2], "OSDTRTX_EL1", Constant, NO_DEBUGGER),
+    one([2, 0, 0, 6, 2], "OSECCR_EL1", Constant, NO_DEBUGGER),
+    one([2, 3, 0, 1, 0], "MDCCSR_EL0", Constant, NO_DEBUGGER),
+    many([2, 3, 0], (4, 5), (0, 0), "DBGDTR_EL0, DBGDTRRX_EL0", Constant, NO_DEBUGGER),
+    one(
+        [2, 0, 7, 8, 6],
+        "DBGCLAIMSET_EL1",
+        Constant,
+        "reads as what can be claimed; claims are the vCPU's own",
+    ),
+    one([2, 0, 7, 9, 6], "DBGCLAIMCLR_EL1", Written(0xff), DEBUG),
     // Identification.
     many([3, 0, 0], (0, 7), (0, 7), "MIDR_EL1, MPIDR_EL1, ID_*", Constant, SHOWN),
     one([3, 1, 0, 0, 0], "CCSIDR_EL1", Constant, CACHES),
@@ -142,6 +154,7 @@ pub const ROWS: &[Row] = &[
     one([3, 0, 4, 2, 2], "CurrentEL", Constant, PSTATE),
     one([3, 0, 4, 2, 3], "PAN", Own(1 << 22), PSTATE),
     one([3, 0, 4, 2, 4], "UAO", Own(1 << 23), PSTATE),
+    one([3, 0, 4, 3, 0], "ALLINT", Constant, "a part of PSTATE; HCRX_EL2.TALLINT traps writes"),
     one([3, 3, 4, 2, 0], "NZCV", Kept, PSTATE),
     one([3, 3, 4, 2, 1], "DAIF", Own(1 << 9), PSTATE),
     one([3, 3, 4, 2, 5], "DIT", Own(1 << 24), PSTATE),
@@ -166,6 +179,12 @@ pub const ROWS: &[Row] = &[
     one([3, 0, 12, 8, 3], "ICC_BPR0_EL1", Own(4), VIRTUAL),
     one([3, 0, 12, 8, 4], "ICC_AP0R0_EL1", Own(1), VIRTUAL),
     one([3, 0, 12, 9, 0], "ICC_AP1R0_EL1", Own(1), VIRTUAL),
+    one(
+        [3, 0, 12, 9, 5],
+        "ICC_NMIAR1_EL1",
+        Moves,
+        "the virtual CPU interface's: no interrupt is non-maskable",
+    ),
     one(
         [3, 0, 12, 11, 1],
         "ICC_DIR_EL1",
@@ -214,6 +233,14 @@ pub const ROWS: &[Row] = &[
         "of its own exception levels' context",
     ),
     one([1, 3, 7, 4, 1], "DC ZVA", Instruction, "a store"),
+    many(
+        [1, 3, 7],
+        (4, 4),
+        (3, 4),
+        "DC GVA, DC GZVA",
+        Instruction,
+        "stores; tags there are none (HCR_EL2.ATA = 0)",
+    ),
     one([1, 3, 7, 5, 1], "IC IVAU", Instruction, "by address, which stage 2 translates"),
     many(
         [1, 3, 7],
@@ -223,5 +250,8 @@ pub const ROWS: &[Row] = &[
         Instruction,
         "by address, which stage 2 translates",
     ),
+    many([1, 3, 7], (10, 14), (3, 3), "DC CGVAC to CIGVAC", Instruction, "as DC CVAC; tags there are none"),
+    many([1, 3, 7], (10, 14), (5, 5), "DC CGDVAC to CIGDVAC", Instruction, "as DC CVAC; tags there are none"),
     many([1, 0, 8], (1, 7), (0, 7), "TLBI of EL1 and EL0", Instruction, "of its own VMID alone"),
+    many([1, 0, 9], (1, 7), (0, 7), "TLBI of EL1 and EL0, nXS", Instruction, "of its own VMID alone"),
 ];
