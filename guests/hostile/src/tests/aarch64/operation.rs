@@ -230,7 +230,7 @@ fn instruction(random: &mut Random) {
     let name = name(random, true);
     let [_, _, crn, crm, _] = sysregs::fields(name.0);
     // Translations are dropped, or asked for, at any address; caches at that of scratch.
-    let is_of_cache = !matches!(crn, 8 | 9) && !(crn == 7 && matches!(crm, 8 | 9));
+    let is_of_cache = !(matches!(crn, 8 | 9) || crn == 7 && matches!(crm, 8 | 9));
     let operand = if is_of_cache { SCRATCH.address() } else { value(random) };
     code::put([code::write(name), code::read(name)].into_iter());
     // SAFETY: as above; what is no instruction faults.
