@@ -229,10 +229,7 @@ impl Context<'_> {
                 }
             }
             8 if value < 16 => {
-                self.state.lapic.set_tpr((value << 4) as u8);
-                let tpr = &mut self.state.vmcb.interrupt_control;
-                *tpr = *tpr & !vintr::TPR_MASK | value;
-                self.state.vmcb.mark_dirty(clean::TPR);
+                self.state.set_task_priority((value << 4) as u8);
             }
             _ => return self.protection_fault(),
         }
@@ -365,9 +362,7 @@ impl Context<'_> {
                 Err(_) => return self.protection_fault(),
             },
             MsrEffect::ApicTpr(value) => {
-                self.state.lapic.set_tpr(value);
-                let control = &mut self.state.vmcb.interrupt_control;
-                *control = *control & !vintr::TPR_MASK | u64::from(value >> 4);
+                self.state.set_task_priority(value);
             }
             MsrEffect::HypercallPage(page) => {
                 if let Some(overlays) = overlays {

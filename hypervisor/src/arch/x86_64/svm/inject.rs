@@ -203,6 +203,14 @@ impl VcpuState {
         }
     }
 
+    /// Sets the task priority: the local APIC's, and the one that CR8 is while the guest runs.
+    pub(crate) fn set_task_priority(&mut self, tpr: u8) {
+        self.lapic.set_tpr(tpr);
+        let control = &mut self.vmcb.interrupt_control;
+        *control = *control & !vintr::TPR_MASK | u64::from(tpr >> 4);
+        self.vmcb.mark_dirty(clean::TPR);
+    }
+
     /// Whether a vCPU in HLT has a reason to go on.
     pub(crate) fn wakes_from_halt(&self) -> bool {
         let interrupt = self.lapic.pending().is_some() && self.vmcb.rflags & RFLAGS_IF != 0;
