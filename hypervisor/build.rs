@@ -5,7 +5,7 @@ fn main() {
     let script = if of_target("ARCH") == "aarch64" { "image-aarch64.ld" } else { "image.ld" };
     println!("cargo::rerun-if-changed={script}");
     if of_target("OS") == "none" {
-        let root = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets the manifest directory");
-        println!("cargo::rustc-link-arg-bins=-T{root}/{script}");
+        // Relative to the workspace, where cargo runs the compiler: a tree that was copied with what is built links by its own script.
+        println!("cargo::rustc-link-arg-bins=-Thypervisor/{script}");
     }
 }

@@ -12,7 +12,8 @@ use std::env;
 use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{self, Command, Stdio};
+use std::sync::OnceLock;
 
 /// What a program runs on.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,10 +94,24 @@ impl Program {
     }
 }
 
-/// The root of the source tree that this tool was built from.
+/// The root of the source tree that this tool works on: the one that it was started from, by `./quell`, by cargo, or out of its
+/// target directory. It is not the one that it was built from, for a tree may be copied together with what was built in it.
 pub(crate) fn root() -> &'static Path {
-    let host = Path::new(env!("CARGO_MANIFEST_DIR"));
-    host.parent().unwrap_or(host)
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let manifest = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+        find_root(manifest, env::current_exe().ok()).unwrap_or_else(|| {
+            eprintln!("quell: there is no source tree around this program: start it as ./quell, in the tree that is meant");
+            process::exit(1);
+        })
+    })
+}
+
+/// The source tree around the manifest's directory that cargo names to what it runs, or around the program.
+fn find_root(manifest: Option<PathBuf>, program: Option<PathBuf>) -> Option<PathBuf> {
+    let is_root = |path: &&Path| path.join("quell").is_file() && path.join("host/src/workspace.rs").is_file();
+    let around = |path: &PathBuf| path.ancestors().find(is_root).map(Path::to_owned);
+    manifest.as_ref().and_then(around).or_else(|| program.as_ref().and_then(around))
 }
 
 /// Directory under cargo's target directory for what this tool makes.
@@ -178,5 +193,29 @@ pub(crate) fn bootable(elf: PathBuf, arch: Arch) -> Result<PathBuf> {
     match arch {
         Arch::X86_64 => Ok(elf),
         Arch::Aarch64 => flat::write_boot_image(&elf),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_that_was_copied_is_its_own_root() {
+        let trees = tempfile::tempdir().unwrap();
+        let make = |name: &str| {
+            let tree = trees.path().join(name);
+            fs::create_dir_all(tree.join("host/src")).unwrap();
+            fs::write(tree.join("quell"), "").unwrap();
+            fs::write(tree.join("host/src/workspace.rs"), "").unwrap();
+            tree
+        };
+        let (original, copy) = (make("original"), make("copy"));
+        let program = |tree: &Path| Some(tree.join("target/tool/quell"));
+        assert_eq!(find_root(Some(copy.join("host")), program(&original)), Some(copy.clone()));
+        assert_eq!(find_root(None, program(&copy)), Some(copy.clone()));
+        let foreign = Some(trees.path().join("foreign"));
+        assert_eq!(find_root(foreign.clone(), program(&copy)), Some(copy));
+        assert_eq!(find_root(foreign, None), None);
     }
 }
