@@ -214,7 +214,7 @@ impl Reading {
                 }
                 number
             };
-            self.tally.add(Tally { passed: count("passed"), failed: count("failed") });
+            self.tally.add(Tally { passed: count("passed"), failed: count("failed"), second: 0 });
         }
         self.lines.push(line);
     }
@@ -305,7 +305,7 @@ mod tests {
             "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.25s",
             "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
         ]);
-        assert_eq!(reading.tally, Tally { passed: 15, failed: 2 });
+        assert_eq!(reading.tally, Tally { passed: 15, failed: 2, second: 0 });
         assert_eq!(reading.passed_so_far(), 1);
     }
 

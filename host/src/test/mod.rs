@@ -13,6 +13,7 @@ mod names;
 #[cfg(test)]
 mod panics;
 mod progress;
+mod second;
 mod siege;
 mod stage2;
 mod storm;
@@ -28,12 +29,15 @@ use progress::Progress;
 pub(crate) struct Tally {
     passed: usize,
     failed: usize,
+    /// Of those that passed, at the second try.
+    second: usize,
 }
 
 impl Tally {
     fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
+        self.second += other.second;
     }
 }
 
@@ -81,6 +85,8 @@ fn verdict(total: Tally, signals: &Signals) -> u8 {
         eprintln!("quell: stopped by signal {signal}");
         return u8::try_from(128 + signal).unwrap_or(1);
     }
-    println!("{} passed, {} failed", total.passed, total.failed);
+    let second =
+        if total.second == 0 { String::new() } else { format!(", {} at the second try", total.second) };
+    println!("{} passed, {} failed{second}", total.passed, total.failed);
     u8::from(total.failed > 0 || total.passed == 0)
 }

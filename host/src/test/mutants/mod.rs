@@ -159,7 +159,7 @@ impl Area {
         let has_result = matches!(status.code(), Some(0 | 2 | 3)) && signals.caught().is_none();
         if !has_result {
             progress.end(self.name, false, &format!("cargo-mutants: {status}"), &seen.others.join("\n"));
-            return Ok(Tally { passed: 0, failed: 1 });
+            return Ok(Tally { failed: 1, ..Tally::default() });
         }
         let outcome = Outcome::read(&output.join("mutants.out"))?;
         let unlisted = listed.unlisted(&outcome.missed);
@@ -172,7 +172,7 @@ impl Area {
         for name in listed.outdated(&outcome.missed, self.directory) {
             progress.say(&format!("     | listed in {LIST}, but not missed any more: {name}"));
         }
-        Ok(Tally { passed: usize::from(passed), failed: usize::from(!passed) })
+        Ok(Tally { passed: usize::from(passed), failed: usize::from(!passed), second: 0 })
     }
 
     fn command(&self, output: &Path) -> Command {
