@@ -21,6 +21,5 @@ pub mod loader;
 pub mod page_pool;
 pub mod quota;
 pub mod sched;
-pub mod tlb;
 #[cfg(target_os = "none")]
 mod vm;

@@ -4,6 +4,7 @@ use core::fmt;
 use std::time::{Duration, Instant};
 
 use crate::bug::Bug;
+pub use crate::generate::Topic;
 use crate::hw::format::Arch;
 use crate::program::Program;
 use crate::rng::Rng;
@@ -22,12 +23,20 @@ pub struct Effort {
     pub time: Duration,
     /// Programs are numbered from here.
     pub first_seed: u64,
+    /// What they are about; `None` for a mixture.
+    pub topic: Option<Topic>,
 }
 
 impl Effort {
     /// `operations`, without a limit of time.
     pub const fn operations(operations: u64) -> Self {
-        Self { operations, time: Duration::MAX, first_seed: 0 }
+        Self { operations, time: Duration::MAX, first_seed: 0, topic: None }
+    }
+
+    /// The same, with programs about one topic.
+    #[must_use]
+    pub const fn about(self, topic: Topic) -> Self {
+        Self { topic: Some(topic), ..self }
     }
 
     /// What the environment asks for: `QUELL_MACHINE_OPERATIONS`, or `operations` if it does not say;
@@ -38,6 +47,7 @@ impl Effort {
             operations: number("QUELL_MACHINE_OPERATIONS").unwrap_or(operations),
             time: number("QUELL_MACHINE_SECONDS").map_or(Duration::MAX, Duration::from_secs),
             first_seed: number("QUELL_MACHINE_SEED").unwrap_or(0),
+            topic: None,
         }
     }
 }
@@ -66,10 +76,10 @@ pub struct Report {
     pub trace: Vec<String>,
 }
 
-/// The random program of this number.
-pub fn program(arch: Arch, seed: u64) -> Program {
+/// The random program of this number, about a topic or any.
+pub fn program(arch: Arch, seed: u64, topic: Option<Topic>) -> Program {
     let length = Rng::new(!seed).pick(&LENGTHS);
-    Program::random(arch, seed, length)
+    Program::random(arch, seed, length, topic)
 }
 
 /// Runs random programs on machines of `arch`, until one fails or there were enough. The one that fails is made short.
@@ -79,7 +89,7 @@ pub fn program(arch: Arch, seed: u64) -> Program {
 /// The program that failed.
 pub fn explore(arch: Arch, bug: Option<Bug>, effort: Effort) -> Result<Summary, Box<Report>> {
     search(arch, bug, effort).map_err(|found| {
-        let program = shrink(program(arch, found.seed), bug);
+        let program = shrink(program(arch, found.seed, effort.topic), bug);
         Box::new(Report::new(&found, program, bug))
     })
 }
@@ -104,7 +114,7 @@ pub fn search(arch: Arch, bug: Option<Bug>, effort: Effort) -> Result<Summary, F
     let (begin, mut summary) = (Instant::now(), Summary::default());
     while summary.operations < effort.operations && begin.elapsed() < effort.time {
         let seed = effort.first_seed + summary.programs;
-        let result = run(&program(arch, seed), bug, false);
+        let result = run(&program(arch, seed, effort.topic), bug, false);
         if let Some(failure) = result.failure {
             return Err(Found { seed, failure, before: summary });
         }

@@ -5,6 +5,7 @@
 
 mod themes;
 
+pub use themes::Topic;
 use themes::{GuestKind, HostKind};
 
 use crate::hw::format::Arch;
@@ -61,13 +62,15 @@ struct Taste {
     gpa_page: usize,
     /// What changes a guest's tables is followed by a flush.
     flushes_changes: bool,
+    /// Flushes are of everything in one address space, mostly.
+    flushes_spaces: bool,
 }
 
 impl Program {
-    /// A random program of about `length` operations, on a random machine of `arch`.
-    pub fn random(arch: Arch, seed: u64, length: usize) -> Self {
+    /// A random program of about `length` operations, on a random machine of `arch`, about a topic or any.
+    pub fn random(arch: Arch, seed: u64, length: usize, topic: Option<Topic>) -> Self {
         let mut rng = Rng::new(seed ^ 0x5eed_0f00);
-        let mut taste = Taste::new(arch, &mut rng);
+        let mut taste = Taste::new(arch, topic, &mut rng);
         taste.config.arm = Arm::random(&mut Rng::new(seed ^ 0xa5_3664));
         let config = taste.config;
         let vcpus = config.vms * config.vcpus;
@@ -101,6 +104,9 @@ impl Config {
             track: rng.pick(&[Track::DirtyBits, Track::WriteProtection]),
             step: rng.pick(&[1, 7, 64, 64, 512, 512]),
             large_only: rng.one_in(3),
+            first_vp: rng.pick(&[0, 62, 63]),
+            page_limit: rng.pick(&[16, 64, 1024]),
+            pcid: arch == Arch::Amd64 && rng.one_in(4),
             arm: Arm::PLAIN,
         }
     }
@@ -131,31 +137,25 @@ impl Arm {
 }
 
 impl Taste {
-    fn new(arch: Arch, rng: &mut Rng) -> Self {
+    fn new(arch: Arch, topic: Option<Topic>, rng: &mut Rng) -> Self {
         let mut config = Config::random(arch, rng);
         let mut area = if rng.one_in(5) { rng.below(AREAS) } else { 1 + rng.below(3) };
-        let number = rng.below(13);
-        // On Arm64 there is more to get wrong about tables, and no hypercalls.
-        let theme = match if arch == Arch::Arm64 && matches!(number, 5 | 6) { 2 } else { number } {
-            0 => {
-                // There is a slot from the beginning.
-                area = 1 + rng.below(2);
-                themes::LOGGING
-            }
-            1 => themes::SLOTS,
-            2 => themes::TABLES,
-            3 | 6 => {
-                // There is none.
-                area = AREAS - 2;
-                themes::GENERATIONS
-            }
-            4 | 5 => {
+        let random = Topic::random(arch, rng);
+        let topic = topic.unwrap_or(random);
+        match topic {
+            // There is a slot from the beginning.
+            Topic::Logging => area = 1 + rng.below(2),
+            // There is none.
+            Topic::Generations => area = AREAS - 2,
+            Topic::Guests => {
                 // Single pages are flushed one by one only where no large one lies in pieces.
                 config.large_only = !rng.one_in(4);
-                themes::GUESTS
+                config.pcid = arch == Arch::Amd64 && rng.one_in(2);
             }
-            _ => themes::ANYTHING,
-        };
+            Topic::Halts => config.pcid = arch == Arch::Amd64 && rng.one_in(2),
+            Topic::Anything | Topic::Slots | Topic::Tables => {}
+        }
+        let theme = topic.theme();
         let mut host = Weights::tasteful(theme.host, rng);
         if config.large_only {
             host.kinds.retain(|(kind, _)| !makes_small_pages(*kind));
@@ -169,6 +169,7 @@ impl Taste {
             va: rng.below(VA_PAGES),
             gpa_page: rng.below(PAGES.len()),
             flushes_changes: !rng.one_in(3),
+            flushes_spaces: topic == Topic::Halts,
         }
     }
 
@@ -203,6 +204,12 @@ impl Taste {
         let mut ops = Vec::with_capacity(count);
         while ops.len() < count {
             let op = self.guest_op(rng);
+            if op == GuestOp::Halt && self.config.pcid && self.flushes_spaces {
+                // What it has used of one address space it uses again when it has been idle in the other.
+                let page = GuestOp::Load(self.va_page(rng));
+                ops.extend([page, GuestOp::Switch(1), op, GuestOp::Switch(0), page]);
+                continue;
+            }
             ops.push(op);
             let page = match op {
                 GuestOp::Map { page, .. } | GuestOp::Unmap { page, .. } => page,
@@ -217,7 +224,8 @@ impl Taste {
                     ops.push(GuestOp::FlushOwn(page));
                     continue;
                 }
-                ops.push(GuestOp::Flush(FlushOp { pages: Some(1 << page), ..self.flush_op(rng) }));
+                let pages = if self.flushes_spaces { None } else { Some(1 << page) };
+                ops.push(GuestOp::Flush(FlushOp { pages, ..self.flush_op(rng) }));
             }
         }
         ops
@@ -254,29 +262,36 @@ impl Taste {
             GuestKind::LinkMiddle => GuestOp::LinkMiddle { space, number: rng.below(2) },
             GuestKind::FlushOwn => GuestOp::FlushOwn(self.va_page(rng)),
             GuestKind::Reload => GuestOp::Reload,
-            GuestKind::Switch => GuestOp::Switch(space),
+            GuestKind::Switch => GuestOp::Switch(rng.below(SPACES)),
             GuestKind::Flush => GuestOp::Flush(self.flush_op(rng)),
             GuestKind::Halt => GuestOp::Halt,
             GuestKind::Yield => GuestOp::Yield,
-            GuestKind::Spin => GuestOp::Spin(rng.below(24) as u8),
+            // Now and then for longer than anybody may be waited for.
+            GuestKind::Spin if rng.one_in(60) => GuestOp::Spin(6000),
+            GuestKind::Spin => GuestOp::Spin(rng.below(24) as u16),
             GuestKind::Preempt => GuestOp::Preempt,
         }
     }
 
     fn flush_op(&self, rng: &mut Rng) -> FlushOp {
-        let pages = match rng.below(4) {
+        let of_space = self.flushes_spaces && !rng.one_in(3);
+        let pages = match rng.below(6) {
+            _ if of_space => None,
             0 | 1 => Some(1 << self.va_page(rng)),
-            2 => Some(rng.word() as u16 & rng.word() as u16 & ((1 << VA_PAGES) - 1)),
+            // Pages that follow each other, in the end.
+            2 | 3 => Some(7 << (self.va_page(rng) / PAGES.len() * PAGES.len())),
+            4 => Some(rng.word() as u16 & rng.word() as u16 & ((1 << VA_PAGES) - 1)),
             _ => None,
         };
         FlushOp {
             targets: if rng.one_in(2) { None } else { Some(rng.below(1 << self.config.vcpus) as u64) },
             sparse: rng.one_in(3),
-            space: if rng.one_in(2) { None } else { Some(Self::space(rng)) },
-            non_global_only: rng.one_in(2),
+            space: if !of_space && rng.one_in(2) { None } else { Some(Self::space(rng)) },
+            non_global_only: of_space || rng.one_in(2),
             pages,
             large: rng.one_in(3),
             xmm: rng.one_in(3),
+            long: rng.one_in(6),
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use paging::{Entries, FlushRange, PhysAddr, TableMemory};
+use stay::Mistake;
 
 use crate::bug::Bug;
 use crate::hw::bytes::Bytes;
@@ -60,7 +61,9 @@ impl Machine {
         let points_max = (operations as u64 + 10) * POINTS_PER_OPERATION;
         Self {
             bytes: memory.bytes(),
-            hw: RefCell::new(Hw::new(config.arch, config.cpus, memory, Rng::new(seed ^ 0x11))),
+            hw: RefCell::new(
+                Hw::new(config.arch, config.cpus, memory, Rng::new(seed ^ 0x11)).with_pcids(config.pcid),
+            ),
             oracle: RefCell::new(Oracle::new(config.vms, config.vcpus)),
             sched: Scheduler::new(Rng::new(seed ^ 0x22), points_max),
             config,
@@ -77,6 +80,12 @@ impl Machine {
     /// Whether the driver makes this mistake.
     pub(crate) fn has(&self, bug: Bug) -> bool {
         self.bug == Some(bug)
+    }
+
+    /// Whether a step makes this mistake. Another actor may go on here.
+    pub(crate) fn makes(&self, mistake: Mistake) -> bool {
+        self.hook();
+        self.has(Bug::Step(mistake))
     }
 
     /// Another actor may go on here. The actor that runs holds no reference to a table.
@@ -288,8 +297,8 @@ unsafe impl TableMemory for TablePool<'_> {
 
     fn break_before_make(&self, range: FlushRange) {
         self.machine.sync();
-        if self.machine.config.arch == Arch::Arm64 && !self.machine.has(Bug::NoBreak) {
-            let _done = self.machine.invalidate_stage2(self.vm, Some(&[range]));
+        if self.machine.config.arch == Arch::Arm64 {
+            self.machine.break_before_make(self.vm, &range);
         }
         self.machine.hook();
     }

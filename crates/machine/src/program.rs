@@ -28,6 +28,8 @@ pub struct FlushOp {
     pub large: bool,
     /// Pass the input in registers if it fits.
     pub xmm: bool,
+    /// Name so many other ranges before that the list is done in parts.
+    pub long: bool,
 }
 
 /// What a vCPU does.
@@ -99,7 +101,7 @@ pub enum GuestOp {
     /// Gives the CPU up.
     Yield,
     /// Stays where it is for some instructions.
-    Spin(u8),
+    Spin(u16),
     /// Ends the time slice: another CPU may take the vCPU.
     Preempt,
 }
@@ -187,6 +189,12 @@ pub struct Config {
     pub step: u32,
     /// Nested pages are all large.
     pub large_only: bool,
+    /// VP index of the first vCPU: those before it never run.
+    pub first_vp: usize,
+    /// Pages of a list up to which they are flushed one by one.
+    pub page_limit: u64,
+    /// Guests use PCIDs.
+    pub pcid: bool,
     /// What an Arm64 machine has beyond that.
     pub arm: Arm,
 }

@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn operations_are_left_out_by_their_number() {
-        let program = explore::program(Arch::Amd64, 0);
+        let program = explore::program(Arch::Amd64, 0, None);
         let first = program.guests[0].len();
         let shorter = without(&program, first - 1, 2);
         assert_eq!(shorter.len(), program.len() - 2);
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn a_program_that_fails_gets_short_and_still_fails() {
         let bug = Some(Bug::FlushBeforeUnmap);
-        let program = (0..).map(|seed| explore::program(Arch::Amd64, seed));
+        let program = (0..).map(|seed| explore::program(Arch::Amd64, seed, None));
         let program = program.into_iter().find(|program| run(program, bug, false).failure.is_some()).unwrap();
         let short = shrink(program.clone(), bug);
         assert!(short.len() <= 12 && short.len() < program.len(), "{short:?}");

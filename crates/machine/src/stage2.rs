@@ -4,13 +4,12 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use coherence::CpuId;
-use coherence::tlbi::{
-    Context, Errata, Features, Granule, Invalidated, LeafLevel, Limits, Plan, Setup, Stage2Tlb, Stale, Vttbr,
-    enter_vm, invalidate, plan,
-};
-use coherence::vmid::{Arrival, Home, LocalMaintenance, Resident, VmidAllocator, VmidSlot};
-use paging::{FlushRange, Level};
+use coherence::tlbi::{self, Context, Errata, Features, Granule, Limits, Setup, Stage2Tlb, Vttbr};
+use coherence::vmid::{LocalMaintenance, VmidAllocator, VmidSlot};
+use coherence::{CpuId, Hardware, Ledger, SpaceReceipt, Stalled, Walkers};
+use paging::{FlushRange, Invalidation};
+use stay::arm64::{self, AddressSpace, Place};
+use stay::{Mistake, Mistakes};
 
 use crate::bug::Bug;
 use crate::hw::cpu::{Roots, Tag};
@@ -22,6 +21,8 @@ use crate::program::Config;
 pub(crate) const CPUS_MAX: usize = 3;
 /// Bits of a VMID: as few as so many CPUs can do with, so that generations end.
 const VMID_BITS: u32 = 2;
+/// Root of the tables in VTTBR_EL2 during an invalidation: they do not matter, nobody walks meanwhile.
+const ROOT: u64 = 0x1000;
 
 /// VMIDs, and what is in registers.
 #[derive(Debug)]
@@ -33,6 +34,7 @@ pub(crate) struct Stage2 {
     first: Vec<Cell<Option<u16>>>,
     /// VTTBR_EL2 of each CPU.
     vttbr: Vec<Cell<u64>>,
+    setup: Setup,
 }
 
 impl Stage2 {
@@ -42,6 +44,7 @@ impl Stage2 {
             slots: (0..config.vms).map(|_| VmidSlot::new()).collect(),
             first: vec![Cell::new(None); config.vms],
             vttbr: vec![Cell::new(0); config.cpus],
+            setup: setup(config),
         }
     }
 
@@ -51,11 +54,8 @@ impl Stage2 {
     }
 }
 
-/// Which vCPUs of each virtual machine were on a CPU.
-pub(crate) type Residents = Vec<Resident>;
-
 /// Instructions, as one CPU executes them.
-struct Tlb<'m> {
+pub(crate) struct Tlb<'m> {
     machine: &'m Machine,
     cpu: usize,
     vttbr: Cell<u64>,
@@ -135,7 +135,9 @@ impl Stage2Tlb for Tlb<'_> {
     }
 
     fn local_all_vms(&self) {
-        self.ask(Tlbi::AllLocal);
+        if !self.machine.has(Bug::GenerationFlushedEarly) {
+            self.ask(Tlbi::AllLocal);
+        }
     }
 
     fn vttbr(&self) -> u64 {
@@ -145,6 +147,11 @@ impl Stage2Tlb for Tlb<'_> {
     fn set_vttbr(&self, value: u64) {
         self.vttbr.set(value);
         if let Some(roots) = self.roots {
+            if self.machine.has(Bug::GenerationFlushedEarly) {
+                // As if it were always necessary, and not afterwards.
+                self.ask(Tlbi::AllLocal);
+                self.complete_local();
+            }
             self.machine.stage2.vttbr[self.cpu].set(value);
             self.machine.hw.borrow_mut().load(self.cpu, (value >> 48) as Tag, roots);
             self.machine.hook();
@@ -152,19 +159,26 @@ impl Stage2Tlb for Tlb<'_> {
     }
 }
 
-impl Machine {
-    fn setup(&self) -> Setup {
-        let arm = self.config.arm;
-        Setup {
-            granule: Granule::Size4K,
-            features: Features { range: arm.range, ttl: arm.ttl, ..Features::default() },
-            errata: Errata::default(),
-            limits: Limits { pages_max: arm.pages_max, ranges_max: arm.ranges_max },
-        }
+impl Mistakes for Tlb<'_> {
+    fn makes(&self, mistake: Mistake) -> bool {
+        self.machine.makes(mistake)
     }
+}
 
+/// What the processors have, and how much is done page by page.
+fn setup(config: &Config) -> Setup {
+    let arm = config.arm;
+    Setup {
+        granule: Granule::Size4K,
+        features: Features { range: arm.range, ttl: arm.ttl, ..Features::default() },
+        errata: Errata::default(),
+        limits: Limits { pages_max: arm.pages_max, ranges_max: arm.ranges_max },
+    }
+}
+
+impl Machine {
     /// How far a guest's instructions for its own processor reach.
-    const fn reach(&self) -> LocalMaintenance {
+    pub(crate) const fn reach(&self) -> LocalMaintenance {
         match self.config.arm.forces_broadcast {
             true => LocalMaintenance::Broadcast,
             false => LocalMaintenance::Local,
@@ -176,81 +190,81 @@ impl Machine {
         CpuId(if self.has(Bug::VmidStolen) { 0 } else { cpu as u32 })
     }
 
-    /// A vCPU of a virtual machine comes to a CPU: its VMID, and what has to be dropped. Returns the tag.
-    pub(crate) fn arrive(
-        &self,
-        cpu: usize,
-        vm: usize,
-        roots: Roots,
-        resident: &mut Resident,
-        (number, home): (usize, &mut Home),
-    ) -> Tag {
-        let assignment = self.stage2.vmids.assign(self.known_as(cpu), &self.stage2.slots[vm]);
-        let vmid = assignment.vmid();
-        let was_here = *resident;
-        let mut arrival = resident.arrive(number as u32, home, CpuId(cpu as u32), self.reach());
-        let is_same = was_here == *resident;
-        if self.has(Bug::VcpuMet) && !is_same || self.has(Bug::MigrationForgotten) && is_same {
-            arrival.stage1 = false;
-        }
-        self.load(cpu, Vttbr::new(roots.nested, vmid), roots, arrival.with_all_vms(assignment.must_flush()));
-        assignment.executed();
+    /// What a virtual machine's translations are tagged with.
+    fn address_space<'a>(&'a self, slot: &'a VmidSlot, root: u64) -> AddressSpace<'a, CPUS_MAX> {
+        AddressSpace { vmids: &self.stage2.vmids, vmid: slot, root, setup: &self.stage2.setup }
+    }
+
+    /// The instructions of a CPU; with `roots`, VTTBR_EL2 is for them.
+    pub(crate) fn tlb(&self, cpu: usize, roots: Option<Roots>) -> Tlb<'_> {
+        let loaded = if roots.is_some() { self.stage2.vttbr[cpu].get() } else { 0 };
+        Tlb { machine: self, cpu, vttbr: Cell::new(loaded), roots }
+    }
+
+    /// A CPU enters the address space of a virtual machine.
+    pub(crate) fn enter_address_space(&self, cpu: usize, vm: usize, roots: Roots, place: &mut Place) {
+        let space = self.address_space(&self.stage2.slots[vm], roots.nested);
+        let tlb = self.tlb(cpu, Some(roots));
+        arm64::enter_address_space(&tlb, self.known_as(cpu), place, &space, || ());
         if self.stage2.first[vm].get().is_none() {
-            self.stage2.first[vm].set(Some(vmid));
+            self.stage2.first[vm].set(self.stage2.slots[vm].current());
         }
-        vmid.into()
+    }
+
+    /// Whether these are the tables that a CPU has loaded.
+    pub(crate) fn has_loaded(&self, cpu: usize, roots: Roots) -> bool {
+        let vttbr = self.stage2.vttbr[cpu].get();
+        Vttbr::new(roots.nested, (vttbr >> 48) as u16).bits() == vttbr
     }
 
     /// A vCPU of some other virtual machine comes to a CPU, and goes. It has used a VMID.
-    pub(crate) fn be_visited(&self, cpu: usize) {
+    pub(crate) fn be_visited(&self, cpu: usize, place: &mut Place) {
         let slot = VmidSlot::new();
-        let assignment = self.stage2.vmids.assign(self.known_as(cpu), &slot);
         // Who ever uses what was loaded by these tables has somebody else's entry.
         let roots = Roots { nested: 0, guest: 0 };
-        let arrival = Arrival::NOTHING.with_all_vms(assignment.must_flush());
-        self.load(cpu, Vttbr::new(roots.nested, assignment.vmid()), roots, arrival);
-        self.note(|| format!("is visited by a machine with VMID {}", assignment.vmid()));
-        assignment.executed();
+        let tlb = self.tlb(cpu, Some(roots));
+        let space = self.address_space(&slot, roots.nested);
+        arm64::enter_address_space(&tlb, self.known_as(cpu), place, &space, || ());
+        self.note(|| format!("is visited by a machine with VMID {}", self.stage2.loaded(cpu)));
     }
 
-    fn load(&self, cpu: usize, vttbr: Vttbr, roots: Roots, mut arrival: Arrival) {
-        let now = Cell::new(self.stage2.vttbr[cpu].get());
-        let tlb = Tlb { machine: self, cpu, vttbr: now, roots: Some(roots) };
-        if self.has(Bug::GenerationFlushedEarly) && arrival.all_vms {
-            tlb.local_all_vms();
-            tlb.complete_local();
+    /// Another virtual machine takes a VMID on this CPU, and does not come to enter its guest.
+    pub(crate) fn be_passed(&self, cpu: usize) {
+        let stranger = VmidSlot::new();
+        let _it_does_not_run = self.stage2.vmids.assign(self.known_as(cpu), &stranger);
+    }
+
+    /// The CPU of the actor that runs.
+    fn own_cpu(&self) -> usize {
+        self.sched.current().filter(|&actor| actor < self.config.cpus).unwrap_or(0)
+    }
+
+    /// Drops what `invalidation` names of a virtual machine's stage 2 from all processors, as [`arm64::flush_space`] says.
+    pub(crate) fn flush_stage2<W: Walkers>(
+        &self,
+        vm: usize,
+        walkers: &W,
+        invalidation: Invalidation<'_>,
+        ledger: &mut Ledger<2>,
+        hardware: &impl Hardware,
+    ) -> Result<SpaceReceipt<W::Stamp>, Stalled> {
+        let tlb = self.tlb(self.own_cpu(), None);
+        let space = self.address_space(&self.stage2.slots[vm], ROOT);
+        if self.has(Bug::VmidRemembered) {
+            let first = self.stage2.first[vm].get().unwrap_or(0);
+            let setup = &self.stage2.setup;
+            return coherence::broadcast(walkers, ledger, hardware, || {
+                let context = Context::enter(&tlb, Vttbr::new(ROOT, first), setup.errata);
+                tlbi::invalidate(&context, setup, tlbi::Plan::<core::iter::Empty<_>>::Whole)
+            });
         }
-        arrival.all_vms &= !self.has(Bug::GenerationKept) && !self.has(Bug::GenerationFlushedEarly);
-        enter_vm(&tlb, &self.setup(), vttbr, arrival);
+        arm64::flush_space(walkers, &tlb, &space, invalidation, ledger, hardware)
     }
 
-    /// Invalidates ranges of a virtual machine's stage 2, or all of it, for whoever runs.
-    pub(crate) fn invalidate_stage2(&self, vm: usize, ranges: Option<&[FlushRange]>) -> Invalidated {
-        let cpu = self.sched.current().filter(|&actor| actor < self.config.cpus).unwrap_or(0);
-        let current = self.stage2.slots[vm].current();
-        let first = self.stage2.first[vm].get();
-        // 0 if it has never run: nobody holds anything.
-        let vmid = if self.has(Bug::VmidRemembered) { first } else { current }.unwrap_or(0);
-        let (setup, tlb) = (self.setup(), Tlb { machine: self, cpu, vttbr: Cell::new(0), roots: None });
-        // The tables do not matter: nobody walks meanwhile.
-        let context = Context::enter(&tlb, Vttbr::new(0x1000, vmid), setup.errata);
-        let stale = ranges.unwrap_or(&[]).iter().map(|range| self.stale(range));
-        let plan = if ranges.is_some() { plan(&setup, stale) } else { Plan::Whole };
-        invalidate(&context, &setup, plan)
-    }
-
-    fn stale(&self, range: &FlushRange) -> Stale {
-        let FlushRange { start, len, level, tables } = *range;
-        let leaf = match level {
-            Level::Page4K => Some(LeafLevel::Three),
-            Level::Page2M => Some(LeafLevel::Two),
-            Level::Page1G => Some(LeafLevel::One),
-            Level::Page512G => None,
-        };
-        match self.has(Bug::WrongLevelHint) {
-            false => Stale { start, len, leaf, tables },
-            // The level of the table that was cut off, or of the block that pages have been.
-            true => Stale { start, len, leaf: Some(LeafLevel::Two), tables: false },
-        }
+    /// An entry of a virtual machine's stage 2 was made invalid, and another comes next.
+    pub(crate) fn break_before_make(&self, vm: usize, range: &FlushRange) {
+        let tlb = self.tlb(self.own_cpu(), None);
+        let space = self.address_space(&self.stage2.slots[vm], ROOT);
+        arm64::break_before_make(&tlb, &space, range);
     }
 }

@@ -2,15 +2,16 @@
 #![cfg(not(loom))]
 
 use machine::bug::Bug;
-use machine::explore::{Effort, search};
+use machine::explore::{Effort, Topic, search};
 use machine::hw::format::Arch;
 
 /// Operations within which a mistake must be found.
 const OPERATIONS: u64 = 1_000_000;
 
 /// The mistake is found, by a failure whose text has one of `signs`.
-fn finds(arch: Arch, bug: Bug, signs: &[&str]) {
-    match search(arch, Some(bug), Effort::operations(OPERATIONS)) {
+fn finds(arch: Arch, bug: Bug, topic: Option<Topic>, signs: &[&str]) {
+    let effort = Effort { topic, ..Effort::operations(OPERATIONS) };
+    match search(arch, Some(bug), effort) {
         Ok(summary) => panic!("{bug:?} was not found in {} operations", summary.operations),
         Err(found) => {
             println!("{bug:?} after {} operations: {}", found.before.operations, found.failure);
@@ -21,46 +22,89 @@ fn finds(arch: Arch, bug: Bug, signs: &[&str]) {
 
 const STALE: &str = "must be out of use";
 const FREE: &str = "which is free";
+const FOREIGN: &str = "a translation of another";
+const BREAK: &str = "break-before-make";
+const AFTER: &str = "after it was freed";
+
+/// What goes wrong when a translation is kept that has to go.
+const KEPT: &[&str] = &[STALE, FREE, FOREIGN, AFTER, BREAK];
 
 macro_rules! found {
-    ($($name:ident: $arch:ident, $bug:ident, [$($sign:expr),+];)+) => {
+    ($($name:ident: $arch:ident, $bug:expr, $signs:expr $(, $topic:ident)?;)+) => {
         $(
             #[test]
             fn $name() {
-                finds(Arch::$arch, Bug::$bug, &[$($sign),+]);
+                let topic = None$(.or(Some(Topic::$topic)))?;
+                finds(Arch::$arch, $bug, topic, $signs);
             }
         )+
     };
 }
 
 found! {
-    o1_no_kick: Amd64, NoKick, [STALE, FREE];
-    g5_lost_kick: Amd64, LostKick, ["G5"];
-    p2_flush_before_unmap: Amd64, FlushBeforeUnmap, [STALE, FREE];
-    p2_flush_before_unmap_arm64: Arm64, FlushBeforeUnmap, [STALE, FREE];
-    p1_table_freed_early: Amd64, TableFreedEarly, [FREE, "after it was freed"];
-    p1_table_freed_early_arm64: Arm64, TableFreedEarly, [FREE, "after it was freed", "break-before-make"];
-    p2_memory_freed_early: Amd64, MemoryFreedEarly, [STALE, FREE];
-    p2_memory_freed_early_arm64: Arm64, MemoryFreedEarly, [STALE, FREE];
-    p10_mmio_cached_during_an_update: Amd64, MmioDuringUpdate, ["G8"];
-    p9_generations_of_three_bits: Amd64, ShortGeneration, ["G8"];
-    p1_walk_cache_kept: Amd64, WalkCacheKept, [STALE];
-    p1_walk_cache_kept_arm64: Arm64, WalkCacheKept, [STALE, FREE, "break-before-make"];
-    a1_tag_used_again: Amd64, TagReused, [STALE, FREE, "a translation of another"];
-    a17_pieces_kept: Amd64, PiecesKept, [STALE];
-    p18_wrong_level_hint_arm64: Arm64, WrongLevelHint, [STALE, FREE, "break-before-make"];
-    p19_combined_translations_kept_arm64: Arm64, CombinedKept, [STALE, FREE, "break-before-make"];
-    p3_no_break_arm64: Arm64, NoBreak, ["break-before-make"];
-    p14_fetch_without_a_flush: Amd64, FetchWithoutFlush, ["lacks it", "leaves no trace"];
-    p14_protection_without_a_flush: Amd64, ProtectWithoutFlush, [STALE];
-    h30_fault_outside_of_a_section: Amd64, NoSection, [FREE, "after it was freed", "lacks it"];
-    h30_fault_outside_of_a_section_arm64: Arm64, NoSection, [FREE, "after it was freed", "lacks it"];
-    a3_another_vcpu_is_met_arm64: Arm64, VcpuMet, [STALE];
-    a21_migration_is_forgotten_arm64: Arm64, MigrationForgotten, [STALE];
-    a4_vmid_is_stolen_arm64: Arm64, VmidStolen, ["a translation of another", FREE];
-    a4_former_generation_is_kept_arm64: Arm64, GenerationKept, [STALE, FREE, "a translation of another"];
-    a4_generation_is_flushed_before_the_vmid_is_loaded_arm64:
-        Arm64, GenerationFlushedEarly, [STALE, FREE, "a translation of another", "break-before-make"];
-    a4_former_vmid_is_invalidated_arm64: Arm64, VmidRemembered, [STALE, FREE, "break-before-make"];
-    o11_completed_on_the_own_processor_alone_arm64: Arm64, CompletedLocally, [STALE, FREE, "break-before-make"];
+    o1_no_kick: Amd64, Bug::NoKick, KEPT;
+    g5_lost_kick: Amd64, Bug::LostKick, &["G5"];
+    g5_wrong_cpu_kicked: Amd64, Bug::WrongCpuKicked, &["G5"];
+    h13_wrong_bank: Amd64, Bug::WrongBank, KEPT;
+    p2_flush_before_unmap: Amd64, Bug::FlushBeforeUnmap, KEPT;
+    p2_flush_before_unmap_arm64: Arm64, Bug::FlushBeforeUnmap, KEPT;
+    p1_table_freed_early: Amd64, Bug::TableFreedEarly, KEPT;
+    p1_table_freed_early_arm64: Arm64, Bug::TableFreedEarly, KEPT;
+    p2_memory_freed_early: Amd64, Bug::MemoryFreedEarly, KEPT;
+    p2_memory_freed_early_arm64: Arm64, Bug::MemoryFreedEarly, KEPT;
+    p10_mmio_marked_during_an_update: Amd64, Bug::MmioDuringUpdate, &["G8"];
+    p9_generations_of_three_bits: Amd64, Bug::ShortGeneration, &["G8"];
+    p1_walk_cache_kept: Amd64, Bug::WalkCacheKept, &[STALE];
+    p1_walk_cache_kept_arm64: Arm64, Bug::WalkCacheKept, KEPT;
+    a1_tag_used_again: Amd64, Bug::TagReused, KEPT;
+    p19_combined_translations_kept_arm64: Arm64, Bug::CombinedKept, KEPT;
+    p14_fetch_without_a_flush: Amd64, Bug::FetchWithoutFlush, &["lacks it", "leaves no trace"];
+    p14_protection_without_a_flush: Amd64, Bug::ProtectWithoutFlush, &[STALE];
+    a3_another_vcpu_is_met_arm64: Arm64, Bug::VcpuMet, &[STALE], Guests;
+    a21_migration_is_forgotten_arm64: Arm64, Bug::MigrationForgotten, &[STALE], Guests;
+    a4_vmid_is_stolen_arm64: Arm64, Bug::VmidStolen, KEPT;
+    a4_generation_is_flushed_before_the_vmid_is_loaded_arm64: Arm64, Bug::GenerationFlushedEarly, KEPT;
+    a4_former_vmid_is_invalidated_arm64: Arm64, Bug::VmidRemembered, KEPT;
+    o11_completed_on_the_own_processor_alone_arm64: Arm64, Bug::CompletedLocally, KEPT;
+}
+
+/// Mistakes in the steps of a stay, as they ship.
+mod steps {
+    use super::*;
+    use stay::Mistake::*;
+
+    const fn step(mistake: stay::Mistake) -> Bug {
+        Bug::Step(mistake)
+    }
+
+    found! {
+        called_off_entry_settles: Amd64, step(CalledOffEntrySettles), KEPT;
+        refused_entry_settles: Amd64, step(RefusedEntrySettles), KEPT;
+        tag_not_written: Amd64, step(TagNotWritten), KEPT;
+        entered_in_spite: Amd64, step(EnteredInSpite), KEPT;
+        flush_not_carried_out: Amd64, step(FlushNotCarriedOut), KEPT;
+        page_left_out: Amd64, step(PageLeftOut), KEPT, Guests;
+        range_left_out: Amd64, step(RangeLeftOut), KEPT, Guests;
+        a17_pieces_kept: Amd64, step(PiecesKept), KEPT;
+        pcids_kept: Amd64, step(PcidsKept), KEPT, Guests;
+        h25_rest_of_list_forgotten: Amd64, step(RestOfListForgotten), KEPT, Guests;
+        a11_space_not_masked: Amd64, step(SpaceNotMasked), KEPT, Halts;
+        h13_first_bank_only: Amd64, step(FirstBankOnly), KEPT;
+        o1_not_kicked: Amd64, step(NotKicked), KEPT, Guests;
+        o1_not_waited: Amd64, step(NotWaited), KEPT;
+        a22_halt_in_one_space: Amd64, step(HaltInOneSpace), KEPT, Halts;
+        h30_no_section: Amd64, step(NoSection), &[STALE, FREE, AFTER, "lacks it"], Tables;
+        h30_no_section_arm64: Arm64, step(NoSection), &[STALE, FREE, AFTER, "lacks it"];
+        h30_section_in_spite: Amd64, step(SectionInSpite), &[STALE, FREE, AFTER, "lacks it"], Slots;
+        p10_generation_read_late: Amd64, step(GenerationReadLate), &["G8"];
+        walk_not_read_again: Amd64, step(WalkNotReadAgain), &["as remembered"];
+        regime_ignored: Amd64, step(RegimeIgnored), &["as remembered"];
+        a3_arrival_without_drop_arm64: Arm64, step(ArrivalWithoutDrop), KEPT, Guests;
+        a3_drop_with_vmid_only_arm64: Arm64, step(DropWithVmidOnly), KEPT, Guests;
+        a4_vmid_not_loaded_arm64: Arm64, step(VmidNotLoaded), &["of another machine", STALE, FREE, FOREIGN, BREAK];
+        a4_generation_kept_arm64: Arm64, step(GenerationKept), KEPT;
+        p18_wrong_level_hint_arm64: Arm64, step(WrongLevelHint), KEPT;
+        p18_stale_range_left_out_arm64: Arm64, step(StaleRangeLeftOut), KEPT;
+        p3_no_break_arm64: Arm64, step(NoBreak), &[BREAK];
+    }
 }

@@ -4,10 +4,14 @@ use core::mem::ManuallyDrop;
 
 use coherence::Owner;
 use hostlink::counters::Counter;
+use memslots::{Gpa, MmioCache};
+use stay::{Answer, MMIO_PAGES, Mistake, Mistakes, Source, Stay};
 
+use super::files::Defects;
 use super::machine::{CounterRow, Machine, Vcpu, increase};
+use super::panic;
 use super::percpu::PerCpu;
-use crate::arch::vcpu::{VcpuState, Workspace, begin_section};
+use crate::arch::vcpu::{COUNTS_SECTIONS, VcpuState, Workspace};
 
 /// How a vCPU goes on after an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,19 +55,50 @@ impl Context<'_> {
         increase(&self.counters[counter as usize], 1);
     }
 
-    /// Runs `look` in a section in which the guest's translations are used by software: a flush that is asked for
-    /// meanwhile waits for its end, and one that was asked for before is taken first.
-    pub(crate) fn with_section<R>(&mut self, look: impl FnOnce(&mut VcpuState, &Machine) -> R) -> R {
-        let section = loop {
-            // The borrow of the owner ends with the section; `look` gets everything but the owner.
-            if let Ok(section) = begin_section(&mut self.owner) {
-                break section;
-            }
-            // A flush pends. It is only noted here: the walk below starts from memory, not from any cache.
-            self.take_flush();
+    /// Answers a nested fault at `gpa`.
+    #[inline(always)] // It has one caller.
+    pub(crate) fn answer_nested_fault(&mut self, gpa: Gpa, is_store: bool) -> Answer {
+        let vm = self.vm;
+        let answer = stay::nested_fault(self, &vm.space, gpa, is_store);
+        let counter = match answer {
+            Answer::Installed(_) => Counter::NestedInstalled,
+            Answer::Upgraded => Counter::NestedUpgraded,
+            Answer::Mmio(Source::Remembered) => Counter::MmioCached,
+            Answer::Mmio(Source::Marked) => Counter::MmioMarked,
+            Answer::Mmio(Source::Searched) => Counter::MmioSearched,
+            Answer::Retry | Answer::ReadOnly => return answer,
+            Answer::OutOfTables => panic::end_guest_without_tables(gpa),
         };
-        let result = look(self.state, self.vm);
-        section.end();
-        result
+        self.count(counter);
+        answer
+    }
+}
+
+impl Mistakes for Context<'_> {
+    #[inline(always)]
+    fn makes(&self, mistake: Mistake) -> bool {
+        Defects.makes(mistake)
+    }
+}
+
+impl<'a> Stay<'a> for Context<'a> {
+    type State = VcpuState;
+    type Machine = Machine;
+
+    const COUNTED: bool = COUNTS_SECTIONS;
+
+    #[inline(always)]
+    fn split(&mut self) -> (&mut Owner<'a>, &mut VcpuState, &Machine) {
+        (&mut self.owner, self.state, self.vm)
+    }
+
+    #[inline(always)]
+    fn take_flush(&mut self) {
+        Context::take_flush(self);
+    }
+
+    #[inline(always)]
+    fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES> {
+        &mut self.state.mmio
     }
 }

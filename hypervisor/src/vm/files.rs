@@ -7,6 +7,7 @@ use hostlink::bundle;
 use hostlink::config::{Config, ConfigError};
 use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
+use stay::{Mistake, Mistakes};
 use tar_no_std::TarArchiveRef;
 
 use super::panic;
@@ -33,6 +34,22 @@ pub(crate) fn makes(wanted: Defect) -> bool {
 #[inline(always)]
 pub(crate) const fn makes(_: Defect) -> bool {
     false
+}
+
+/// The mistakes that steps of a stay are told to make: those of the configuration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defects;
+
+impl Mistakes for Defects {
+    #[inline(always)]
+    fn makes(&self, mistake: Mistake) -> bool {
+        match mistake {
+            Mistake::NotKicked => makes(Defect::NoKick),
+            Mistake::NotWaited => makes(Defect::EarlyReturn),
+            Mistake::ArrivalWithoutDrop => makes(Defect::NoArrivalFlush),
+            _ => false,
+        }
+    }
 }
 
 /// What the bundle holds.

@@ -6,6 +6,7 @@ use coherence::{SpaceReceipt, Walkers};
 use memslots::Retired;
 use memslots::space::{FetchJob, GuestSpace, Job, Progress};
 use paging::{Invalidation, Stamp};
+use stay::Change;
 
 use super::machine::Machine;
 use crate::arch::flush::FlushScratch;
@@ -15,7 +16,7 @@ use crate::arch::guest::{Nested, Tables};
 pub(crate) type Flushed = SpaceReceipt<Stamp>;
 
 // SAFETY: a CPU runs guest code for the vCPU that it owns, between `try_enter` and `leave` (`Context::enter`); what a refused entry
-// finds is carried out by `Context::take_flush`. Software walks the nested table on a vCPU's behalf in `Context::with_section`; an
+// finds is carried out by `Context::take_flush`. Software walks the nested table on a vCPU's behalf in `stay::in_section`; an
 // audit walks it as well, but never while there is a job.
 unsafe impl Walkers for Machine {
     type Stamp = Stamp;
@@ -39,57 +40,13 @@ pub(crate) type SpaceFetch<'a> = FetchJob<'a, 'static, Nested, Tables>;
 /// Entries of the nested page table that one step visits: well below 50 µs, at a few instructions each.
 pub(crate) const STEP_ENTRIES: u32 = 6144;
 
-/// A change or a fetch, in steps.
-pub(crate) trait Steps {
-    /// See [`Job::step`]; what is out of use goes back to the machine.
-    fn step(&mut self, vm: &Machine, entries_max: u32) -> Progress;
-    /// See [`Job::invalidation`].
-    fn invalidation(&self) -> Invalidation<'_>;
-    /// See [`Job::flushed`].
-    fn flushed(&mut self, receipt: &Flushed) -> bool;
-}
-
-impl Steps for SpaceJob<'_> {
-    fn step(&mut self, vm: &Machine, entries_max: u32) -> Progress {
-        Job::step(self, entries_max, |retired| vm.take_back(&retired))
-    }
-
-    fn invalidation(&self) -> Invalidation<'_> {
-        Job::invalidation(self)
-    }
-
-    fn flushed(&mut self, receipt: &Flushed) -> bool {
-        Job::flushed(self, receipt)
-    }
-}
-
-impl Steps for SpaceFetch<'_> {
-    fn step(&mut self, _: &Machine, entries_max: u32) -> Progress {
-        FetchJob::step(self, entries_max)
-    }
-
-    fn invalidation(&self) -> Invalidation<'_> {
-        FetchJob::invalidation(self)
-    }
-
-    fn flushed(&mut self, receipt: &Flushed) -> bool {
-        FetchJob::flushed(self, receipt)
-    }
-}
-
 impl Machine {
     /// Makes one step of a job, with the flush if it comes to one. `Break` when the job is over.
     ///
     /// No guest memory may be pinned by the caller, and no translation section of its vCPU be open.
-    pub(crate) fn step_job(&self, job: &mut impl Steps, scratch: &mut FlushScratch) -> ControlFlow<()> {
-        let mut progress = job.step(self, STEP_ENTRIES);
-        if progress == Progress::Flush {
-            let receipt = self.flush_space(job.invalidation(), scratch);
-            assert!(job.flushed(&receipt), "the flush was issued after the job's last step");
-            // What is left of the change is short; tables are freed in steps of their own.
-            progress = job.step(self, STEP_ENTRIES);
-        }
-        match progress {
+    pub(crate) fn step_job(&self, job: &mut impl Change, scratch: &mut FlushScratch) -> ControlFlow<()> {
+        let flush = |vm: &mut &Self, invalidation: Invalidation<'_>| vm.flush_space(invalidation, scratch);
+        match stay::step(job, STEP_ENTRIES, &mut &*self, flush, |vm, retired| vm.take_back(&retired)) {
             Progress::Done => return ControlFlow::Break(()),
             Progress::Waiting => core::hint::spin_loop(),
             // To flush again is for the next step, which finds that it has to.

@@ -1,30 +1,43 @@
-//! One physical CPU: takes a vCPU, enters it, handles its exits, takes the next.
+//! One physical CPU: takes a vCPU, enters it, handles its exits, takes the next. The steps are those of [`stay`].
 
-use coherence::asid::{AsidAllocator, Assignment, TlbControl};
-use coherence::vmid::Resident;
-use coherence::{CpuId, Ledger, Owner, Scope};
-use paging::Format;
+use coherence::asid::AsidAllocator;
+use coherence::vmid::{Home, Resident};
+use coherence::{CpuId, Ledger, Owner};
+use memslots::MmioCache;
+use stay::arm64::Place;
+use stay::{MMIO_PAGES, Mistake, Mistakes, Stay, amd64, arm64};
 
 use super::guest::Exit;
-use super::vm::{Activity, Vcpu, Vm};
+use super::processor::Guest;
+use super::vm::{Activity, Architecture, Tags, Vcpu, Vm};
 use crate::bug::Bug;
 use crate::hw::format::Arch;
 use crate::machine::Machine;
-use crate::stage2::Residents;
 
 /// Stays of one vCPU before the next gets its turn.
 const STAYS_MAX: usize = 12;
 /// Once in so many idle turns a timer wakes a vCPU that has halted.
 const TIMER_TURNS: usize = 6;
+/// Once in so many sections others go on before it begins, in any case.
+const SECTION_LATER_ONE_IN: usize = 4;
+/// Once in so many exits the hypervisor looks at the guest's code.
+const LOOK_ONE_IN: usize = 3;
 
 /// What belongs to one physical CPU.
 pub(crate) struct Cpu<'m> {
     pub(crate) machine: &'m Machine,
     pub(crate) number: usize,
-    pub(crate) asids: AsidAllocator,
     pub(crate) ledger: Ledger<2>,
+}
+
+/// What a physical CPU has loaded and given out.
+struct Tagging {
+    /// Of AMD64.
+    asids: AsidAllocator,
     /// Of Arm64.
-    residents: Residents,
+    place: Place,
+    /// Of Arm64: by virtual machine.
+    residents: Vec<Resident>,
 }
 
 /// What to do with the vCPU after an exit.
@@ -36,13 +49,12 @@ pub(crate) enum Next {
 }
 
 /// The actor of a physical CPU: runs vCPUs until none has anything left to do.
-pub(crate) fn run_cpu<F: Format>(machine: &Machine, vms: &[Vm<'_, F>], number: usize) {
+pub(crate) fn run_cpu<F: Architecture>(machine: &Machine, vms: &[Vm<'_, F>], number: usize) {
     let tags = machine.config.tags.try_into().expect("there are tags");
-    let mut cpu = Cpu {
-        machine,
-        number,
+    let mut cpu = Cpu { machine, number, ledger: Ledger::new() };
+    let mut tagging = Tagging {
         asids: AsidAllocator::new(CpuId(number as u32), tags, machine.config.flush_by_asid),
-        ledger: Ledger::new(),
+        place: Place::new(),
         residents: vec![Resident::new(); vms.len()],
     };
     loop {
@@ -54,7 +66,7 @@ pub(crate) fn run_cpu<F: Format>(machine: &Machine, vms: &[Vm<'_, F>], number: u
         }
         let (vm, vcpu) = rest[machine.below(rest.len())];
         match vm.activity[vcpu].get() {
-            Activity::Ready => cpu.run(vm, vcpu),
+            Activity::Ready => run(&mut cpu, &mut tagging, vm, vcpu),
             _ if machine.below(TIMER_TURNS) == 0 => vm.post_event(vcpu),
             _ => {}
         }
@@ -62,144 +74,170 @@ pub(crate) fn run_cpu<F: Format>(machine: &Machine, vms: &[Vm<'_, F>], number: u
     }
 }
 
-impl Cpu<'_> {
-    /// One time slice of a vCPU, unless another CPU has it.
-    fn run<F: Format>(&mut self, vm: &Vm<'_, F>, number: usize) {
-        let Some(mut owner) = vm.target_of(number).owner() else { return };
-        let mut vcpu = vm.vcpus[number].borrow_mut();
-        for _ in 0..STAYS_MAX {
-            self.machine.point();
-            let Some(exit) = self.stay(vm, number, &mut vcpu, &mut owner) else { continue };
-            match self.handle(vm, number, &mut vcpu, &mut owner, exit) {
-                Next::Resume => {}
-                Next::GiveUp => break,
-                Next::Halt => {
-                    let has_halted = owner.try_halt(vm.halt_space(vcpu.space));
-                    if has_halted {
-                        vm.activity[number].set(Activity::Halted);
-                        // A wake-up that comes now finds the state put away.
-                        break;
-                    }
+/// One time slice of a vCPU, unless another CPU has it.
+fn run<'m, F: Architecture>(cpu: &mut Cpu<'m>, tagging: &mut Tagging, vm: &Vm<'m, F>, number: usize) {
+    let Some(owner) = vm.target_of(number).owner() else { return };
+    let mut vcpu = vm.vcpus[number].borrow_mut();
+    let mut tags = vm.tags[number].borrow_mut();
+    let mut visit = Visit { cpu, tagging, vm, number, vcpu: &mut vcpu, tags: &mut tags, owner };
+    visit.arrive();
+    for _ in 0..STAYS_MAX {
+        visit.cpu.machine.point();
+        let Some(exit) = visit.stay() else { continue };
+        match visit.handle(exit) {
+            Next::Resume => {}
+            Next::GiveUp => break,
+            Next::Halt => {
+                if visit.halt() {
+                    vm.activity[number].set(Activity::Halted);
+                    // A wake-up that comes now finds the state put away.
+                    break;
                 }
             }
         }
-        if vcpu.next == vcpu.ops.len() {
-            vm.activity[number].set(Activity::Over);
-        }
     }
-
-    /// One stay in guest mode; `None` if something had to be looked at first.
-    fn stay<F: Format>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &mut Vcpu,
-        owner: &mut Owner<'_>,
-    ) -> Option<Exit> {
-        if owner.take_events() {
-            vm.activity[number].set(Activity::Ready);
-        }
-        let assignment = self.asids.assign(&mut vcpu.asid);
-        self.machine.point();
-        let Ok(in_guest) = owner.try_enter(CpuId(self.number as u32)) else {
-            // Interrupts are taken here; the assignment is dropped.
-            self.machine.take_interrupt(self.number);
-            self.take_flush(vm, vcpu, owner);
-            return None;
-        };
-        vm.activity[number].set(Activity::Ready);
-        self.machine.point();
-        let tag = self.enter(vm, number, vcpu, &assignment);
-        self.machine.note(|| {
-            let control = assignment.control;
-            format!("enters vCPU {}.{number} with tag {tag} ({control:?})", vm.index)
-        });
-        let exit = self.run_guest(vm, number, vcpu);
-        self.machine.hw.borrow_mut().leave(self.number);
-        in_guest.leave();
-        self.asids.executed(&mut vcpu.asid, assignment);
-        self.machine.note(|| format!("leaves vCPU {}.{number}: {exit:?}", vm.index));
-        self.machine.point();
-        self.machine.take_interrupt(self.number);
-        Some(exit)
+    drop(visit);
+    if vcpu.next == vcpu.ops.len() {
+        vm.activity[number].set(Activity::Over);
     }
+}
 
-    /// VMRUN, or ERET after what must come before it. Returns the tag.
-    fn enter<F: Format>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &mut Vcpu,
-        assignment: &Assignment,
-    ) -> u32 {
-        let (machine, roots) = (self.machine, vm.roots(vcpu.space));
-        let tag = match machine.config.arch {
-            Arch::Amd64 => {
-                let control = match assignment.control {
-                    TlbControl::FlushAll if machine.has(Bug::TagReused) => TlbControl::DoNothing,
-                    control => control,
-                };
-                machine.hw.borrow_mut().tlb_control(self.number, assignment.asid, control);
-                assignment.asid
-            }
-            Arch::Arm64 => {
-                if machine.below(machine.config.arm.visitor_one_in) == 0 {
-                    machine.be_visited(self.number);
-                }
-                let resident = &mut self.residents[vm.index];
-                machine.arrive(self.number, vm.index, roots, resident, (number, &mut vcpu.home))
-            }
-        };
-        machine.hw.borrow_mut().enter(self.number, tag, roots);
-        tag
+/// A vCPU on a CPU, out of guest mode.
+pub(crate) struct Visit<'v, 'm, F: Architecture> {
+    pub(crate) cpu: &'v mut Cpu<'m>,
+    tagging: &'v mut Tagging,
+    pub(crate) vm: &'v Vm<'m, F>,
+    pub(crate) number: usize,
+    pub(crate) vcpu: &'v mut Vcpu,
+    tags: &'v mut Tags,
+    owner: Owner<'v>,
+}
+
+impl<F: Architecture> Mistakes for Visit<'_, '_, F> {
+    fn makes(&self, mistake: Mistake) -> bool {
+        self.cpu.machine.makes(mistake)
+    }
+}
+
+impl<'v, 'm, F: Architecture> Stay<'v> for Visit<'v, 'm, F> {
+    type State = Vcpu;
+    type Machine = Vm<'m, F>;
+
+    const COUNTED: bool = matches!(F::ARCH, Arch::Arm64);
+
+    fn split(&mut self) -> (&mut Owner<'v>, &mut Vcpu, &Vm<'m, F>) {
+        match self.cpu.machine.below(SECTION_LATER_ONE_IN) {
+            0 => self.cpu.machine.give_way(),
+            _ => self.cpu.machine.point(),
+        }
+        (&mut self.owner, self.vcpu, self.vm)
     }
 
     /// Takes a flush that pends: carries it out, or has the next VMRUN do so.
-    pub(crate) fn take_flush<F: Format>(&mut self, vm: &Vm<'_, F>, vcpu: &mut Vcpu, owner: &mut Owner<'_>) {
-        self.machine.point();
-        let Some(work) = owner.take_flush() else { return };
-        self.machine.point();
-        match (work.scope(), self.asids.resident(&vcpu.asid)) {
-            (Scope::All, _) => vcpu.asid.owe_flush(),
-            (Scope::Ranges(_), None) => {}
-            (Scope::Ranges(_), Some(_)) if vcpu.asid.owes_flush() => {}
-            // Not every piece of a guest's large page would be found by its address (A17).
-            (Scope::Ranges(_), Some(_)) if vm.has_small_pages.get() && !self.machine.has(Bug::PiecesKept) => {
-                vcpu.asid.owe_flush();
+    fn take_flush(&mut self) {
+        let machine = self.cpu.machine;
+        machine.point();
+        match F::ARCH {
+            Arch::Amd64 => {
+                let mut guest = Guest::new(self.cpu, self.vm, self.number, self.vcpu);
+                let (asids, slot) = (&self.tagging.asids, &mut self.tags.asid);
+                let limit = machine.config.page_limit;
+                let taken = amd64::take_flush(&mut guest, &mut self.owner, asids, slot, limit);
+                machine.note(|| format!("vCPU {}.{}: {taken:?}", self.vm.index, self.number));
             }
-            (Scope::Ranges(ranges), Some(asid)) => {
-                let mut hw = self.machine.hw.borrow_mut();
-                for page in
-                    ranges.iter().flat_map(|range| (0..range.pages).map(|page| range.first + (page << 12)))
-                {
-                    hw.invlpga(self.number, asid, page, !self.machine.has(Bug::WalkCacheKept));
-                }
-            }
+            Arch::Arm64 => arm64::take_flush(&machine.tlb(self.cpu.number, None), &mut self.owner),
         }
-        self.machine.point();
-        work.complete();
+        machine.point();
     }
 
-    fn handle<F: Format>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        number: usize,
-        vcpu: &mut Vcpu,
-        owner: &mut Owner<'_>,
-        exit: Exit,
-    ) -> Next {
+    fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES> {
+        &mut self.vcpu.mmio
+    }
+}
+
+impl<F: Architecture> Visit<'_, '_, F> {
+    /// The vCPU comes to the CPU.
+    fn arrive(&mut self) {
+        let (machine, number) = (self.cpu.machine, self.cpu.number);
+        if F::ARCH == Arch::Amd64 {
+            return;
+        }
+        if machine.below(machine.config.arm.visitor_one_in) == 0 {
+            machine.be_visited(number, &mut self.tagging.place);
+        }
+        let vcpu = self.number as u32;
+        let mut nowhere = Home::new();
+        let home = if machine.has(Bug::MigrationForgotten) { &mut nowhere } else { &mut self.tags.home };
+        let resident = &mut self.tagging.residents[self.vm.index];
+        let cpu = CpuId(number as u32);
+        if machine.has(Bug::VcpuMet) {
+            let (mut later, mut here) = (*resident, *home);
+            let _ = later.arrive(vcpu, &mut here, cpu, machine.reach());
+            *resident = if later == *resident { later } else { Resident::new() };
+        }
+        self.tagging.place.arrive(resident, (vcpu, home), cpu, machine.reach(), &machine.tlb(number, None));
+        self.enter_address_space();
+    }
+
+    /// Of Arm64.
+    fn enter_address_space(&mut self) {
+        let roots = self.vm.roots(self.vcpu.space);
+        let place = &mut self.tagging.place;
+        self.cpu.machine.enter_address_space(self.cpu.number, self.vm.index, roots, place);
+    }
+
+    /// One stay in guest mode; `None` if something had to be looked at first.
+    fn stay(&mut self) -> Option<Exit> {
+        if self.owner.take_events() {
+            self.vm.activity[self.number].set(Activity::Ready);
+        }
+        if F::ARCH == Arch::Arm64 {
+            let arm = self.cpu.machine.config.arm;
+            if self.cpu.machine.below(arm.visitor_one_in) == 0 {
+                self.cpu.machine.be_passed(self.cpu.number);
+            }
+            self.enter_address_space();
+        }
+        self.cpu.machine.point();
+        let mut guest = Guest::new(self.cpu, self.vm, self.number, self.vcpu);
+        let has_entered = match F::ARCH {
+            Arch::Amd64 => {
+                amd64::enter(&mut guest, &mut self.owner, &mut self.tagging.asids, &mut self.tags.asid)
+            }
+            Arch::Arm64 => arm64::enter(&mut guest, &mut self.owner),
+        };
+        let exit = guest.exit.take();
+        self.cpu.machine.point();
+        self.cpu.machine.take_interrupt(self.cpu.number);
+        if !has_entered {
+            self.take_flush();
+            return None;
+        }
+        exit
+    }
+
+    fn handle(&mut self, exit: Exit) -> Next {
+        if F::ARCH == Arch::Amd64 && self.cpu.machine.below(LOOK_ONE_IN) == 0 {
+            self.look_at_code();
+        }
         match exit {
             Exit::Interrupt => Next::Resume,
             Exit::NestedFault(fault) => {
-                self.nested_fault(vm, number, vcpu, owner, fault);
+                self.nested_fault(fault);
                 Next::Resume
             }
             Exit::Hypercall(registers) => {
-                self.hypercall(vm, number, vcpu, owner, &registers);
+                self.cpu.hypercall(self.vm, self.number, self.vcpu, &registers);
                 Next::Resume
             }
             Exit::Halt => Next::Halt,
             Exit::Yield | Exit::Over => Next::GiveUp,
         }
+    }
+
+    /// Whether the vCPU has halted.
+    fn halt(&mut self) -> bool {
+        let space = self.vm.translation_controls(self.vcpu.space, self).space();
+        self.owner.try_halt(space)
     }
 }

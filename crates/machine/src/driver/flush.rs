@@ -2,18 +2,20 @@
 
 use std::ops::ControlFlow;
 
-use coherence::{CpuId, GvaRange, Hardware, Ledger, Members, Outcome, Owner, Scope, SpaceReceipt};
+use coherence::{CpuId, Hardware, Ledger, Outcome, Scope, SpaceReceipt};
 use memslots::Gpa;
-use paging::{FlushRange, FlushReceipt, Format as TableFormat, NeverWalked, Stamp};
+use paging::{FlushReceipt, Invalidation, NeverWalked, Stamp};
+use stay::amd64::{self, Asked, Initiator};
+use stay::{Mistake, Mistakes, Proof};
 use tlfs::encode::{EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
 use tlfs::{
-    Call, CallRegisters, FlushCall, FlushScope, HvResult, InputError, InputPage, InputSource, PAGE_WORDS,
-    PageSize, Profile, Reject, Targets, VpSet, XMM_WORDS,
+    Call, CallRegisters, FlushScope, HvResult, InputError, InputPage, InputSource, PAGE_WORDS, PageSize,
+    Profile, Reject, Targets, VpSet, XMM_WORDS,
 };
 
 use super::cpu::Cpu;
 use super::guest::ALL_PAGES;
-use super::vm::{Activity, Vcpu, Vm};
+use super::vm::{Activity, Architecture, Vcpu, Vm};
 use crate::bug::Bug;
 use crate::hw::format::Arch;
 use crate::hw::memory::POISON;
@@ -21,22 +23,23 @@ use crate::layout::{AREA_SIZE, PAGE_SIZE, PAGES, VA_PAGES, table, va, window};
 use crate::machine::Machine;
 use crate::program::FlushOp;
 
-/// List elements that are done at once; the rest by going on (TLFS, "Hypercall Continuation").
-const ELEMENTS_MAX: usize = 4;
-/// Pages of a list up to which it is worth naming them.
-const PAGES_MAX: u64 = 1024;
-/// Turns of waiting after which a target is taken for stuck (G5): each leaves within some instructions of its kick.
-const TURNS_MAX: u64 = 20_000;
+/// Ranges that nobody uses, of a list that is to be long, and where they are.
+const FAR_RANGES: u64 = 20;
+const FAR: u64 = 0x5000_0000;
+/// Turns of waiting after which a target is taken for stuck (G5): each leaves within some instructions of its kick, which has not
+/// taken more than 208 turns in a million operations.
+const TURNS_MAX: u64 = 1_000;
 
-/// The calls of a flush, as a guest makes them.
-pub(crate) fn encode(op: &FlushOp) -> Vec<(EncodedCall, Box<[u64; PAGE_WORDS]>)> {
+/// The calls of a flush, as a guest makes them whose vCPUs' VP indices begin with `first_vp`.
+pub(crate) fn encode(op: &FlushOp, first_vp: usize) -> Vec<(EncodedCall, Box<[u64; PAGE_WORDS]>)> {
+    let named = u128::from(op.targets.unwrap_or(0)) << first_vp;
     // With a processor that does not exist, the set takes two banks.
-    let banks = [op.targets.unwrap_or(0), u64::from(op.sparse) << 6];
+    let banks = [named as u64, (named >> 64) as u64 | u64::from(op.sparse) << 60];
     let set = VpSet::sparse(0b11, &banks).expect("two banks");
     let request = FlushRequest {
         targets: if op.targets.is_none() { Targets::All } else { Targets::Set(set) },
         // PCID and the bit that means no flush say nothing about the space.
-        address_space: op.space.map(|space| table::root(space) | 1 << 63),
+        address_space: op.space.map(|space| table::root(space) | 1 << 63 | 5),
         non_global_only: op.non_global_only,
     };
     let interface = Interface { vp_sets: true, xmm_input: op.xmm, extended_ranges: op.large };
@@ -53,7 +56,9 @@ pub(crate) fn encode(op: &FlushOp) -> Vec<(EncodedCall, Box<[u64; PAGE_WORDS]>)>
         Some(pages) => {
             let ranges =
                 (0..VA_PAGES).filter(|page| pages >> page & 1 != 0).map(|page| range(page, op.large));
-            let mut list = FlushCalls::list(request, interface, ranges, ListLimit::default());
+            let far = (0..if op.long { FAR_RANGES } else { 0 }).map(|number| FAR + number * 3 * PAGE_SIZE);
+            let far = far.map(|at| VaRange::new(at, at + PAGE_SIZE - 1));
+            let mut list = FlushCalls::list(request, interface, far.chain(ranges), ListLimit::default());
             let mut page = next();
             while let Some(call) = list.next_into(&mut page) {
                 calls.push((call, std::mem::replace(&mut page, next())));
@@ -74,25 +79,32 @@ fn range(page: usize, large: bool) -> VaRange {
     }
 }
 
-/// The vCPUs that a call names.
-struct Named<'a>(&'a Targets<'a>);
+/// Kicks by interrupts.
+#[derive(Clone, Copy)]
+struct Kicks<'m>(&'m Machine);
 
-impl Members for Named<'_> {
-    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
-        match self.0 {
-            Targets::All => visit(0, u64::MAX),
-            Targets::Set(set) => set.banks().for_each(|(bank, bits)| visit(bank as usize, bits)),
-        }
+impl Mistakes for Kicks<'_> {
+    fn makes(&self, mistake: Mistake) -> bool {
+        self.0.makes(mistake)
     }
 }
 
-/// Kicks by interrupts.
-struct Kicks<'m>(&'m Machine);
+impl Initiator for Kicks<'_> {
+    fn has_asked(&self, asked: Asked, outcome: &Outcome) {
+        self.0.note(|| format!("asks for {asked:?}: {:?}", Brief(*outcome)));
+        self.0.point();
+    }
+
+    fn has_waited(&self, outcome: &Outcome, _: u64) {
+        self.0.note(|| format!("flushed: {:?}", Brief(*outcome)));
+    }
+}
 
 impl Hardware for Kicks<'_> {
     fn kick(&self, cpu: CpuId) {
         self.0.point();
-        self.0.kick(cpu.0 as usize);
+        let cpu = cpu.0 as usize + usize::from(self.0.has(Bug::WrongCpuKicked));
+        self.0.kick(cpu % self.0.config.cpus);
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
@@ -102,12 +114,12 @@ impl Hardware for Kicks<'_> {
 }
 
 /// Guest memory, and registers, as the decoder of hypercalls reads them.
-struct Source<'a, 'm, F: TableFormat> {
+struct Source<'a, 'm, F: Architecture> {
     vm: &'a Vm<'m, F>,
     xmm: [u64; XMM_WORDS],
 }
 
-impl<F: TableFormat> InputSource for Source<'_, '_, F> {
+impl<F: Architecture> InputSource for Source<'_, '_, F> {
     fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError> {
         let memory = self.vm.space.slots().memory();
         self.vm.machine.point();
@@ -125,12 +137,11 @@ impl<F: TableFormat> InputSource for Source<'_, '_, F> {
 
 impl Cpu<'_> {
     /// A hypercall of the vCPU that this CPU runs.
-    pub(crate) fn hypercall<F: TableFormat>(
+    pub(crate) fn hypercall<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
         vcpu: &mut Vcpu,
-        owner: &mut Owner<'_>,
         registers: &CallRegisters,
     ) {
         let Some(call) = &vcpu.call else { return };
@@ -143,7 +154,13 @@ impl Cpu<'_> {
         let result = match decoded {
             Ok(Call::Flush(flush)) => {
                 self.machine.note(|| format!("vCPU {}.{number} calls: {flush:?}", vm.index));
-                self.flush_call(vm, &flush)
+                let (count, limit) = (vm.targets.len(), self.machine.config.page_limit);
+                let served = amd64::serve(vm, count, &flush, limit, Kicks(self.machine), &mut self.ledger);
+                match served {
+                    Ok(done) if matches!(flush.scope, FlushScope::List(_)) => flush.completed_to(done),
+                    Ok(_) => flush.completed(),
+                    Err(stalled) => return self.machine.fail(|| format!("G5: {stalled}")),
+                }
             }
             Ok(other) => {
                 self.machine.fail(|| format!("a flush was decoded as {other:?}"));
@@ -161,13 +178,11 @@ impl Cpu<'_> {
                 return self.finish_op(vcpu);
             }
         };
-        // What software has cached would be dropped here; the caller's own flush pends like anybody's.
-        let _ = owner;
         self.returned(vm, vcpu, result, &input_of(&decoded));
     }
 
     /// A call has returned to the guest.
-    fn returned<F: TableFormat>(&mut self, vm: &Vm<'_, F>, vcpu: &mut Vcpu, result: HvResult, done: &Meant) {
+    fn returned<F: Architecture>(&mut self, vm: &Vm<'_, F>, vcpu: &mut Vcpu, result: HvResult, done: &Meant) {
         let Some(call) = &mut vcpu.call else { return };
         let begin = call.begin.unwrap_or(0);
         match call.calls[0].0.progress(result) {
@@ -198,60 +213,6 @@ impl Cpu<'_> {
             }
         }
         self.finish_op(vcpu);
-    }
-
-    /// Flushes what was asked for, or more; returns the result of the call.
-    fn flush_call<F: TableFormat>(&mut self, vm: &Vm<'_, F>, call: &FlushCall<'_>) -> HvResult {
-        let targets = Named(&call.targets);
-        match &call.scope {
-            FlushScope::Everything => {
-                let is_one_space = call.flags.non_global_only() && !call.flags.all_address_spaces();
-                let space = is_one_space.then_some(call.address_space & 0x000f_ffff_ffff_f000);
-                self.request(vm, &targets, Scope::All, space);
-                call.completed()
-            }
-            FlushScope::List(list) => {
-                let (mut ranges, mut pages, mut done) = (Vec::new(), 0, call.rep_count);
-                for (index, range) in list.elements() {
-                    if ranges.len() == ELEMENTS_MAX {
-                        done = index;
-                        break;
-                    }
-                    let Some(range) = range else { continue };
-                    pages += range.pages;
-                    ranges.push(GvaRange { first: range.start, pages: range.pages });
-                }
-                let scope = if pages > PAGES_MAX { Scope::All } else { Scope::Ranges(&ranges) };
-                self.request(vm, &targets, scope, None);
-                call.completed_to(done)
-            }
-        }
-    }
-
-    fn request<F: TableFormat>(
-        &mut self,
-        vm: &Vm<'_, F>,
-        targets: &Named<'_>,
-        scope: Scope<'_>,
-        space: Option<u64>,
-    ) {
-        let (machine, hardware) = (self.machine, Kicks(self.machine));
-        let issued = match space {
-            Some(space) => coherence::issue_in_space(vm, targets, scope, space, &mut self.ledger),
-            None => coherence::issue(vm, targets, scope, &mut self.ledger),
-        };
-        machine.point();
-        if machine.has(Bug::NoKick) {
-            return;
-        }
-        let receipt = match issued.receipt() {
-            Some(receipt) => Ok(receipt),
-            None => issued.dispatch(&hardware).wait(&hardware),
-        };
-        match receipt {
-            Ok(receipt) => machine.note(|| format!("flushed: {:?}", Brief(receipt.outcome()))),
-            Err(stalled) => machine.fail(|| format!("G5: {stalled}")),
-        }
     }
 }
 
@@ -292,9 +253,10 @@ impl Receipt {
         // SAFETY: the tables and the memory are the model's own, whose processors find out what is missing.
         Self::Forged(unsafe { NeverWalked::new() })
     }
+}
 
-    /// What is shown to those that free memory for it.
-    pub(crate) fn show(&self) -> &dyn FlushReceipt {
+impl Proof for Receipt {
+    fn receipt(&self) -> &dyn FlushReceipt {
         match self {
             Self::Flushed(receipt) => receipt,
             Self::Forged(receipt) => receipt,
@@ -302,25 +264,25 @@ impl Receipt {
     }
 }
 
-impl<F: TableFormat> Vm<'_, F> {
-    /// Flushes everything that was translated by this guest's nested table: ranges of it by address, where the processor
-    /// can and they are known. Afterwards nobody uses what was replaced before now.
-    pub(crate) fn flush(&self, ranges: Option<&[FlushRange]>) -> Receipt {
+impl<F: Architecture> Vm<'_, F> {
+    /// Flushes what `invalidation` names of what was translated by this guest's nested table, or more. Afterwards nobody uses what
+    /// was replaced before now.
+    pub(crate) fn flush(&self, invalidation: Invalidation<'_>) -> Receipt {
         let machine = self.machine;
         machine.point();
         let time = machine.now();
         let (mut ledger, hardware) = (Ledger::<2>::new(), Kicks(machine));
-        let flushed = match machine.config.arch {
+        let flushed = match F::ARCH {
             Arch::Amd64 if machine.has(Bug::NoKick) => {
-                let _nobody_is_kicked =
-                    coherence::issue(self, &Named(&Targets::All), Scope::All, &mut ledger);
+                let everybody = Targets::All;
+                let named = amd64::Named::new(&everybody, self.targets.len());
+                let _nobody_is_kicked = coherence::issue(self, &named, Scope::All, &mut ledger);
                 Ok(Receipt::forged())
             }
             Arch::Amd64 => coherence::flush_space(self, &mut ledger, &hardware).map(Receipt::Flushed),
-            Arch::Arm64 => {
-                let sequence = || machine.invalidate_stage2(self.index, ranges);
-                coherence::broadcast(self, &mut ledger, &hardware, sequence).map(Receipt::Flushed)
-            }
+            Arch::Arm64 => machine
+                .flush_stage2(self.index, self, invalidation, &mut ledger, &hardware)
+                .map(Receipt::Flushed),
         };
         let receipt = flushed.unwrap_or_else(|stalled| {
             machine.fail(|| format!("G5: {stalled}"));
@@ -330,13 +292,12 @@ impl<F: TableFormat> Vm<'_, F> {
             machine.note(|| format!("flushed: {:?}", Brief(receipt.outcome())));
         }
         let mut oracle = machine.oracle.borrow_mut();
-        match ranges {
-            Some(ranges) => {
-                ranges
-                    .iter()
-                    .for_each(|range| oracle.promise_nested(self.index, range.start, range.len, time));
-            }
-            None => oracle.promise_nested_all(self.index, time),
+        match invalidation {
+            Invalidation::Nothing => {}
+            Invalidation::Ranges(ranges) => ranges
+                .iter()
+                .for_each(|range| oracle.promise_nested(self.index, range.start, range.len, time)),
+            Invalidation::Everything => oracle.promise_nested_all(self.index, time),
         }
         receipt
     }

@@ -1,13 +1,13 @@
 //! What a guest does while it is in guest mode, instruction by instruction.
 
 use memslots::Gpa;
-use paging::{Format as TableFormat, Level};
+use paging::Level;
 use tlfs::{CallRegisters, PAGE_WORDS};
 
 use super::cpu::Cpu;
 use super::fault::NestedFault;
 use super::guest_tables::last_entry;
-use super::vm::{Vcpu, Vm, Window};
+use super::vm::{Architecture, Vcpu, Vm, Window};
 use crate::hw::format::Format;
 use crate::hw::walk::{Fault, Translation};
 use crate::layout::{PAGE_SIZE, PAGES, VA_PAGES, WINDOWS, area, table, va};
@@ -53,7 +53,7 @@ pub(super) enum Step {
 
 impl Cpu<'_> {
     /// Runs the guest until it leaves guest mode.
-    pub(crate) fn run_guest<F: TableFormat>(
+    pub(crate) fn run_guest<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -92,7 +92,7 @@ impl Cpu<'_> {
         self.machine.count();
     }
 
-    fn execute<F: TableFormat>(
+    fn execute<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -149,7 +149,7 @@ impl Cpu<'_> {
     }
 
     /// A load or store by virtual address.
-    fn access<F: TableFormat>(
+    fn access<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -191,7 +191,7 @@ impl Cpu<'_> {
     }
 
     /// A load or store by the direct map.
-    fn direct<F: TableFormat>(
+    fn direct<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -214,7 +214,7 @@ impl Cpu<'_> {
         }
     }
 
-    pub(super) fn store_direct<F: TableFormat>(
+    pub(super) fn store_direct<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -243,7 +243,7 @@ impl Cpu<'_> {
     }
 
     /// Holds the access that was just done against what was promised.
-    fn check_access<F: TableFormat>(
+    fn check_access<F: Architecture>(
         &self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -275,7 +275,7 @@ impl Cpu<'_> {
 
     /// Whether a store that was just done has left a trace, in the leaf or in the log, where dirty bits are to be found:
     /// without one, no fetch will ever report it.
-    fn check_noted<F: TableFormat>(&self, vm: &Vm<'_, F>, number: usize, gpa: u64) {
+    fn check_noted<F: Architecture>(&self, vm: &Vm<'_, F>, number: usize, gpa: u64) {
         if vm.is_changing.get() || self.machine.config.track != Track::DirtyBits {
             return;
         }
@@ -291,7 +291,7 @@ impl Cpu<'_> {
         }
     }
 
-    fn fault<F: TableFormat>(
+    fn fault<F: Architecture>(
         &self,
         vm: &Vm<'_, F>,
         number: usize,

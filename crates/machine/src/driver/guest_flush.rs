@@ -1,12 +1,11 @@
 //! How a guest flushes.
 
-use paging::Format as TableFormat;
 use tlfs::CallRegisters;
 
 use super::cpu::Cpu;
 use super::flush::encode;
 use super::guest::{ALL_PAGES, Exit, PendingCall, Step};
-use super::vm::{Vcpu, Vm};
+use super::vm::{Architecture, Vcpu, Vm};
 use crate::hw::format::Arch;
 use crate::hw::instruction::Tlbi;
 use crate::layout::{VA_PAGES, input_page, table, va};
@@ -14,7 +13,7 @@ use crate::program::FlushOp;
 
 impl Cpu<'_> {
     /// Drops the vCPU's own translations: of a page, or all by loading the root anew.
-    pub(super) fn flush_own<F: TableFormat>(
+    pub(super) fn flush_own<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -24,7 +23,7 @@ impl Cpu<'_> {
         let mut hw = self.machine.hw.borrow_mut();
         match (self.machine.config.arch, page) {
             (Arch::Amd64, Some(page)) => hw.invalidate_own(self.number, va(page)),
-            (Arch::Amd64, None) => hw.load_guest_root(self.number, table::root(vcpu.space)),
+            (Arch::Amd64, None) => hw.reload_guest_root(self.number, table::root(vcpu.space)),
             (Arch::Arm64, page) => {
                 // Whether they are broadcasts is up to HCR_EL2.FB (A21).
                 let (va, level) = (va(page.unwrap_or(0)), None);
@@ -43,7 +42,7 @@ impl Cpu<'_> {
         Step::Next
     }
 
-    pub(super) fn switch<F: TableFormat>(
+    pub(super) fn switch<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -53,7 +52,7 @@ impl Cpu<'_> {
         vcpu.space = space;
         let mut hw = self.machine.hw.borrow_mut();
         hw.load_guest_root(self.number, table::root(space));
-        if self.machine.config.arch == Arch::Amd64 {
+        if self.machine.config.arch == Arch::Amd64 && !self.machine.config.pcid {
             // Without PCIDs nothing of either space is left.
             let time = hw.memory.now();
             self.machine.oracle.borrow_mut().promise_guest(vm.index, number, None, ALL_PAGES, time);
@@ -62,7 +61,7 @@ impl Cpu<'_> {
     }
 
     /// Flushes translations of several vCPUs: by hypercall, or by broadcast where there is that.
-    pub(super) fn flush<F: TableFormat>(
+    pub(super) fn flush<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -76,7 +75,7 @@ impl Cpu<'_> {
         let call = match &mut vcpu.call {
             Some(call) => call,
             empty => {
-                let calls = encode(&op);
+                let calls = encode(&op, self.machine.config.first_vp);
                 if calls.is_empty() {
                     return Step::Next;
                 }
@@ -112,7 +111,7 @@ impl Cpu<'_> {
     }
 
     /// TLBI by the guest, for all of its vCPUs.
-    pub(super) fn broadcast<F: TableFormat>(&mut self, vm: &Vm<'_, F>, op: FlushOp) {
+    pub(super) fn broadcast<F: Architecture>(&mut self, vm: &Vm<'_, F>, op: FlushOp) {
         let vmid = self.machine.stage2.loaded(self.number);
         let mut hw = self.machine.hw.borrow_mut();
         let begin = hw.memory.now();

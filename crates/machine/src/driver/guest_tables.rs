@@ -1,15 +1,15 @@
 //! How a guest changes its page tables.
 
-use paging::{Format as TableFormat, Level};
+use paging::Level;
 
 use super::cpu::Cpu;
 use super::guest::Step;
-use super::vm::{Vcpu, Vm, Window};
+use super::vm::{Architecture, Vcpu, Vm, Window};
 use crate::layout::{PAGES, table, va, window};
 
 impl Cpu<'_> {
     /// Writes an entry of the guest's tables; `then` if that is done.
-    pub(super) fn write_entry<F: TableFormat>(
+    pub(super) fn write_entry<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -25,7 +25,7 @@ impl Cpu<'_> {
         step
     }
 
-    pub(super) fn write_window<F: TableFormat>(
+    pub(super) fn write_window<F: Architecture>(
         &mut self,
         vm: &Vm<'_, F>,
         number: usize,
@@ -43,7 +43,7 @@ impl Cpu<'_> {
 }
 
 /// Where the last-level entry of a page is, as the guest knows its tables.
-pub(super) fn last_entry<F: TableFormat>(vm: &Vm<'_, F>, space: usize, page: usize) -> Option<u64> {
+pub(super) fn last_entry<F: Architecture>(vm: &Vm<'_, F>, space: usize, page: usize) -> Option<u64> {
     let tables = vm.tables.borrow();
     match tables.windows[space][tables.middle[space]][page / PAGES.len()] {
         Window::Table(last) => Some(table::last(last) + Level::Page4K.index(va(page)) as u64 * 8),

@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use memslots::space::{FetchJob, Job, LogWay, Progress};
 use memslots::{DirtyLog, Gpa, Retired, Slot, SlotError, SlotId};
-use paging::{Flushed, Format as TableFormat, Invalidation, Level, MapError, Permissions, Tables};
+use paging::{Flushed, Invalidation, Level, MapError, Permissions, Tables};
+use stay::Proof;
 
 use super::flush::Receipt;
-use super::vm::{Log, Vm, new_slot};
+use super::vm::{Architecture, Log, Vm, new_slot};
 use crate::bug::Bug;
 use crate::layout::{AREA_PAGES, AREA_SIZE, PAGE_SIZE, PAGES, area};
 use crate::machine::{Machine, TablePool};
@@ -21,7 +22,7 @@ const AUDIT_ONE_IN: usize = 50;
 const RETIRED: u64 = 0x0ddb_a110_0ddb_a110;
 
 /// The actor of the host for one virtual machine: does its operations one after the other.
-pub(crate) fn run_host<F: TableFormat>(vm: &Vm<'_, F>, ops: &[HostOp]) {
+pub(crate) fn run_host<F: Architecture>(vm: &Vm<'_, F>, ops: &[HostOp]) {
     for &op in ops {
         vm.machine.give_way();
         vm.machine.note(|| format!("begins {op:?}"));
@@ -38,7 +39,7 @@ pub(crate) fn run_host<F: TableFormat>(vm: &Vm<'_, F>, ops: &[HostOp]) {
 
 type SpaceJob<'a, 'm, F> = Job<'a, F, TablePool<'m>>;
 
-impl<'m, F: TableFormat> Vm<'m, F> {
+impl<'m, F: Architecture> Vm<'m, F> {
     /// Does an operation. What the state of the slots does not allow is refused, and nothing has changed then.
     fn host_op(&self, op: HostOp) -> Result<(), SlotError> {
         match op {
@@ -96,7 +97,6 @@ impl<'m, F: TableFormat> Vm<'m, F> {
             return Err(SlotError::Full);
         };
         let op = HostOp::Add { slot: id, area: to, backing, read_only };
-        self.has_small_pages.set(self.has_small_pages.get() || backing != Backing::Large);
         // SAFETY: the memory lives as long as the machine, and is free only after it was handed back.
         match unsafe { self.space.add(slot) } {
             Ok(job) => self.run_job(op, job)?,
@@ -125,35 +125,24 @@ impl<'m, F: TableFormat> Vm<'m, F> {
         machine.point();
         let protects = matches!(op, HostOp::SetReadOnly(..) | HostOp::StartLog(_));
         if machine.has(Bug::FlushBeforeUnmap) {
-            self.flush(None);
+            self.flush(Invalidation::Everything);
         }
+        let is_forged = matches!(machine.bug, Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly))
+            || machine.has(Bug::ProtectWithoutFlush) && protects;
         loop {
-            match job.step(machine.config.step, |what| self.retire(what)) {
+            let flush = |vm: &mut &Self, invalidation: Invalidation<'_>| match is_forged {
+                true => vm.forge(),
+                false if machine.has(Bug::TableFreedEarly) => Receipt::forged(),
+                false => vm.flush(invalidation),
+            };
+            match stay::step(&mut job, machine.config.step, &mut &*self, flush, |vm, what| vm.retire(what)) {
                 Progress::Waiting => machine.give_way(),
-                Progress::More => machine.point(),
-                Progress::Flush => {
-                    let receipt = match machine.bug {
-                        Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly) => self.forge(),
-                        Some(Bug::ProtectWithoutFlush) if protects => self.forge(),
-                        Some(Bug::TableFreedEarly) => {
-                            assert!(
-                                job.flushed(Receipt::forged().show()),
-                                "a forged receipt is good for all"
-                            );
-                            self.flush(None);
-                            continue;
-                        }
-                        _ => self.flush(None),
-                    };
-                    if !job.flushed(receipt.show()) {
-                        machine.fail(|| "a receipt for a flush that was just made is refused".into());
-                    }
-                }
+                Progress::More | Progress::Flush => machine.point(),
                 Progress::Done => break,
             }
         }
-        if machine.has(Bug::MemoryFreedEarly) {
-            self.flush(None);
+        if matches!(machine.bug, Some(Bug::MemoryFreedEarly | Bug::TableFreedEarly)) {
+            self.flush(Invalidation::Everything);
         }
         let Some(generation) = job.generation() else { return Ok(()) };
         machine.note(|| format!("generation {}", generation.number()));
@@ -226,7 +215,6 @@ impl<'m, F: TableFormat> Vm<'m, F> {
         // SAFETY: the words live as long as the machine.
         let job = unsafe { self.space.start_log(SlotId(id), log, way) }?;
         self.logs.borrow_mut().push(Log { words, is_retired: false });
-        self.has_small_pages.set(true);
         self.run_job(op, job)?;
         self.machine.oracle.borrow_mut().start_log(slot.host.0, (slot.size / PAGE_SIZE) as usize);
         Ok(())
@@ -238,18 +226,14 @@ impl<'m, F: TableFormat> Vm<'m, F> {
         let begin = machine.now();
         let mut job: FetchJob<'_, '_, F, TablePool<'m>> = self.space.fetch_log(SlotId(id), &mut words)?;
         loop {
-            match job.step(machine.config.step) {
+            let flush =
+                |vm: &mut &Self, invalidation: Invalidation<'_>| match machine.has(Bug::FetchWithoutFlush) {
+                    true => Receipt::forged(),
+                    false => vm.flush(invalidation),
+                };
+            match stay::step(&mut job, machine.config.step, &mut &*self, flush, |_, _| ()) {
                 Progress::Waiting => machine.give_way(),
-                Progress::More => machine.point(),
-                Progress::Flush => {
-                    let receipt = match machine.has(Bug::FetchWithoutFlush) {
-                        true => Receipt::forged(),
-                        false => self.flush(None),
-                    };
-                    if !job.flushed(receipt.show()) {
-                        machine.fail(|| "a receipt for a flush that was just made is refused".into());
-                    }
-                }
+                Progress::More | Progress::Flush => machine.point(),
                 Progress::Done => break,
             }
         }
@@ -267,7 +251,6 @@ impl<'m, F: TableFormat> Vm<'m, F> {
 
     fn split(&self, id: u16) -> Result<(), SlotError> {
         let slot = self.slot(id)?;
-        self.has_small_pages.set(true);
         let Some(editor) = self.space.tables().edit() else { return Err(SlotError::Busy) };
         let _ = self.finish(editor.split(slot.range(), Level::Page4K));
         Ok(())
@@ -338,19 +321,14 @@ impl<'m, F: TableFormat> Vm<'m, F> {
     fn owe(&self, gather: paging::Gather<TablePool<'m>>) -> Option<Flushed> {
         let machine = self.machine;
         machine.note(|| format!("{gather:?}"));
-        let ranges = match gather.invalidation() {
-            Invalidation::Nothing => Some(Vec::new()),
-            Invalidation::Ranges(ranges) => Some(ranges.to_vec()),
-            Invalidation::Everything => None,
-        };
-        let is_nothing = ranges.as_ref().is_some_and(Vec::is_empty) && gather.table_count() == 0;
+        let is_nothing = matches!(gather.invalidation(), Invalidation::Nothing) && gather.table_count() == 0;
         let receipt = match machine.bug {
             _ if is_nothing => Receipt::forged(),
             Some(Bug::FlushBeforeUnmap) => self.forge(),
             Some(Bug::TableFreedEarly) => Receipt::forged(),
-            _ => self.flush(ranges.as_deref()),
+            _ => self.flush(gather.invalidation()),
         };
-        match gather.release_in_steps(receipt.show()) {
+        match gather.release_in_steps(receipt.receipt()) {
             Ok(freeing) => {
                 let flushed = freeing.flushed().filter(|_| !is_nothing);
                 freeing.finish();
@@ -379,7 +357,7 @@ impl<'m, F: TableFormat> Vm<'m, F> {
 }
 
 /// Whether a run has ended as it should.
-pub(crate) fn check_end<F: TableFormat>(machine: &Machine, vms: &[Vm<'_, F>]) -> Result<(), String> {
+pub(crate) fn check_end<F: Architecture>(machine: &Machine, vms: &[Vm<'_, F>]) -> Result<(), String> {
     machine.hw.borrow().memory.check_free_tables()?;
     for vm in vms {
         vm.check_logs()?;

@@ -8,9 +8,10 @@ mod guest;
 mod guest_flush;
 mod guest_tables;
 mod host;
+mod processor;
 mod vm;
 
-pub(crate) use vm::Vm;
+pub(crate) use vm::{Architecture, Vm};
 
 pub(crate) use cpu::run_cpu;
 pub(crate) use host::{check_end, run_host};

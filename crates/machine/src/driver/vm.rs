@@ -5,15 +5,18 @@ use std::sync::atomic::AtomicU64;
 
 use coherence::asid::AsidSlot;
 use coherence::vmid::Home;
-use coherence::{Space, Target, Targets, Walkers};
+use coherence::{Members, Target, Targets, Walkers};
 use memslots::space::GuestSpace;
 use memslots::{Gpa, Memslots, MmioCache, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
-use paging::{Format as TableFormat, Level, Stamp};
+use paging::{Amd64Nested, Arm64Stage2, Format as TableFormat, Level, Stamp};
+use stay::amd64::{TranslationControls, Walks};
+use stay::{MMIO_PAGES, Mistake, Mistakes};
 
 use super::guest::PendingCall;
+use super::processor::Vmcb;
 use crate::bug::Bug;
 use crate::hw::cpu::Roots;
-use crate::hw::format::Format;
+use crate::hw::format::{Arch, Format};
 use crate::hw::memory::REGION_SIZE;
 use crate::layout::{
     AREA_SIZE, LAST_TABLES, PAGE_SIZE, PAGES, PHYSICAL_BITS, SPACES, TABLE_FRAMES, WINDOWS, area, table,
@@ -49,6 +52,29 @@ pub(crate) struct GuestTables {
     pub(crate) windows: [[[Window; WINDOWS]; 2]; SPACES],
 }
 
+/// An architecture, by the format of its nested tables.
+pub(crate) trait Architecture: TableFormat {
+    /// Which one.
+    const ARCH: Arch;
+}
+
+impl Architecture for Amd64Nested {
+    const ARCH: Arch = Arch::Amd64;
+}
+
+impl Architecture for Arm64Stage2<4> {
+    const ARCH: Arch = Arch::Arm64;
+}
+
+/// What a vCPU's translations are tagged with, and where they are. Whoever runs it has it to itself.
+#[derive(Debug)]
+pub(crate) struct Tags {
+    /// Of AMD64.
+    pub(crate) asid: AsidSlot,
+    /// Of Arm64.
+    pub(crate) home: Home,
+}
+
 /// State of a vCPU that whoever runs it has to itself.
 #[derive(Debug)]
 pub(crate) struct Vcpu {
@@ -56,28 +82,29 @@ pub(crate) struct Vcpu {
     /// Index of the next operation.
     pub(crate) next: usize,
     /// Instructions that it stays at it.
-    pub(crate) spin: u8,
+    pub(crate) spin: u16,
     /// Nested faults that the present operation has taken.
     pub(crate) tries: u32,
     pub(crate) call: Option<PendingCall>,
     pub(crate) space: usize,
-    pub(crate) asid: AsidSlot,
-    pub(crate) home: Home,
-    pub(crate) mmio: MmioCache<4>,
+    pub(crate) vmcb: Vmcb,
+    pub(crate) mmio: MmioCache<MMIO_PAGES>,
+    /// Walks to its code, by root.
+    pub(crate) walks: Walks<u64>,
 }
 
 /// A virtual machine whose nested tables have the format `F`.
 #[derive(Debug)]
-pub(crate) struct Vm<'m, F: TableFormat> {
+pub(crate) struct Vm<'m, F: Architecture> {
     pub(crate) machine: &'m Machine,
     pub(crate) index: usize,
     pub(crate) space: GuestSpace<F, TablePool<'m>>,
-    targets: Vec<Target>,
+    /// By VP index: vCPUs that never run come before the first that does.
+    pub(crate) targets: Vec<Target>,
     pub(crate) vcpus: Vec<RefCell<Vcpu>>,
+    pub(crate) tags: Vec<RefCell<Tags>>,
     pub(crate) activity: Vec<Cell<Activity>>,
     pub(crate) tables: RefCell<GuestTables>,
-    /// A large page of the guest may be translated in pieces (A17).
-    pub(crate) has_small_pages: Cell<bool>,
     /// Number of updates of the slots that became visible.
     pub(crate) updates: Cell<u64>,
     /// Dirty logs, kept to the end: nobody may write to one that was handed back.
@@ -94,7 +121,7 @@ pub(crate) struct Log {
     pub(crate) is_retired: bool,
 }
 
-impl<'m, F: TableFormat> Vm<'m, F> {
+impl<'m, F: Architecture> Vm<'m, F> {
     /// The machine's virtual machine of this index, with what the program has its guests do.
     pub(crate) fn new(machine: &'m Machine, index: usize, program: &Program) -> Self {
         let count = machine.config.vcpus;
@@ -120,22 +147,23 @@ impl<'m, F: TableFormat> Vm<'m, F> {
             tries: 0,
             call: None,
             space: 0,
-            asid: AsidSlot::new(),
-            home: Home::new(),
+            vmcb: Vmcb::new(),
             mmio: MmioCache::new(),
+            walks: Walks::default(),
         };
+        let tags = || RefCell::new(Tags { asid: AsidSlot::new(), home: Home::new() });
         let vm = Self {
             machine,
             index,
             space,
-            targets: (0..count).map(|_| Target::new()).collect(),
+            targets: (0..machine.config.first_vp + count).map(|_| Target::new()).collect(),
             vcpus: (0..count).map(|number| RefCell::new(vcpu(number))).collect(),
+            tags: (0..count).map(|_| tags()).collect(),
             activity: vec![Cell::new(Activity::Ready); count],
             tables: RefCell::new(GuestTables {
                 middle: [0; SPACES],
                 windows: [[[Window::Nothing; WINDOWS]; 2]; SPACES],
             }),
-            has_small_pages: Cell::new(!is_large),
             updates: Cell::new(0),
             logs: RefCell::new(Vec::new()),
             is_changing: Cell::new(false),
@@ -179,9 +207,9 @@ impl<'m, F: TableFormat> Vm<'m, F> {
         }
     }
 
-    /// The target of a vCPU, by its index.
+    /// The target of a vCPU.
     pub(crate) fn target_of(&self, vcpu: usize) -> &Target {
-        &self.targets[vcpu]
+        &self.targets[self.machine.config.first_vp + vcpu]
     }
 
     /// Roots that a vCPU runs with.
@@ -189,21 +217,48 @@ impl<'m, F: TableFormat> Vm<'m, F> {
         Roots { nested: self.space.root().0, guest: table::root(space) }
     }
 
-    /// What a vCPU that halts tells of its address space: its root, since no PCIDs are used.
-    pub(crate) fn halt_space(&self, space: usize) -> Space {
-        Space::only(table::root(space))
+    /// Registers of a vCPU in `space`. Flags of CR3 are no address.
+    pub(crate) fn translation_controls(&self, space: usize, mistakes: &impl Mistakes) -> TranslationControls {
+        let pcid = self.machine.config.pcid && !mistakes.makes(Mistake::HaltInOneSpace);
+        TranslationControls {
+            cr3: table::root(space) | 0x18,
+            cr4: 1 << 5 | u64::from(pcid) << 17,
+            efer: 0x500,
+            pat: 0,
+        }
     }
 }
 
-impl<F: TableFormat> Targets for Vm<'_, F> {
+/// The banks of a set, each taken for the next.
+struct NextBank<'s, S: ?Sized>(&'s S);
+
+impl<S: Members + ?Sized> Members for NextBank<'_, S> {
+    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
+        self.0.for_each_bank(|bank, bits| visit(bank + 1, bits));
+    }
+}
+
+impl<F: Architecture> Targets for Vm<'_, F> {
     fn target(&self, index: usize) -> Option<&Target> {
         self.machine.point();
         self.targets.get(index)
     }
+
+    fn for_each<S: Members + ?Sized>(&self, set: &S, mut act: impl FnMut(usize, &Target)) {
+        let act = |index, target: &Target| {
+            self.machine.point();
+            act(index, target);
+        };
+        if self.machine.has(Bug::WrongBank) {
+            stay::for_each_target(&self.targets, |target| target, &NextBank(set), act);
+        } else {
+            stay::for_each_target(&self.targets, |target| target, set, act);
+        }
+    }
 }
 
 // SAFETY: the model's processors run for these targets alone, and what one of them does wrong ends the run.
-unsafe impl<F: TableFormat> Walkers for Vm<'_, F> {
+unsafe impl<F: Architecture> Walkers for Vm<'_, F> {
     type Stamp = Stamp;
 
     fn stamp(&self) -> Stamp {

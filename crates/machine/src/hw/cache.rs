@@ -130,7 +130,8 @@ pub struct Context {
     stays: VecDeque<Stay>,
     /// Roots of the guest's tables, guest physical addresses, with the time from which each was in use.
     roots: VecDeque<(u64, u64)>,
-    invalidations: VecDeque<(u64, Invalidation)>,
+    /// With the time, and the one root that each is about, if it is.
+    invalidations: VecDeque<(u64, Invalidation, Option<u64>)>,
     /// Nothing of this time or before is held.
     flushed: u64,
 }
@@ -166,6 +167,11 @@ impl Context {
 
     /// Records an invalidation.
     pub fn invalidate(&mut self, time: u64, what: Invalidation) {
+        self.invalidate_of(time, what, None);
+    }
+
+    /// Records an invalidation, of what was loaded under one of the guest's roots if one is named.
+    pub fn invalidate_of(&mut self, time: u64, what: Invalidation, guest_root: Option<u64>) {
         if what == Invalidation::All {
             self.flushed = time;
             self.invalidations.clear();
@@ -174,9 +180,9 @@ impl Context {
         }
         if self.invalidations.len() == INVALIDATIONS_MAX {
             let oldest = self.invalidations.pop_front();
-            self.flushed = self.flushed.max(oldest.map_or(0, |(time, _)| time));
+            self.flushed = self.flushed.max(oldest.map_or(0, |(time, ..)| time));
         }
-        self.invalidations.push_back((time, what));
+        self.invalidations.push_back((time, what, guest_root));
     }
 
     /// The latest time up to `time` at which the processor could load something that it may still hold.
@@ -192,6 +198,14 @@ impl Context {
         Some((stay.nested_root, *guest_root))
     }
 
+    /// The guest's roots that were in use.
+    pub fn roots(&self) -> Vec<u64> {
+        let mut roots: Vec<_> = self.roots.iter().map(|(_, root)| *root).collect();
+        roots.sort_unstable();
+        roots.dedup();
+        roots
+    }
+
     /// Whether the tag is in use at `time`, with these nested tables.
     pub fn is_at(&self, time: u64, nested_root: u64) -> bool {
         self.roots_at(time).is_some_and(|(root, _)| root == nested_root)
@@ -200,12 +214,12 @@ impl Context {
     /// Whether what was loaded at `loaded` may be held still at `time`.
     pub fn survives(&self, item: Item, loaded: u64, time: u64) -> bool {
         loaded > self.flushed
-            && !self
-                .invalidations
-                .iter()
-                .rev()
-                .take_while(|(when, _)| *when > loaded)
-                .any(|(when, what)| *when <= time && what.removes(item))
+            && !self.invalidations.iter().rev().take_while(|(when, ..)| *when > loaded).any(
+                |(when, what, root)| {
+                    let was_under = |root| self.roots_at(loaded).is_some_and(|(_, was)| was == root);
+                    *when <= time && what.removes(item) && root.is_none_or(was_under)
+                },
+            )
     }
 }
 
@@ -260,6 +274,17 @@ mod tests {
         context.invalidate(50, Invalidation::All);
         assert!(!context.survives(NESTED, 15, 55) && context.loadable(45).is_none());
         assert_eq!(context.loadable(55), Some(55));
+    }
+
+    #[test]
+    fn a_root_that_is_named_is_the_only_one() {
+        let mut context = Context::default();
+        context.enter(10, 1, 2);
+        context.set_root(20, 3);
+        context.invalidate_of(30, Invalidation::Guest, Some(2));
+        assert!(!context.survives(SMALL, 15, 35) && context.survives(SMALL, 25, 35));
+        context.invalidate_of(40, Invalidation::Guest, Some(3));
+        assert!(!context.survives(SMALL, 25, 45) && context.survives(NESTED, 25, 45));
     }
 
     #[test]

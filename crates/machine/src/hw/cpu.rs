@@ -54,6 +54,8 @@ pub struct Hw {
     /// Entries that the last access depended on.
     pub steps: Vec<Step>,
     arch: Arch,
+    /// Guests use PCIDs, one for each root: to load one drops nothing.
+    pcid: bool,
     cpus: Vec<Cpu>,
     /// Room for walkers.
     words: Vec<u64>,
@@ -64,7 +66,18 @@ impl Hw {
     /// `cpus` processors of `arch`.
     pub fn new(arch: Arch, cpus: usize, memory: Memory, rng: Rng) -> Self {
         let cpus = (0..cpus).map(|_| Cpu::default()).collect();
-        Self { memory, rng, steps: Vec::new(), arch, cpus, words: Vec::new(), turns: Vec::new() }
+        Self { memory, rng, steps: Vec::new(), arch, pcid: false, cpus, words: Vec::new(), turns: Vec::new() }
+    }
+
+    /// The same; if `pcid`, guests have PCIDs.
+    #[must_use]
+    pub fn with_pcids(self, pcid: bool) -> Self {
+        Self { pcid, ..self }
+    }
+
+    /// Whether guests have PCIDs.
+    pub(super) fn has_pcids(&self) -> bool {
+        self.pcid
     }
 
     /// Whose processors they are.
@@ -103,6 +116,15 @@ impl Hw {
         for (_, context) in &mut self.cpus[cpu].contexts {
             context.invalidate(time, Invalidation::All);
         }
+    }
+
+    /// Removes what is held under `tag` on `cpu` and was loaded under one of the guest's roots, whichever that is: so it is not known
+    /// what has gone.
+    pub(super) fn invalidate_any_root(&mut self, cpu: usize, tag: Tag, what: Invalidation) {
+        let time = self.memory.tick();
+        let roots = self.context_mut(cpu, tag).roots();
+        let root = roots.get(self.rng.below(roots.len().max(1))).copied();
+        self.context_mut(cpu, tag).invalidate_of(time, what, root);
     }
 
     pub(super) fn pending_mut(&mut self, cpu: usize) -> &mut Vec<Pending> {
@@ -164,32 +186,46 @@ impl Hw {
         self.cpus[cpu].interrupt = false;
     }
 
-    /// The guest on `cpu` loads another root. On AMD64, without PCIDs, that drops what it holds of its tables; on Arm64 the
-    /// root comes with an ASID of its own.
+    /// The guest on `cpu` loads a root. On AMD64, without PCIDs, that drops what it holds of its tables; on Arm64, and with PCIDs,
+    /// the root comes with an address space identifier of its own.
     pub fn load_guest_root(&mut self, cpu: usize, root: u64) {
         let Some(tag) = self.cpus[cpu].tag else { return };
-        if self.arch == Arch::Amd64 {
+        if self.arch == Arch::Amd64 && !self.pcid {
             self.invalidate(cpu, tag, Invalidation::Guest);
         }
         let time = self.memory.tick();
         self.context_mut(cpu, tag).set_root(time, root);
     }
 
+    /// The guest on `cpu` loads its root once more, so that what it holds of these tables goes: MOV to CR3 without bit 63.
+    pub fn reload_guest_root(&mut self, cpu: usize, root: u64) {
+        let Some(tag) = self.cpus[cpu].tag else { return };
+        let of = self.pcid.then_some(root);
+        let time = self.memory.tick();
+        self.context_mut(cpu, tag).invalidate_of(time, Invalidation::Guest, of);
+    }
+
     /// The guest on `cpu` drops its own translations of an address: INVLPG, or TLBI VAE1 on one CPU. The processor knows
     /// that a page of the guest may lie in pieces.
     pub fn invalidate_own(&mut self, cpu: usize, va: u64) {
         if let Some(tag) = self.cpus[cpu].tag {
-            self.invalidate(cpu, tag, Invalidation::GuestPage { va, level: None, pieces: true, walk: true });
+            let what = Invalidation::GuestPage { va, level: None, pieces: true, walk: true };
+            let time = self.memory.tick();
+            let context = self.context_mut(cpu, tag);
+            let of = context.roots_at(time).map(|(_, root)| root);
+            let of = if self.pcid { of } else { None };
+            self.context_mut(cpu, tag).invalidate_of(time, what, of);
         }
     }
 
     /// Runs `search` with a walker for the guest on `cpu`.
     fn walk<T>(&mut self, cpu: usize, budget: u32, search: impl FnOnce(&mut Walker<'_>) -> T) -> Option<T> {
         let formats = [self.format(Stage::Guest), self.format(Stage::Nested)];
+        let by_space = self.arch == Arch::Arm64 || self.pcid;
         let Self { memory, rng, steps, cpus, words, turns, .. } = self;
         let tag = cpus[cpu].tag?;
         let (_, context) = cpus[cpu].contexts.iter().find(|(other, _)| *other == tag)?;
-        Some(search(&mut Walker { memory, context, formats, rng, steps, budget, words, turns }))
+        Some(search(&mut Walker { memory, context, formats, by_space, rng, steps, budget, words, turns }))
     }
 
     /// The guest on `cpu` loads from or stores to `va`.

@@ -120,8 +120,15 @@ impl Hw {
 
     /// INVLPGA. The manual does not promise that more than the one piece of a larger page goes (A17). There is no
     /// instruction that keeps the entries of upper levels: without `walk` it is one that does not do what it should.
+    ///
+    /// Nor does it say of which PCID the entries go.
     pub fn invlpga(&mut self, cpu: usize, asid: Tag, va: u64, walk: bool) {
-        self.invalidate(cpu, asid, Invalidation::GuestPage { va, level: None, pieces: false, walk });
+        let what = Invalidation::GuestPage { va, level: None, pieces: false, walk };
+        if self.has_pcids() {
+            self.invalidate_any_root(cpu, asid, what);
+        } else {
+            self.invalidate(cpu, asid, what);
+        }
     }
 
     /// TLBI: asked for, and complete with the next [`dsb`](Self::dsb).

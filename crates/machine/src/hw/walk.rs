@@ -7,7 +7,7 @@
 use paging::Level;
 
 use super::cache::{Context, Item};
-use super::format::{Arch, Entry, Format, ROOT};
+use super::format::{Entry, Format, ROOT};
 use super::lives::Presence;
 use super::memory::Memory;
 use crate::rng::Rng;
@@ -119,6 +119,8 @@ pub struct Walker<'a> {
     pub context: &'a Context,
     /// Whose formats.
     pub formats: [Format; 2],
+    /// What is held of the guest's tables is tagged with the guest's own address space.
+    pub by_space: bool,
     /// Decides.
     pub rng: &'a mut Rng,
     /// Entries that the translation depends on.
@@ -177,13 +179,10 @@ impl Walker<'_> {
     }
 
     /// On Arm64 what is held of the guest's tables is tagged with the guest's own ASID, so it is of use in its own space
-    /// only. On AMD64 without PCIDs it is not.
+    /// only. So it is on AMD64 with PCIDs, and is not without.
     fn demand_same_space(&self, loaded: u64, time: u64) -> Result<(), Fault> {
         let root = |time| self.context.roots_at(time).map(|(_, root)| root);
-        match self.formats[0].arch {
-            Arch::Arm64 if root(loaded) != root(time) => Err(Fault::Unknown),
-            _ => Ok(()),
-        }
+        if self.by_space && root(loaded) != root(time) { Err(Fault::Unknown) } else { Ok(()) }
     }
 
     /// Perhaps what `load` finds as of some time before `time`, if it survived until then. What was not possible at that

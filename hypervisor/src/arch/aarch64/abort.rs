@@ -2,15 +2,14 @@
 //!
 //! Source: Arm DDI 0487, ESR_EL2 "ISS encoding for an exception from a Data Abort", HPFAR_EL2.
 
-use hostlink::counters::Counter;
-use memslots::space::{Fault, Found};
-use paging::Gpa;
+use memslots::Gpa;
+use stay::{Answer, in_section};
 
 use super::inject;
 use super::sysreg::{isb, read, write};
 use crate::arm64::abort::{CACHE_MAINTENANCE, IN_WALK, WRITE, kind, kind_of, needs_write, passed_on};
 use crate::arm64::load_store::{self, LoadStore};
-use crate::vm::{Context, Next, panic};
+use crate::vm::{Context, Next};
 
 /// Fields of the syndrome.
 const VALID: u64 = 1 << 24;
@@ -61,27 +60,12 @@ impl Context<'_> {
             return self.abort(syndrome, address);
         }
         let is_write = needs_write(syndrome);
-        if self.state.mmio.has(Gpa(gpa), self.vm.space.slots().generation()) {
-            self.count(Counter::MmioCached);
-            return self.on_mmio(gpa, syndrome, address);
-        }
-        match self.with_section(|_, vm| vm.space.fault(Gpa(gpa), is_write)) {
-            Fault::Installed(_) => self.count(Counter::NestedInstalled),
-            Fault::Upgraded => self.count(Counter::NestedUpgraded),
-            // Another vCPU was first, or a change is under way.
-            Fault::Retry => {}
+        match self.answer_nested_fault(Gpa(gpa), is_write) {
             // Stores to read-only memory are dropped, those of walks cannot be.
-            Fault::ReadOnly if syndrome & IN_WALK != 0 => return self.abort(syndrome, address),
-            Fault::ReadOnly => self.skip(syndrome),
-            Fault::Mmio { found, generation } => {
-                self.count(match found {
-                    Found::Marked => Counter::MmioMarked,
-                    Found::Searched => Counter::MmioSearched,
-                });
-                self.state.mmio.insert(Gpa(gpa), generation);
-                return self.on_mmio(gpa, syndrome, address);
-            }
-            Fault::OutOfTables => panic::end_guest_without_tables(Gpa(gpa)),
+            Answer::ReadOnly if syndrome & IN_WALK != 0 => return self.abort(syndrome, address),
+            Answer::ReadOnly => self.skip(syndrome),
+            Answer::Mmio(_) => return self.on_mmio(gpa, syndrome, address),
+            Answer::Installed(_) | Answer::Upgraded | Answer::Retry | Answer::OutOfTables => {}
         }
         Next::Resume
     }
@@ -180,7 +164,7 @@ impl Context<'_> {
             return if result & PAR_STAGE2 != 0 { Fetched::Changed } else { Fetched::No };
         }
         let gpa = Gpa(result & PAR_ADDRESS | pc & 0xfff);
-        match self.with_section(|_, vm| vm.space.slots().memory().read_u32(gpa)) {
+        match in_section(self, |_, vm| vm.space.slots().memory().read_u32(gpa)) {
             Ok(word) => Fetched::Instruction(word),
             Err(_) => Fetched::Changed,
         }

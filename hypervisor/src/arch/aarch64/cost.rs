@@ -1,6 +1,6 @@
 //! What invalidating a page costs here, against what a guest pays when all of its translations go.
 //!
-//! The model is the same as for AMD64's single pages ([`tlb::Cost`](crate::tlb::Cost)); what is measured is IPAS2E1IS with its
+//! The model is the same as for AMD64's single pages ([`Cost`]); what is measured is IPAS2E1IS with its
 //! completion, and a walk of the hypervisor's own tables.
 
 use core::arch::asm;
@@ -9,7 +9,7 @@ use coherence::tlbi::Stage2Tlb;
 
 use super::clock;
 use super::flush::Tlb;
-use crate::tlb::{Cost, Measured};
+use stay::{Cost, Measured};
 
 /// Repetitions of what is measured, and how often the whole is done: the least of these counts. A time is that of all
 /// repetitions, since the counter's ticks are coarse.

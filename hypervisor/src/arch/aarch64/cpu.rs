@@ -20,19 +20,12 @@ pub(crate) struct CpuData {
     pub(crate) timers_fired: Cell<u32>,
     /// The virtual CPU interface has asked for maintenance.
     pub(crate) maintenance_fired: Cell<bool>,
-    /// The VMID in VTTBR_EL2; 0 before the first.
-    pub(crate) vmid: Cell<u16>,
 }
 
 impl CpuData {
     /// Of a CPU that has not started.
     pub(crate) const fn new() -> Self {
-        Self {
-            redistributor: Cell::new(0),
-            timers_fired: Cell::new(0),
-            maintenance_fired: Cell::new(false),
-            vmid: Cell::new(0),
-        }
+        Self { redistributor: Cell::new(0), timers_fired: Cell::new(0), maintenance_fired: Cell::new(false) }
     }
 }
 

@@ -5,14 +5,15 @@
 use core::arch::asm;
 use core::ops::{ControlFlow, Range};
 
-use coherence::tlbi::{self, Context, LeafLevel, Setup, Stage2Tlb, Stale};
+use coherence::tlbi::Stage2Tlb;
 use coherence::{CpuId, Hardware, Ledger, Members, Target, Targets};
 use hostlink::config::MAX_VCPUS;
 use hostlink::defect::Defect;
-use paging::{FlushRange, Invalidation, Level};
+use paging::{FlushRange, Invalidation};
+use stay::{Mistake, Mistakes, arm64};
 
 use super::sysreg::{read, write};
-use crate::vm::files::makes;
+use crate::vm::files::{Defects, makes};
 use crate::vm::space::Flushed;
 use crate::vm::{Machine, machine, panic};
 
@@ -26,6 +27,13 @@ pub(crate) type FlushScratch = Ledger<BANKS>;
 
 /// The processor's instructions.
 pub(crate) struct Tlb;
+
+impl Mistakes for Tlb {
+    #[inline(always)]
+    fn makes(&self, mistake: Mistake) -> bool {
+        Defects.makes(mistake)
+    }
+}
 
 /// Defines a method that executes one instruction; a defect may leave it out.
 macro_rules! instruction {
@@ -150,35 +158,10 @@ pub(crate) fn order_stores() {
     Tlb.order_stores();
 }
 
-/// Drops what this CPU alone holds of the guest.
-pub(crate) fn drop_local(_: &Setup) {
-    Tlb.local_combined();
-    Tlb.complete_local();
-    Tlb.context_sync();
-}
-
-/// The engine's name for a level of leaves.
-fn leaf_level(level: Level) -> Option<LeafLevel> {
-    match level {
-        Level::Page4K => Some(LeafLevel::Three),
-        Level::Page2M => Some(LeafLevel::Two),
-        Level::Page1G => Some(LeafLevel::One),
-        _ => None,
-    }
-}
-
-/// A range of the walker's in the engine's terms.
-fn stale(range: &FlushRange) -> Stale {
-    Stale { start: range.start, len: range.len, leaf: leaf_level(range.level), tables: range.tables }
-}
-
 /// The walker has made an entry invalid, and puts another there next.
 pub(crate) fn break_before_make(range: &FlushRange) {
-    let Some(vm) = machine::try_machine() else { return };
-    if let Some(vmid) = vm.guest.vmid.current() {
-        let setup = vm.guest.setup();
-        let context = Context::enter(&Tlb, vm.guest.vttbr(vmid), setup.errata);
-        let _no_receipt_is_asked_for = tlbi::break_before_make(&context, setup, stale(range));
+    if let Some(vm) = machine::try_machine() {
+        arm64::break_before_make(&Tlb, &vm.guest.address_space(), range);
     }
 }
 
@@ -209,28 +192,9 @@ impl Hardware for Patience {
 impl Machine {
     /// Drops what `invalidation` names on all processors.
     pub(crate) fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
-        let sequence = || self.invalidate(invalidation);
-        let receipt = coherence::broadcast(self, scratch, &Patience, sequence);
+        let space = self.guest.address_space();
+        let receipt = arm64::flush_space(self, &Tlb, &space, invalidation, scratch, &Patience);
         // A section that does not end is a broken machine: going on would hand out memory that it still uses.
         receipt.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled))
-    }
-
-    fn invalidate(&self, invalidation: Invalidation<'_>) -> tlbi::Invalidated {
-        let guest = &self.guest;
-        let setup = guest.setup();
-        // After the tables were changed: see `VmidSlot::current`.
-        let vmid = guest.vmid.current();
-        let context = Context::enter(&Tlb, guest.vttbr(vmid.unwrap_or(0)), setup.errata);
-        let nothing = tlbi::Plan::<core::iter::Empty<Stale>>::Nothing;
-        let whole = tlbi::Plan::<core::iter::Empty<Stale>>::Whole;
-        match invalidation {
-            _ if vmid.is_none() => tlbi::invalidate(&context, setup, nothing),
-            Invalidation::Nothing => tlbi::invalidate(&context, setup, nothing),
-            Invalidation::Everything => tlbi::invalidate(&context, setup, whole),
-            Invalidation::Ranges(ranges) => {
-                let plan = tlbi::plan(setup, ranges.iter().map(stale));
-                tlbi::invalidate(&context, setup, plan)
-            }
-        }
     }
 }

@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use coherence::tlbi::{self, Errata, Granule, Limits, Setup, Stage2Tlb, Vttbr};
+use coherence::tlbi::{self, Errata, Granule, Limits, Setup, Stage2Tlb};
 use coherence::vmid::{LocalMaintenance, VmidAllocator, VmidSlot};
 use hostlink::config::{Config, LocalTlbi, Stage2Unmap};
 use memslots::Memslots;
@@ -26,11 +26,12 @@ use crate::devices::psci::Start;
 use crate::loader::arm64::{self, Machine as Wanted};
 use crate::loader::{LoadError, arm64::Entry};
 use crate::sched::VcpuIndex;
-use crate::tlb::Measured;
 use crate::vm::machine;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::space::Space;
 use crate::vm::{CreateError, Files, PerCpu};
+use stay::Measured;
+use stay::arm64::AddressSpace;
 
 /// Format of stage 2, and where its tables come from.
 pub(crate) use super::stage2::{Stage2 as Nested, Tables};
@@ -142,16 +143,10 @@ impl Shared {
         Ok(shared)
     }
 
-    /// What the processors have, and how much is done page by page.
+    /// What translations are tagged with.
     #[inline(always)]
-    pub(crate) fn setup(&self) -> &Setup {
-        &self.setup
-    }
-
-    /// VTTBR_EL2 for a VMID.
-    #[inline(always)]
-    pub(crate) fn vttbr(&self, vmid: u16) -> Vttbr {
-        Vttbr::new(self.root, vmid)
+    pub(crate) fn address_space(&self) -> AddressSpace<'_, MAX_CPUS> {
+        AddressSpace { vmids: &self.vmids, vmid: &self.vmid, root: self.root, setup: &self.setup }
     }
 
     /// How far the guest's local maintenance reaches.

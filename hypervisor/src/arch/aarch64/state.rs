@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use coherence::Space;
 use coherence::vmid::Home;
 use memslots::MmioCache;
+use stay::MMIO_PAGES;
 
 use super::entry::Registers;
 use super::float::FloatState;
@@ -33,9 +34,6 @@ pub(crate) enum Activity {
     /// It is off: it waits for PSCI's CPU_ON.
     Off,
 }
-
-/// Pages without memory that a vCPU remembers.
-const MMIO_PAGES: usize = 4;
 
 /// A vCPU's private state.
 pub(crate) struct VcpuState {

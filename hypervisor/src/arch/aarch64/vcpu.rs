@@ -1,9 +1,10 @@
 //! What a CPU needs to run a vCPU, what comes to a vCPU from outside, and one stay in the guest.
 
-use coherence::vmid::{Arrival, Resident, VmidSlot};
-use coherence::{CpuId, Owner, Pending, Translation, tlbi};
+use coherence::CpuId;
+use coherence::vmid::{Resident, VmidSlot};
 use hostlink::counters::Counter;
-use hostlink::defect::Defect;
+use stay::arm64::{self, Place};
+use stay::{Mistake, Mistakes};
 
 use super::entry::{run_guest, vector};
 use super::flush::Tlb;
@@ -11,7 +12,8 @@ use super::{interrupts, vgic};
 use crate::devices::gic::{self, Deactivate, Effect, Maintenance, View};
 use crate::devices::psci::Power;
 use crate::sched::Turn;
-use crate::vm::{Context, Machine, PerCpu, files};
+use crate::vm::files::Defects;
+use crate::vm::{Context, Machine, PerCpu};
 
 pub(crate) use super::state::{Activity, VcpuState};
 
@@ -32,9 +34,9 @@ impl Inbox {
 /// What a CPU needs besides its vCPU; allocated once.
 pub(crate) struct Workspace {
     /// Who ran here last.
-    pub(crate) resident: Resident,
-    /// What has to be dropped before the vCPU on this CPU enters the guest.
-    pub(crate) arrival: Option<Arrival>,
+    resident: Resident,
+    /// What is loaded here, and what has to be dropped before the vCPU on this CPU enters the guest.
+    place: Place,
     /// What the interface was told last.
     maintenance: Maintenance,
     /// Entries into the guest since a machine that is made up took a VMID here.
@@ -45,31 +47,23 @@ impl Workspace {
     /// For the calling CPU.
     pub(crate) fn new(_: &PerCpu) -> Self {
         vgic::init_cpu();
-        Self { resident: Resident::new(), arrival: None, maintenance: Maintenance::empty(), entries: 0 }
+        Self { resident: Resident::new(), place: Place::new(), maintenance: Maintenance::empty(), entries: 0 }
     }
 }
 
-/// Begins a section in which the guest's translations are used by software. All flushes are broadcast.
-#[inline(always)]
-pub(crate) fn begin_section<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<'o>, Pending> {
-    owner.begin_translation()
-}
+/// All flushes are broadcasts.
+pub(crate) const COUNTS_SECTIONS: bool = true;
 
 impl Context<'_> {
     /// Loads the state of the vCPU whose turn it is.
     #[inline(always)]
     pub(crate) fn load_state(&mut self, _: &Turn) {
         let reach = self.vm.guest.local_maintenance();
-        let arrival = self.workspace.resident.arrive(
-            self.vcpu.index,
-            &mut self.state.home,
-            CpuId(self.cpu.index),
-            reach,
-        );
-        if arrival.stage1 {
+        let Workspace { place, resident, .. } = &mut *self.workspace;
+        let vcpu = (self.vcpu.index, &mut self.state.home);
+        if place.arrive(resident, vcpu, CpuId(self.cpu.index), reach, &Defects) {
             self.count(Counter::FlushArrival);
         }
-        self.workspace.arrival = (!files::makes(Defect::NoArrivalFlush)).then_some(arrival);
         // Stage-1 walks may be forbidden from here on; TCR_EL1 is loaded with the rest.
         self.enter_address_space();
         self.state.load();
@@ -94,25 +88,16 @@ impl Context<'_> {
     }
 
     /// VTTBR_EL2, and what has to go with it. True if it has changed: then stage-1 walks may be forbidden until TCR_EL1 is
-    /// loaded (see [`tlbi::enter_vm`]).
+    /// loaded (see [`tlbi::enter_vm`](coherence::tlbi::enter_vm)).
     #[inline]
     fn enter_address_space(&mut self) -> bool {
-        let guest = &self.vm.guest;
-        let assignment = guest.vmids.assign(CpuId(self.cpu.index), &guest.vmid);
-        let is_known = self.cpu.arch.vmid.get() == assignment.vmid();
-        let changes = !is_known || assignment.must_flush() || self.workspace.arrival.is_some();
-        if changes {
-            self.state.note_walks();
-            let arrival = self.workspace.arrival.take().unwrap_or_default();
-            let arrival = arrival.with_all_vms(assignment.must_flush());
-            if assignment.must_flush() {
-                self.count(Counter::VmidFlushes);
-            }
-            tlbi::enter_vm(&Tlb, guest.setup(), guest.vttbr(assignment.vmid()), arrival);
-            self.cpu.arch.vmid.set(assignment.vmid());
+        let (cpu, space) = (CpuId(self.cpu.index), self.vm.guest.address_space());
+        let (place, state) = (&mut self.workspace.place, &mut *self.state);
+        let entered = arm64::enter_address_space(&Tlb, cpu, place, &space, || state.note_walks());
+        if entered.dropped_all {
+            self.count(Counter::VmidFlushes);
         }
-        assignment.executed();
-        changes
+        entered.has_changed
     }
 
     /// Every so many entries another machine is about to run on this CPU, one that never has before: it takes a VMID. It leaves
@@ -136,27 +121,15 @@ impl Context<'_> {
         if self.enter_address_space() {
             self.state.allow_walks();
         }
-        // To fill the list registers what runs does not matter, only what the interface is set up for.
-        let view = View::new(vgic::interface_setup(), 0xff);
-        let maintenance = self.state.gic.fill(&mut vgic::Lists, &view);
-        if maintenance != self.workspace.maintenance {
-            vgic::set_maintenance(maintenance);
-            self.workspace.maintenance = maintenance;
-        }
-        // Interrupts are masked: a kick that comes from here on ends guest mode at once.
-        let Ok(in_guest) = self.owner.try_enter(CpuId(self.cpu.index)) else {
-            self.take_lists_back();
+        let mut processor = El1 { cpu: self.cpu, state: self.state, workspace: self.workspace };
+        if !arm64::enter(&mut processor, &mut self.owner) {
             self.take_flush();
             // Whoever keeps posting events must not keep interrupts away.
             self.open_window();
             return false;
-        };
-        // SAFETY: the registers are this vCPU's, EL1's are loaded, stage 2 maps its memory only.
-        let exit = unsafe { run_guest(&raw mut self.state.registers) };
-        in_guest.leave();
-        self.state.exit = exit;
+        }
+        let exit = self.state.exit;
         self.cpu.last_exit.store(exit, core::sync::atomic::Ordering::Relaxed);
-        self.take_lists_back();
         if exit == vector::IRQ {
             self.open_window();
         }
@@ -168,22 +141,6 @@ impl Context<'_> {
         interrupts::take_all();
         self.take_timers();
         self.note_maintenance();
-    }
-
-    /// The list registers are empty after this, and the interface asks for nothing.
-    #[inline]
-    fn take_lists_back(&mut self) {
-        let mut eoi_count = 0;
-        if !self.workspace.maintenance.is_empty() {
-            eoi_count = Maintenance::eoi_count(vgic::control());
-            vgic::set_maintenance(Maintenance::empty());
-            self.workspace.maintenance = Maintenance::empty();
-        }
-        let Deactivate(intids) = self.state.gic.sync(&mut vgic::Lists, eoi_count);
-        if intids != 0 {
-            vgic::deactivate(intids);
-        }
-        self.state.withdraw_timers();
     }
 
     /// Timers that have interrupted are those of the vCPU on this CPU.
@@ -209,10 +166,7 @@ impl Context<'_> {
     /// Takes a flush that was asked for by request. None is: flushes are broadcast.
     #[cold]
     pub(crate) fn take_flush(&mut self) {
-        if let Some(work) = self.owner.take_flush() {
-            super::flush::drop_local(self.vm.guest.setup());
-            work.complete();
-        }
+        arm64::take_flush(&Tlb, &mut self.owner);
     }
 
     /// Takes what was posted: interrupts, and to be turned on.
@@ -239,6 +193,60 @@ impl Context<'_> {
     /// The vCPU waits for its timer, whose time has come: it asserts its interrupt.
     pub(crate) fn expire_timers(&mut self, _now: u64) {
         self.open_window();
+    }
+}
+
+/// The processor with a vCPU's state. Interrupts are masked.
+struct El1<'a> {
+    cpu: &'a PerCpu,
+    state: &'a mut VcpuState,
+    workspace: &'a mut Workspace,
+}
+
+impl Mistakes for El1<'_> {
+    #[inline(always)]
+    fn makes(&self, mistake: Mistake) -> bool {
+        Defects.makes(mistake)
+    }
+}
+
+impl arm64::Processor for El1<'_> {
+    #[inline(always)]
+    fn id(&self) -> CpuId {
+        CpuId(self.cpu.index)
+    }
+
+    #[inline(always)]
+    fn fill_lists(&mut self) {
+        // To fill the list registers what runs does not matter, only what the interface is set up for.
+        let view = View::new(vgic::interface_setup(), 0xff);
+        let maintenance = self.state.gic.fill(&mut vgic::Lists, &view);
+        if maintenance != self.workspace.maintenance {
+            vgic::set_maintenance(maintenance);
+            self.workspace.maintenance = maintenance;
+        }
+    }
+
+    #[inline(always)]
+    fn run(&mut self) {
+        // SAFETY: the registers are this vCPU's, EL1's are loaded, stage 2 maps its memory only.
+        self.state.exit = unsafe { run_guest(&raw mut self.state.registers) };
+    }
+
+    /// The list registers are empty after this, and the interface asks for nothing.
+    #[inline]
+    fn take_lists_back(&mut self) {
+        let mut eoi_count = 0;
+        if !self.workspace.maintenance.is_empty() {
+            eoi_count = Maintenance::eoi_count(vgic::control());
+            vgic::set_maintenance(Maintenance::empty());
+            self.workspace.maintenance = Maintenance::empty();
+        }
+        let Deactivate(intids) = self.state.gic.sync(&mut vgic::Lists, eoi_count);
+        if intids != 0 {
+            vgic::deactivate(intids);
+        }
+        self.state.withdraw_timers();
     }
 }
 

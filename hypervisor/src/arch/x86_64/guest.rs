@@ -29,11 +29,11 @@ use crate::devices::region::Region;
 use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::{self, LoadError, MemoryLayout, layout};
 use crate::sched::VcpuIndex;
-use crate::tlb::{self, Measured};
 use crate::vm::console::GUEST;
 use crate::vm::machine::{Vcpu, place};
 use crate::vm::space::Space;
 use crate::vm::{CreateError, Files, Machine, PerCpu, control, wall};
+use stay::{Cost, Measured};
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
@@ -79,7 +79,7 @@ pub(crate) struct Shared {
     /// Bits of CR4 that the guest may set.
     pub(crate) cr4_mask: u64,
     /// What flushing costs here.
-    pub(crate) flush_cost: tlb::Cost,
+    pub(crate) flush_cost: Cost,
     pub(crate) partition: Partition,
     pub(crate) platform: Mutex<Platform>,
     pub(crate) overlays: Mutex<Overlays>,
@@ -158,7 +158,7 @@ impl Shared {
 }
 
 /// Finds out what flushing costs on this machine; `limit` is preferred to the limit that follows from it.
-fn measure_flushes(limit: Option<u32>) -> tlb::Cost {
+fn measure_flushes(limit: Option<u32>) -> Cost {
     // No vCPU has run yet, so nobody uses any tag.
     let cost = invalidate::measure(1).limited_to(limit);
     let Measured { page, miss, entries, .. } = cost.measured();

@@ -1,7 +1,7 @@
 //! What a CPU needs to run a vCPU, and what comes to a vCPU from outside: signals, vectors, timers.
 
+use coherence::CpuId;
 use coherence::asid::AsidAllocator;
-use coherence::{CpuId, Owner, Pending, Translation};
 use hostlink::counters::Counter;
 use tlfs::InputPage;
 
@@ -34,11 +34,8 @@ impl Workspace {
     }
 }
 
-/// Begins a section in which the guest's translations are used by software. All flushes are requests.
-#[inline(always)]
-pub(crate) fn begin_section<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<'o>, Pending> {
-    owner.begin_uncounted_translation()
-}
+/// All flushes are requests.
+pub(crate) const COUNTS_SECTIONS: bool = false;
 
 impl Context<'_> {
     /// The word in memory that the guest waits for. PAUSE does not say which.

@@ -72,7 +72,7 @@ mod extended1 {
         | 1 << 27
         | 1 << 28
         | 1 << 29;
-    /// Machine checks, MTRRs; 1 GiB pages, because guest memory may lie in smaller ones: see [`crate::tlb::obey`].
+    /// Machine checks, MTRRs; 1 GiB pages, because guest memory may lie in smaller ones: see [`stay::amd64::obey`].
     pub(super) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 26;
 }
 

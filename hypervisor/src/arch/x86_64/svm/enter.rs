@@ -3,19 +3,21 @@
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 
-use coherence::{CpuId, Scope};
+use coherence::CpuId;
+use coherence::asid::{AsidSlot, Assignment};
 use hostlink::counters::Counter;
 use memslots::Gpa;
+use stay::amd64::{self, Mode, Taken, Why};
+use stay::{Mistake, Mistakes};
 
-use super::entry::run_guest;
-use crate::vm::increase;
-
+use super::entry::{Registers, run_guest};
 use super::features::Features;
-use super::invalidate::invalidate;
-use super::vmcb::{CR4_PAE, CR4_PCIDE, clean, exit};
+use super::invalidate::invalidate_page;
+use super::state::VcpuState;
+use super::vmcb::{CR4_PAE, CR4_PCIDE, Vmcb, clean, exit};
 use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
-use crate::tlb::{self, Why};
-use crate::vm::Context;
+use crate::vm::files::Defects;
+use crate::vm::{Context, Machine, PerCpu, increase};
 
 impl Context<'_> {
     /// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked
@@ -26,32 +28,13 @@ impl Context<'_> {
         }
         self.offer_lazy_eoi();
         self.state.rax_to_vmcb();
-        let assignment = self.workspace.asids.assign(&mut self.state.asid);
-        let vmcb = &mut *self.state.vmcb;
-        vmcb.asid = assignment.asid;
-        vmcb.tlb_control = assignment.control as u8;
-        if assignment.changed || !Features::get().clean_bits() {
-            vmcb.clean_bits = 0;
-        }
-        let guest = core::ptr::from_mut(vmcb).addr() as u64;
-
-        // From here to VMRUN interrupts are held: a kick that comes now ends guest mode at once.
-        // SAFETY: SVM is on; IF = 1 with GIF = 0 takes no interrupt.
-        unsafe { asm!("clgi", "sti", options(nomem, nostack)) };
-        let Ok(in_guest) = self.owner.try_enter(CpuId(self.cpu.index)) else {
-            open_interrupt_window();
+        let (mut processor, slot) = Svm::of(self.vm, self.cpu, self.state);
+        if !amd64::enter(&mut processor, &mut self.owner, &mut self.workspace.asids, slot) {
             self.settle_lazy_eoi();
             // Not before: the entry that no request stops need not look for one twice.
             self.take_flush();
             return false;
-        };
-        // SAFETY: both VMCBs are complete, the registers are this vCPU's; the nested tables map its memory only.
-        unsafe { run_guest(guest, &raw mut self.state.registers, self.cpu.arch.host_vmcb.get()) };
-        in_guest.leave();
-        if self.state.vmcb.exit_code as u32 != exit::INVALID as u32 {
-            self.workspace.asids.executed(&mut self.state.asid, assignment);
         }
-        open_interrupt_window();
         self.after_exit();
         true
     }
@@ -59,43 +42,28 @@ impl Context<'_> {
     /// Takes a flush that pends: carries it out, or has the next VMRUN do so.
     #[cold]
     pub(crate) fn take_flush(&mut self) {
-        let Some(work) = self.owner.take_flush() else { return };
-        increase(&self.counters[Counter::FlushTaken as usize], 1);
-        let (asids, slot) = (&self.workspace.asids, &mut self.state.asid);
-        let whole = match work.scope() {
-            Scope::All => Some(Counter::FlushWhole),
-            Scope::Ranges(ranges) => {
-                let pages = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.pages));
-                let target = tlb::Target {
-                    asid: asids.resident(slot),
-                    owes_flush: slot.owes_flush(),
-                    pcid: self.state.vmcb.cr4 & CR4_PCIDE != 0,
-                    pae: self.state.vmcb.cr4 & CR4_PAE != 0,
-                    pieces: self.vm.space.has_pieces(),
-                };
-                match tlb::obey(pages, target, self.vm.guest.flush_cost.page_limit()) {
-                    tlb::Work::Nothing => None,
-                    tlb::Work::Whole(Why::Pcid) => Some(Counter::FlushWholePcid),
-                    tlb::Work::Whole(Why::LegacyPaging) => Some(Counter::FlushWholeLegacy),
-                    tlb::Work::Whole(Why::Pieces) => Some(Counter::FlushWholePieces),
-                    tlb::Work::Whole(_) => Some(Counter::FlushWholeMerged),
-                    tlb::Work::Pages { asid } => {
-                        invalidate(ranges, asid);
-                        increase(&self.counters[Counter::FlushRanges as usize], ranges.len() as u64);
-                        increase(&self.counters[Counter::FlushPages as usize], pages);
-                        None
-                    }
-                }
+        let (mut processor, slot) = Svm::of(self.vm, self.cpu, self.state);
+        let limit = self.vm.guest.flush_cost.page_limit();
+        let (owner, asids) = (&mut self.owner, &self.workspace.asids);
+        let Some(taken) = amd64::take_flush(&mut processor, owner, asids, slot, limit) else { return };
+        self.count(Counter::FlushTaken);
+        match taken {
+            Taken::Nothing => {}
+            Taken::Everything => self.count(Counter::FlushWhole),
+            Taken::Whole(why) => {
+                self.count(Counter::FlushWhole);
+                self.count(match why {
+                    Why::Pcid => Counter::FlushWholePcid,
+                    Why::LegacyPaging => Counter::FlushWholeLegacy,
+                    Why::Pieces => Counter::FlushWholePieces,
+                    Why::ManyRanges | Why::ManyPages => Counter::FlushWholeMerged,
+                });
             }
-        };
-        if let Some(why) = whole {
-            slot.owe_flush();
-            increase(&self.counters[Counter::FlushWhole as usize], 1);
-            if why != Counter::FlushWhole {
-                increase(&self.counters[why as usize], 1);
+            Taken::Pages { ranges, pages } => {
+                increase(&self.counters[Counter::FlushRanges as usize], ranges);
+                increase(&self.counters[Counter::FlushPages as usize], pages);
             }
         }
-        work.complete();
     }
 
     fn after_exit(&mut self) {
@@ -149,8 +117,74 @@ impl Context<'_> {
     }
 }
 
-/// Takes the interrupts that have been held, and holds them again.
-fn open_interrupt_window() {
-    // SAFETY: handlers need nothing but the stack; no lock is held here.
-    unsafe { asm!("stgi", "nop", "cli", options(nostack)) };
+/// The processor with a vCPU's state.
+struct Svm<'a> {
+    vm: &'a Machine,
+    cpu: &'a PerCpu,
+    vmcb: &'a mut Vmcb,
+    registers: &'a mut Registers,
+}
+
+impl<'a> Svm<'a> {
+    /// With this vCPU's state; and its tag.
+    #[inline(always)]
+    fn of(vm: &'a Machine, cpu: &'a PerCpu, state: &'a mut VcpuState) -> (Self, &'a mut AsidSlot) {
+        let VcpuState { vmcb, registers, asid, .. } = state;
+        (Self { vm, cpu, vmcb, registers }, asid)
+    }
+}
+
+impl Mistakes for Svm<'_> {
+    #[inline(always)]
+    fn makes(&self, mistake: Mistake) -> bool {
+        Defects.makes(mistake)
+    }
+}
+
+impl amd64::Processor for Svm<'_> {
+    #[inline(always)]
+    fn id(&self) -> CpuId {
+        CpuId(self.cpu.index)
+    }
+
+    #[inline(always)]
+    fn set_tag(&mut self, assignment: &Assignment) {
+        self.vmcb.asid = assignment.asid;
+        self.vmcb.tlb_control = assignment.control as u8;
+        if assignment.changed || !Features::get().clean_bits() {
+            self.vmcb.clean_bits = 0;
+        }
+    }
+
+    #[inline(always)]
+    fn hold_interrupts(&mut self) {
+        // SAFETY: SVM is on; IF = 1 with GIF = 0 takes no interrupt.
+        unsafe { asm!("clgi", "sti", options(nomem, nostack)) };
+    }
+
+    #[inline(always)]
+    fn run(&mut self) -> bool {
+        let guest = core::ptr::from_mut(self.vmcb).expose_provenance() as u64;
+        // SAFETY: both VMCBs are complete, the registers are this vCPU's; the nested tables map its memory only.
+        unsafe { run_guest(guest, &raw mut *self.registers, self.cpu.arch.host_vmcb.get()) };
+        self.vmcb.exit_code as u32 != exit::INVALID as u32
+    }
+
+    #[inline(always)]
+    fn take_interrupts(&mut self) {
+        // SAFETY: handlers need nothing but the stack; no lock is held here.
+        unsafe { asm!("stgi", "nop", "cli", options(nostack)) };
+    }
+
+    fn invalidate_page(&mut self, address: u64, asid: u32) {
+        invalidate_page(address, asid);
+    }
+
+    fn mode(&self) -> Mode {
+        Mode {
+            pcid: self.vmcb.cr4 & CR4_PCIDE != 0,
+            pae: self.vmcb.cr4 & CR4_PAE != 0,
+            pieces: self.vm.space.has_pieces(),
+        }
+    }
 }

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use hostlink::counters::Counter;
 use memslots::{Gpa, GuestMemory, Pattern};
+use stay::in_section;
 
 use super::super::clock;
 use super::super::overlay::Overlays;
@@ -28,12 +29,12 @@ use crate::hyperv::{self, Caller, MsrEffect, MsrRead, Outcome, hypercall};
 use crate::vm::{Context, Next, increase, wall};
 
 impl Context<'_> {
-    /// Runs `look` with guest memory in a [section](Self::with_section).
+    /// Runs `look` with guest memory in a [section](in_section).
     pub(crate) fn with_translation<R>(
         &mut self,
         look: impl FnOnce(&mut VcpuState, &GuestMemory<'_>) -> R,
     ) -> R {
-        self.with_section(|state, vm| look(state, &vm.space.slots().memory()))
+        in_section(self, |state, vm| look(state, &vm.space.slots().memory()))
     }
 
     /// Goes on behind an instruction of `length` bytes.
@@ -237,10 +238,8 @@ impl Context<'_> {
         Next::Resume
     }
 
-    /// CR4: only what CPUID shows can be set (APM volume 2, section 3.1.3). Changing what translations depend on
-    /// drops them (section 5.5.2; pitfall A13).
+    /// CR4: only what CPUID shows can be set (APM volume 2, section 3.1.3).
     fn write_cr4(&mut self, value: u64) -> bool {
-        const FLUSHING: u64 = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 17 | 1 << 20;
         let vmcb = &mut self.state.vmcb;
         let long = vmcb.efer & super::vmcb::EFER_LMA != 0;
         let enables_pcid = value & !vmcb.cr4 & CR4_PCIDE != 0;
@@ -250,11 +249,10 @@ impl Context<'_> {
         {
             return false;
         }
-        if (value ^ vmcb.cr4) & FLUSHING != 0 {
-            self.state.asid.owe_flush();
-        }
+        let old = vmcb.translation_controls();
         vmcb.cr4 = value;
         vmcb.mark_dirty(clean::CRX);
+        self.state.settle_translations(old);
         true
     }
 

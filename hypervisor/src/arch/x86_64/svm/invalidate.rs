@@ -3,10 +3,9 @@
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
 
-use coherence::GvaRange;
+use stay::{Cost, Measured};
 
 use super::super::clock;
-use crate::tlb::{Cost, Measured};
 
 /// Repetitions of what is measured, and how often the whole is done: the least of these counts, because interrupts and
 /// other disturbances only add.
@@ -15,18 +14,9 @@ const TRIES: usize = 5;
 
 /// Drops the calling CPU's translations of one page under `asid`, global ones and those of a large page around it
 /// included (APM volume 3, INVLPGA).
-fn invalidate_page(address: u64, asid: u32) {
+pub(super) fn invalidate_page(address: u64, asid: u32) {
     // SAFETY: SVM is on; the instruction drops cached translations, which is always allowed.
     unsafe { asm!("invlpga rax, ecx", in("rax") address, in("ecx") asid, options(nostack, preserves_flags)) };
-}
-
-/// Drops the calling CPU's translations of `ranges` under `asid`.
-pub(crate) fn invalidate(ranges: &[GvaRange], asid: u32) {
-    for range in ranges {
-        for page in 0..range.pages {
-            invalidate_page(range.first.wrapping_add(page << 12), asid);
-        }
-    }
 }
 
 /// Measures on the calling CPU. `asid` is one that no guest uses yet.

@@ -123,10 +123,10 @@ impl VcpuState {
             }
             TSC_ADJUST => self.move_tsc(value.wrapping_sub(self.tsc_adjust)),
             PAT if is_valid_pat(value) => {
+                let old = self.vmcb.translation_controls();
                 self.vmcb.pat = value;
                 self.vmcb.mark_dirty(clean::NESTED);
-                // Translations hold the memory type (A13).
-                self.asid.owe_flush();
+                self.settle_translations(old);
             }
             EFER => self.write_efer(value)?,
             // Configuration that the guest may have its way with in name: nothing depends on it here.
@@ -156,12 +156,10 @@ impl VcpuState {
         if reserved || (value ^ old) & EFER_LME != 0 && self.vmcb.cr0 & CR0_PG != 0 {
             return Err(GeneralProtection);
         }
+        let before = self.vmcb.translation_controls();
         self.vmcb.efer = value & writable | old & EFER_LMA | EFER_SVME;
         self.vmcb.mark_dirty(clean::CRX);
-        if (value ^ old) & EFER_NXE != 0 {
-            // Translations hold the effect of NX (A13).
-            self.asid.owe_flush();
-        }
+        self.settle_translations(before);
         Ok(())
     }
 }

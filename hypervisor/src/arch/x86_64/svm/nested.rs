@@ -1,10 +1,9 @@
 //! Nested page faults: memory appears when it is first touched, everything else is a device or nothing.
 
-use memslots::space::{Fault, Found};
-use paging::Gpa;
+use memslots::Gpa;
+use stay::Answer;
 
-use crate::vm::{Context, Next, panic};
-use hostlink::counters::Counter;
+use crate::vm::{Context, Next};
 
 /// `exit_info_1` of a nested page fault: the access was a store.
 const FAULT_WRITE: u64 = 1 << 1;
@@ -27,28 +26,13 @@ impl Context<'_> {
     fn serve_nested_fault(&mut self) -> Next {
         let gpa = Gpa(self.state.vmcb.exit_info_2);
         let info = self.state.vmcb.exit_info_1;
-        if self.state.mmio.has(gpa, self.vm.space.slots().generation()) {
-            self.count(Counter::MmioCached);
-            return self.on_mmio(gpa, info);
-        }
-        match self.with_section(|_, vm| vm.space.fault(gpa, info & FAULT_WRITE != 0)) {
-            Fault::Installed(_) => self.count(Counter::NestedInstalled),
-            Fault::Upgraded => self.count(Counter::NestedUpgraded),
-            // Another vCPU was first, or the processor kept an old absence.
-            Fault::Retry => {}
+        match self.answer_nested_fault(gpa, info & FAULT_WRITE != 0) {
             // The guest's own page tables lie in a ROM, where the processor cannot mark them as used.
-            Fault::ReadOnly if info & FAULT_IN_WALK != 0 => self.state.raise_protection(),
+            Answer::ReadOnly if info & FAULT_IN_WALK != 0 => self.state.raise_protection(),
             // Stores to read-only memory are dropped.
-            Fault::ReadOnly => return self.access(None),
-            Fault::Mmio { found, generation } => {
-                self.count(match found {
-                    Found::Marked => Counter::MmioMarked,
-                    Found::Searched => Counter::MmioSearched,
-                });
-                self.state.mmio.insert(gpa, generation);
-                return self.on_mmio(gpa, info);
-            }
-            Fault::OutOfTables => panic::end_guest_without_tables(gpa),
+            Answer::ReadOnly => return self.access(None),
+            Answer::Mmio(_) => return self.on_mmio(gpa, info),
+            Answer::Installed(_) | Answer::Upgraded | Answer::Retry | Answer::OutOfTables => {}
         }
         Next::Resume
     }

@@ -7,6 +7,8 @@ use coherence::asid::AsidSlot;
 use x86_64::registers::model_specific::Msr;
 
 use memslots::MmioCache;
+use stay::MMIO_PAGES;
+use stay::amd64::{TranslationControls, changes_translations};
 
 use super::code_path::CodePaths;
 use super::debug::DebugRegisters;
@@ -58,9 +60,6 @@ pub(crate) struct Permissions {
     /// Root of the nested page table.
     pub(crate) nested_root: u64,
 }
-
-/// Pages without memory that a vCPU remembers: those of its I/O APIC and of a device or two.
-const MMIO_PAGES: usize = 4;
 
 /// A vCPU's private state.
 pub(crate) struct VcpuState {
@@ -213,7 +212,15 @@ impl VcpuState {
     /// The address space that it is in.
     #[inline(always)]
     pub(crate) fn space(&self) -> Space {
-        self.vmcb.space()
+        self.vmcb.translation_controls().space()
+    }
+
+    /// Control registers have been written on the guest's behalf; before, they were `old`.
+    #[inline(always)]
+    pub(crate) fn settle_translations(&mut self, old: TranslationControls) {
+        if changes_translations(old, self.vmcb.translation_controls()) {
+            self.asid.owe_flush();
+        }
     }
 
     /// Loads what VMRUN and [`run_guest`](super::entry::run_guest) do not exchange.

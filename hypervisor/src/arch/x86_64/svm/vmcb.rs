@@ -1,7 +1,8 @@
 //! The virtual machine control block: layout and constants. APM volume 2, appendix B; exit codes: appendix C.
 
-use coherence::Space;
 use core::mem::offset_of;
+
+use stay::amd64::TranslationControls;
 
 use crate::amd64::checks::Conditions;
 pub(crate) use crate::amd64::event;
@@ -148,11 +149,10 @@ impl Vmcb {
         self.efer & EFER_LMA != 0 && self.cs.attributes & Segment::LONG != 0
     }
 
-    /// The only address space of which the guest's TLB can hold entries that are not global: with PCIDs that is not known,
-    /// and without long mode CR3 says less. Loading CR3 drops all others (APM volume 2, section 5.5.2).
-    pub(crate) fn space(&self) -> Space {
-        let is_known = self.efer & EFER_LMA != 0 && self.cr4 & CR4_PCIDE == 0;
-        if is_known { Space::only(self.cr3 & CR3_ADDRESS) } else { Space::UNKNOWN }
+    /// What translations depend on.
+    #[inline(always)]
+    pub(crate) const fn translation_controls(&self) -> TranslationControls {
+        TranslationControls { cr3: self.cr3, cr4: self.cr4, efer: self.efer, pat: self.pat }
     }
 }
 
@@ -164,7 +164,6 @@ pub(crate) const EFER_FFXSR: u64 = 1 << 14;
 pub(crate) const CR4_PAE: u64 = 1 << 5;
 pub(crate) const CR4_PCIDE: u64 = 1 << 17;
 /// Bits of CR3 that are the address of the tables.
-pub(crate) const CR3_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 pub(crate) const CR0_PG: u64 = 1 << 31;
 pub(crate) const RFLAGS_TF: u64 = 1 << 8;
 pub(crate) const RFLAGS_IF: u64 = 1 << 9;

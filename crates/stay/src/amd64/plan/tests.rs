@@ -1,4 +1,6 @@
 use super::*;
+use crate::{Cost, Measured};
+use std::vec::Vec;
 use tlfs::VaWidth;
 
 fn planned(list: &[u64], page_limit: u64) -> Plan {
@@ -88,25 +90,26 @@ fn h9_what_is_not_canonical_is_no_work() {
 
 #[test]
 fn a_target_obeys_in_the_cheapest_way_that_is_right() {
-    let usual = Target { asid: Some(7), owes_flush: false, pcid: false, pae: true, pieces: false };
-    for (pages, target, work) in [
-        (1, Target { asid: None, ..usual }, Work::Nothing),
-        (1, Target { pieces: true, ..usual }, Work::Whole(Why::Pieces)),
-        (1, Target { asid: None, pcid: true, pae: false, ..usual }, Work::Nothing),
-        (1, Target { owes_flush: true, ..usual }, Work::Nothing),
-        (0, Target { pcid: true, ..usual }, Work::Nothing),
-        (1, Target { pcid: true, ..usual }, Work::Whole(Why::Pcid)),
-        (100, usual, Work::Pages { asid: 7 }),
-        (101, usual, Work::Whole(Why::ManyPages)),
+    let usual = Mode { pcid: false, pae: true, pieces: false };
+    for (pages, asid, owes_flush, mode, work) in [
+        (1, None, false, usual, Work::Nothing),
+        (1, Some(7), false, Mode { pieces: true, ..usual }, Work::Whole(Why::Pieces)),
+        (1, None, false, Mode { pcid: true, pae: false, ..usual }, Work::Nothing),
+        (1, Some(7), true, usual, Work::Nothing),
+        (0, Some(7), false, Mode { pcid: true, ..usual }, Work::Nothing),
+        (1, Some(7), false, Mode { pcid: true, ..usual }, Work::Whole(Why::Pcid)),
+        (100, Some(7), false, usual, Work::Pages { asid: 7 }),
+        (101, Some(7), false, usual, Work::Whole(Why::ManyPages)),
     ] {
-        assert_eq!(obey(pages, target, 100), work, "{pages} {target:?}");
+        assert_eq!(obey(pages, asid, owes_flush, mode, 100), work, "{pages} {asid:?} {owes_flush} {mode:?}");
     }
 }
 
 #[test]
 fn a17_large_pages_that_may_lie_in_pieces_go_as_a_whole() {
-    let target = Target { asid: Some(7), owes_flush: false, pcid: false, pae: false, pieces: false };
-    assert_eq!(obey(1, target, 100), Work::Whole(Why::LegacyPaging), "4 MiB in nested pages of 2 MiB");
+    let mode = Mode { pcid: false, pae: false, pieces: false };
+    let work = obey(1, Some(7), false, mode, 100);
+    assert_eq!(work, Work::Whole(Why::LegacyPaging), "4 MiB in nested pages of 2 MiB");
 }
 
 #[test]

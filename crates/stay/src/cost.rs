@@ -11,7 +11,7 @@
 //!
 //! and never more than half of what one step may take. Both costs are measured when the hypervisor starts, on the machine that it runs on.
 
-use super::{RANGES_MAX, STEP_MAX_US};
+use crate::amd64::{RANGES_MAX, STEP_MAX_US};
 
 /// How many times a translation through nested tables takes as long as the one through the hypervisor's own tables that
 /// was measured. A nested walk reads up to 24 entries instead of 4 (APM volume 2, section 15.25.6), most of which the

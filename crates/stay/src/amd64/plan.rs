@@ -6,12 +6,8 @@
 //! [`Cost::page_limit`] pages together. A list of more ranges is done in parts, between which the guest takes
 //! interrupts, as long as that is cheaper than one flush of the whole tag, which is constant work.
 
-mod cost;
-
 use coherence::{GvaRange, RANGE_CAPACITY};
 use tlfs::GvaList;
-
-pub use cost::{Cost, Measured};
 
 /// Most ranges of a plan: as many as a mailbox holds.
 pub const RANGES_MAX: usize = RANGE_CAPACITY;
@@ -93,12 +89,12 @@ pub fn plan(list: &GvaList<'_>, page_limit: u64) -> Plan {
     Plan::Ranges { ranges, done: second_part.unwrap_or(done) }
 }
 
-/// What a target does about a request that it finds at its entry.
+/// How a target obeys a request that it finds at its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Nothing: the next VMRUN begins without entries of this vCPU anyway.
+    /// Not at all: the next VMRUN begins without entries of this vCPU anyway.
     Nothing,
-    /// A flush of the tag.
+    /// By a flush of the tag.
     Whole(Why),
     /// Page by page, under this tag.
     Pages {
@@ -107,13 +103,9 @@ pub enum Work {
     },
 }
 
-/// What of a target's state decides how it obeys.
+/// What decides how a target obeys, besides its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// Its tag on this CPU, if entries may exist under it.
-    pub asid: Option<u32>,
-    /// The next VMRUN flushes the tag anyway.
-    pub owes_flush: bool,
+pub struct Mode {
     /// CR4.PCIDE.
     pub pcid: bool,
     /// CR4.PAE: without it large pages are of 4 MiB.
@@ -122,7 +114,8 @@ pub struct Target {
     pub pieces: bool,
 }
 
-/// How a target obeys a request for ranges of `pages` pages together.
+/// How a target obeys a request for ranges of `pages` pages together. `asid` is its tag on this CPU, if entries may exist under
+/// it.
 ///
 /// Requests of several initiators may have been merged, so the limit is looked at here once more.
 ///
@@ -131,13 +124,13 @@ pub struct Target {
 /// that is as large: guest memory is mapped by pages of 2 MiB at least, until a small slot or a dirty log has it mapped in
 /// smaller ones, and larger ones are not shown to the guest. Where there are such pieces, or pages of 4 MiB, of paging
 /// without PAE, the tag goes (pitfall A17).
-pub const fn obey(pages: u64, target: Target, page_limit: u64) -> Work {
-    match target.asid {
+pub const fn obey(pages: u64, asid: Option<u32>, owes_flush: bool, mode: Mode, page_limit: u64) -> Work {
+    match asid {
         None => Work::Nothing,
-        Some(_) if target.owes_flush || pages == 0 => Work::Nothing,
-        Some(_) if target.pcid => Work::Whole(Why::Pcid),
-        Some(_) if !target.pae => Work::Whole(Why::LegacyPaging),
-        Some(_) if target.pieces => Work::Whole(Why::Pieces),
+        Some(_) if owes_flush || pages == 0 => Work::Nothing,
+        Some(_) if mode.pcid => Work::Whole(Why::Pcid),
+        Some(_) if !mode.pae => Work::Whole(Why::LegacyPaging),
+        Some(_) if mode.pieces => Work::Whole(Why::Pieces),
         Some(_) if pages > page_limit => Work::Whole(Why::ManyPages),
         Some(asid) => Work::Pages { asid },
     }

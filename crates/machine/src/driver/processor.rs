@@ -1,0 +1,135 @@
+//! What only a processor can do, as the machine's processors do it.
+
+use coherence::CpuId;
+use coherence::asid::{Assignment, TlbControl};
+use stay::{Mistake, Mistakes, amd64, arm64};
+
+use super::cpu::Cpu;
+use super::guest::Exit;
+use super::vm::{Activity, Architecture, Vcpu, Vm};
+use crate::bug::Bug;
+
+/// Once in so many entries the processor refuses the guest's state.
+const REFUSED_ONE_IN: usize = 40;
+
+/// What VMRUN does about tags: a part of the VMCB.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vmcb {
+    asid: u32,
+    control: TlbControl,
+}
+
+impl Vmcb {
+    /// That of a vCPU which has never run.
+    pub(crate) const fn new() -> Self {
+        Self { asid: 1, control: TlbControl::DoNothing }
+    }
+}
+
+/// A processor with a vCPU's state.
+pub(super) struct Guest<'g, 'm, F: Architecture> {
+    cpu: &'g mut Cpu<'m>,
+    vm: &'g Vm<'m, F>,
+    number: usize,
+    vcpu: &'g mut Vcpu,
+    /// How the last stay has ended.
+    pub(super) exit: Option<Exit>,
+}
+
+impl<'g, 'm, F: Architecture> Guest<'g, 'm, F> {
+    pub(super) fn new(cpu: &'g mut Cpu<'m>, vm: &'g Vm<'m, F>, number: usize, vcpu: &'g mut Vcpu) -> Self {
+        Self { cpu, vm, number, vcpu, exit: None }
+    }
+
+    /// The guest runs under a tag until it leaves guest mode.
+    fn run_with(&mut self, tag: u32) {
+        let (machine, vm, number) = (self.cpu.machine, self.vm, self.number);
+        vm.activity[number].set(Activity::Ready);
+        machine.hw.borrow_mut().enter(self.cpu.number, tag, vm.roots(self.vcpu.space));
+        machine.note(|| format!("enters vCPU {}.{number} with tag {tag} ({:?})", vm.index, self.vcpu.vmcb));
+        let exit = self.cpu.run_guest(vm, number, self.vcpu);
+        machine.hw.borrow_mut().leave(self.cpu.number);
+        machine.note(|| format!("leaves vCPU {}.{number}: {exit:?}", vm.index));
+        self.exit = Some(exit);
+    }
+}
+
+impl<F: Architecture> Mistakes for Guest<'_, '_, F> {
+    fn makes(&self, mistake: Mistake) -> bool {
+        self.cpu.machine.makes(mistake)
+    }
+}
+
+impl<F: Architecture> amd64::Processor for Guest<'_, '_, F> {
+    fn id(&self) -> CpuId {
+        CpuId(self.cpu.number as u32)
+    }
+
+    fn set_tag(&mut self, assignment: &Assignment) {
+        let control = match assignment.control {
+            TlbControl::FlushAll if self.cpu.machine.has(Bug::TagReused) => TlbControl::DoNothing,
+            control => control,
+        };
+        self.vcpu.vmcb = Vmcb { asid: assignment.asid, control };
+    }
+
+    fn hold_interrupts(&mut self) {
+        self.cpu.machine.point();
+    }
+
+    fn run(&mut self) -> bool {
+        let (machine, Vmcb { asid, control }) = (self.cpu.machine, self.vcpu.vmcb);
+        if machine.below(REFUSED_ONE_IN) == 0 {
+            machine.note(|| format!("vCPU {}.{} is refused", self.vm.index, self.number));
+            return false;
+        }
+        machine.point();
+        machine.hw.borrow_mut().tlb_control(self.cpu.number, asid, control);
+        self.run_with(asid);
+        true
+    }
+
+    fn take_interrupts(&mut self) {
+        self.cpu.machine.point();
+        self.cpu.machine.take_interrupt(self.cpu.number);
+    }
+
+    fn invalidate_page(&mut self, address: u64, asid: u32) {
+        let machine = self.cpu.machine;
+        let walk = !machine.has(Bug::WalkCacheKept);
+        machine.hw.borrow_mut().invlpga(self.cpu.number, asid, address, walk);
+    }
+
+    fn mode(&self) -> amd64::Mode {
+        let pcid = self.cpu.machine.config.pcid;
+        amd64::Mode { pcid, pae: true, pieces: self.vm.space.has_pieces() }
+    }
+}
+
+impl<F: Architecture> arm64::Processor for Guest<'_, '_, F> {
+    fn id(&self) -> CpuId {
+        CpuId(self.cpu.number as u32)
+    }
+
+    fn fill_lists(&mut self) {
+        self.cpu.machine.point();
+    }
+
+    fn run(&mut self) {
+        let (machine, cpu) = (self.cpu.machine, self.cpu.number);
+        machine.point();
+        if !machine.has_loaded(cpu, self.vm.roots(self.vcpu.space)) {
+            machine.fail(|| {
+                format!(
+                    "CPU {cpu} enters vCPU {}.{} by a translation of another machine",
+                    self.vm.index, self.number
+                )
+            });
+        }
+        self.run_with(machine.stage2.loaded(cpu));
+    }
+
+    fn take_lists_back(&mut self) {
+        self.cpu.machine.point();
+    }
+}

@@ -1,0 +1,13 @@
+//! AMD64: translations are tagged by an ASID that each processor gives out by itself, and flushes are requests.
+
+mod entry;
+mod plan;
+mod registers;
+mod request;
+mod walks;
+
+pub use entry::{Processor, Taken, enter, take_flush};
+pub use plan::{Mode, Plan, RANGES_MAX, Ranges, STEP_MAX_US, STEP_PAGES, Why, Work, obey, plan};
+pub use registers::{TranslationControls, changes_translations};
+pub use request::{Asked, Initiator, Named, serve};
+pub use walks::{PAGE_SIZE, Walks};

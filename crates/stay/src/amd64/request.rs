@@ -1,0 +1,290 @@
+//! A flush that a guest asks for by hypercall: the initiator's end.
+
+use coherence::{Hardware, Issued, Ledger, Members, Outcome, Scope, Stalled, Targets};
+use tlfs::{FlushCall, FlushScope, GvaList};
+
+use super::plan::{Plan, Why, plan};
+use super::registers::TranslationControls;
+use crate::{Mistake, Mistakes};
+
+/// What targets are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Everything, as the guest wants.
+    Everything,
+    /// Everything, in place of a list.
+    Whole(Why),
+    /// All of a list.
+    List,
+    /// A part of a list: the guest calls again for the rest.
+    Part,
+}
+
+/// Who initiates: the processor of the vCPU that calls. What it is told is for counters.
+pub trait Initiator: Hardware + Mistakes + Copy {
+    /// A request was published.
+    fn has_asked(&self, asked: Asked, outcome: &Outcome) {
+        let _ = (asked, outcome);
+    }
+
+    /// Nobody had to be interrupted: it is over.
+    fn is_over(&self, outcome: &Outcome) {
+        let _ = outcome;
+    }
+
+    /// The time, for [`has_waited`](Self::has_waited).
+    fn now(&self) -> u64 {
+        0
+    }
+
+    /// Targets were interrupted and waited for since then.
+    fn has_waited(&self, outcome: &Outcome, since: u64) {
+        let _ = (outcome, since);
+    }
+}
+
+/// The vCPUs that a call names, which are those of the same VP index.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<'a> {
+    targets: &'a tlfs::Targets<'a>,
+    vcpus: usize,
+}
+
+impl<'a> Named<'a> {
+    /// Of so many vCPUs.
+    pub const fn new(targets: &'a tlfs::Targets<'a>, vcpus: usize) -> Self {
+        Self { targets, vcpus }
+    }
+}
+
+impl Members for Named<'_> {
+    #[inline(always)]
+    fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
+        match self.targets {
+            tlfs::Targets::All => (0..self.vcpus.div_ceil(64)).for_each(|bank| visit(bank, u64::MAX)),
+            tlfs::Targets::Set(set) => set.banks().for_each(|(bank, bits)| visit(bank as usize, bits)),
+        }
+    }
+}
+
+/// The request of one call.
+struct Request<'a, T: ?Sized, I, const BANKS: usize> {
+    vcpus: &'a T,
+    named: Named<'a>,
+    initiator: I,
+    ledger: &'a mut Ledger<BANKS>,
+}
+
+/// Flushes what a call asks for, or more where that costs less than `page_limit` pages one by one. Returns how many elements of its
+/// list are done: when fewer than there are, the guest calls again.
+///
+/// When it returns, none of the targets uses a translation that was replaced before the call (G1): they have left guest mode since,
+/// or do what was asked before they next enter.
+///
+/// # Errors
+/// [`Stalled`] when [`Hardware::relax`] gave up on a target.
+///
+/// # Panics
+/// If there are more vCPUs than the ledger has places.
+#[inline(always)] // It has one caller.
+pub fn serve<T: Targets + ?Sized, I: Initiator, const BANKS: usize>(
+    vcpus: &T,
+    count: usize,
+    call: &FlushCall<'_>,
+    page_limit: u64,
+    initiator: I,
+    ledger: &mut Ledger<BANKS>,
+) -> Result<u16, Stalled> {
+    let count = if initiator.makes(Mistake::FirstBankOnly) { count.min(64) } else { count };
+    let request = Request { vcpus, named: Named::new(&call.targets, count), initiator, ledger };
+    match &call.scope {
+        FlushScope::Everything => {
+            match space_of(call, &initiator) {
+                None => request.flush(Scope::All, Asked::Everything),
+                Some(space) => request.flush_space(space),
+            }?;
+            Ok(call.rep_count)
+        }
+        FlushScope::List(list) => request.flush_list(call, list, page_limit),
+    }
+}
+
+/// The address space whose translations alone a flush of everything is about, global ones left out; see
+/// [`Space`](coherence::Space). Lists are not asked: there the TLFS calls the flag that leaves global pages out an invalid option.
+#[inline(always)]
+fn space_of(call: &FlushCall<'_>, mistakes: &impl Mistakes) -> Option<u64> {
+    let spares_globals = call.flags.non_global_only() || mistakes.makes(Mistake::GlobalsSpared);
+    let is_one = spares_globals && !call.flags.all_address_spaces();
+    if mistakes.makes(Mistake::SpaceNotMasked) {
+        return is_one.then_some(call.address_space);
+    }
+    is_one.then_some(TranslationControls::named_space(call.address_space))
+}
+
+impl<'a, T: Targets + ?Sized, I: Initiator, const BANKS: usize> Request<'a, T, I, BANKS> {
+    #[inline(never)] // With room for the ranges, which a flush of everything need not make.
+    fn flush_list(self, call: &FlushCall<'_>, list: &GvaList<'_>, page_limit: u64) -> Result<u16, Stalled> {
+        let plan = plan(list, page_limit);
+        let (scope, done, asked) = match &plan {
+            Plan::Whole(why) => (Scope::All, call.rep_count, Asked::Whole(*why)),
+            Plan::Ranges { ranges, done } if *done < call.rep_count => {
+                let is_forgotten = self.initiator.makes(Mistake::RestOfListForgotten);
+                (Scope::Ranges(ranges), if is_forgotten { call.rep_count } else { *done }, Asked::Part)
+            }
+            // No address of the list can be translated.
+            Plan::Ranges { ranges, done } if ranges.is_empty() => return Ok(*done),
+            Plan::Ranges { ranges, done } => (Scope::Ranges(ranges), *done, Asked::List),
+        };
+        self.flush(scope, asked)?;
+        Ok(done)
+    }
+
+    /// Flushes everything on the targets but those that have halted in another address space than `space`.
+    #[inline(never)]
+    fn flush_space(self, space: u64) -> Result<(), Stalled> {
+        let issued = coherence::issue_in_space(self.vcpus, &self.named, Scope::All, space, self.ledger);
+        finish(self.initiator, issued, Asked::Everything)
+    }
+
+    /// Flushes `scope` on the targets.
+    #[inline(always)] // Two callers, of which one is to be fast.
+    fn flush(self, scope: Scope<'_>, asked: Asked) -> Result<(), Stalled> {
+        let issued = coherence::issue(self.vcpus, &self.named, scope, self.ledger);
+        finish(self.initiator, issued, asked)
+    }
+}
+
+#[inline(always)]
+fn finish<T: Targets + ?Sized, I: Initiator, const BANKS: usize>(
+    initiator: I,
+    issued: Issued<'_, T, BANKS>,
+    asked: Asked,
+) -> Result<(), Stalled> {
+    if initiator.makes(Mistake::NotKicked) {
+        // Targets in guest mode go on with old translations until they next enter.
+        return Ok(());
+    }
+    initiator.has_asked(asked, issued.outcome());
+    match issued.receipt() {
+        Some(receipt) => {
+            initiator.is_over(&receipt.outcome());
+            Ok(())
+        }
+        None => dispatch_and_wait(initiator, issued),
+    }
+}
+
+/// Interrupts the targets in guest mode and waits for them.
+#[inline(never)]
+fn dispatch_and_wait<T: Targets + ?Sized, I: Initiator, const BANKS: usize>(
+    initiator: I,
+    issued: Issued<'_, T, BANKS>,
+) -> Result<(), Stalled> {
+    if initiator.makes(Mistake::NotWaited) {
+        let _nobody_waits = issued.dispatch(&initiator);
+        return Ok(());
+    }
+    let since = initiator.now();
+    let receipt = issued.dispatch(&initiator).wait(&initiator)?;
+    initiator.has_waited(&receipt.outcome(), since);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+    use core::ops::ControlFlow;
+
+    use coherence::{CpuId, Space, Target};
+    use tlfs::{FlushFlags, VaWidth, VpSet};
+
+    /// An initiator that counts what it is told, and may make a mistake.
+    #[derive(Clone, Copy)]
+    struct Told<'a> {
+        asked: &'a Cell<Option<(Asked, u32, u32)>>,
+        kicks: &'a Cell<u32>,
+        mistake: Option<Mistake>,
+    }
+
+    impl Mistakes for Told<'_> {
+        fn makes(&self, mistake: Mistake) -> bool {
+            self.mistake == Some(mistake)
+        }
+    }
+
+    impl Hardware for Told<'_> {
+        fn kick(&self, _: CpuId) {
+            self.kicks.set(self.kicks.get() + 1);
+        }
+
+        fn relax(&self, _: u64) -> ControlFlow<()> {
+            ControlFlow::Break(())
+        }
+    }
+
+    impl Initiator for Told<'_> {
+        fn has_asked(&self, asked: Asked, outcome: &Outcome) {
+            self.asked.set(Some((asked, outcome.targets, outcome.elsewhere)));
+        }
+    }
+
+    /// The outcome of a call on targets of which number 1 has halted in the space at 0x5000.
+    fn outcome(
+        call: &FlushCall<'_>,
+        mistake: Option<Mistake>,
+    ) -> (Result<u16, Stalled>, Option<(Asked, u32, u32)>) {
+        let targets = [Target::new(), Target::new(), Target::new()];
+        assert!(targets[1].owner().expect("nobody has it").try_halt(Space::only(0x5000)));
+        let (asked, kicks) = (Cell::new(None), Cell::new(0));
+        let told = Told { asked: &asked, kicks: &kicks, mistake };
+        let served = serve(&targets[..], 3, call, 16, told, &mut Ledger::<1>::new());
+        assert_eq!(kicks.get(), 0, "nobody is in guest mode");
+        (served, asked.get())
+    }
+
+    fn everything(flags: FlushFlags, address_space: u64) -> FlushCall<'static> {
+        let scope = FlushScope::Everything;
+        FlushCall { address_space, flags, targets: tlfs::Targets::All, scope, rep_count: 0 }
+    }
+
+    fn all(asked: Asked, targets: u32, elsewhere: u32) -> (Result<u16, Stalled>, Option<(Asked, u32, u32)>) {
+        (Ok(0), Some((asked, targets, elsewhere)))
+    }
+
+    #[test]
+    fn a22_only_a_flush_of_one_space_without_globals_leaves_out_who_has_halted_in_another() {
+        let one = FlushFlags::new().with_non_global_only(true);
+        let both = one.with_all_address_spaces(true);
+        assert_eq!(outcome(&everything(one, 0x7000), None), all(Asked::Everything, 2, 1));
+        assert_eq!(outcome(&everything(one, 1 << 63 | 0x5018), None), all(Asked::Everything, 3, 0), "A11");
+        assert_eq!(outcome(&everything(both, 0x7000), None), all(Asked::Everything, 3, 0));
+        assert_eq!(outcome(&everything(FlushFlags::new(), 0x7000), None), all(Asked::Everything, 3, 0));
+        // What that would be with these mistakes.
+        let spared = outcome(&everything(FlushFlags::new(), 0x7000), Some(Mistake::GlobalsSpared));
+        assert_eq!(spared, all(Asked::Everything, 2, 1));
+        let spared = outcome(&everything(one, 1 << 63 | 0x5018), Some(Mistake::SpaceNotMasked));
+        assert_eq!(spared, all(Asked::Everything, 2, 1));
+    }
+
+    #[test]
+    fn h25_a_list_is_done_as_far_as_the_answer_says() {
+        let set = VpSet::sparse(1, &[0b101]).expect("one bank");
+        let list = |entries: &[u64]| {
+            let scope = FlushScope::List(GvaList::new(entries, VaWidth::Bits48));
+            let targets = tlfs::Targets::Set(set);
+            let call = FlushCall {
+                address_space: 0,
+                flags: FlushFlags::new(),
+                targets,
+                scope,
+                rep_count: entries.len() as u16,
+            };
+            outcome(&call, None)
+        };
+        let apart = |count: u64| (0..count).map(|page| page << 13).collect::<std::vec::Vec<_>>();
+        assert_eq!(list(&apart(3)), (Ok(3), Some((Asked::List, 2, 0))));
+        assert_eq!(list(&apart(17)), (Ok(17), Some((Asked::Whole(Why::ManyPages), 2, 0))), "above the limit");
+        assert_eq!(list(&[0x8000_0000_0000_0000]), (Ok(1), None), "nothing to flush");
+    }
+}

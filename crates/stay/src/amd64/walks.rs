@@ -1,0 +1,93 @@
+//! How a vCPU's last walks to its code went, so that the next look at an opcode need not walk.
+//!
+//! A walk of the guest's page tables is a function of the registers that govern it, of the address, and of the
+//! entries on its way. [`Walks`] remembers all of these with the result. Before it is used again the registers
+//! are compared and **the entries are read again from guest memory**: if all are equal, a new walk would end at the
+//! same place. It does not hold a translation beyond a change of the tables, so it is not a TLB: no flush has to reach it,
+//! and there is nothing to invalidate. Like the walk that it stands for it belongs into a section. Host
+//! addresses are valid for one version of the memory slots, which [`GuestMemory`] checks.
+
+use memslots::{AccessError, Gpa, GuestMemory, Located, Pattern, Record};
+
+use crate::{Mistake, Mistakes};
+
+/// Bytes of a page.
+pub const PAGE_SIZE: usize = 4096;
+/// Levels of the longest walk.
+const LEVELS_MAX: usize = 4;
+/// Pages that are remembered, by the low bits of their number. A guest's exits come from few places.
+const WAYS: usize = 16;
+
+/// One walk: what it began with, what it read and where it ended.
+struct Walk<R> {
+    /// Linear address of the page.
+    page: u64,
+    regime: R,
+    entries: Record<LEVELS_MAX>,
+    at: Located,
+}
+
+impl<R: Copy + Eq> Walk<R> {
+    /// Walks to the page and remembers how. `None` for every kind of failure: the caller's own walk tells them apart.
+    #[cold]
+    #[inline(never)]
+    fn new(
+        page: u64,
+        regime: R,
+        memory: &GuestMemory<'_>,
+        walk: impl FnOnce(u64, &mut dyn FnMut(Gpa) -> Result<u64, AccessError>) -> Option<Gpa>,
+    ) -> Option<Self> {
+        let mut entries = memory.record();
+        let gpa = walk(page, &mut |gpa| memory.read_recorded(gpa, &mut entries))?;
+        let at = memory.locate(gpa, PAGE_SIZE).ok()?;
+        Some(Self { page, regime, entries, at })
+    }
+
+    /// Whether a walk would go the same way now.
+    #[inline(always)]
+    fn is_current(&self, page: u64, regime: &R, memory: &GuestMemory<'_>, mistakes: &impl Mistakes) -> bool {
+        let same_regime = self.regime == *regime || mistakes.makes(Mistake::RegimeIgnored);
+        let same_entries = mistakes.makes(Mistake::WalkNotReadAgain) || memory.is_unchanged(&self.entries);
+        self.page == page && same_regime && same_entries
+    }
+}
+
+/// The walks that a vCPU remembers. `R` is what a walk depends on besides address and tables: control registers and privilege level.
+pub struct Walks<R>([Option<Walk<R>>; WAYS]);
+
+impl<R> Default for Walks<R> {
+    fn default() -> Self {
+        Self([const { None }; WAYS])
+    }
+}
+
+impl<R> core::fmt::Debug for Walks<R> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Walks({})", self.0.iter().flatten().count())
+    }
+}
+
+impl<R: Copy + Eq> Walks<R> {
+    /// Whether the bytes at `linear` are `usual`. False also if that is not known: the code cannot be read, or crosses a
+    /// page. Call it in a section, with the memory of that section.
+    ///
+    /// `walk` finds where a page is, by the entries that it is given.
+    #[inline(always)] // Two callers, of which one is seldom and the other on the way of most exits.
+    pub fn has_at(
+        &mut self,
+        linear: u64,
+        regime: R,
+        memory: &GuestMemory<'_>,
+        usual: &Pattern,
+        mistakes: &impl Mistakes,
+        walk: impl FnOnce(u64, &mut dyn FnMut(Gpa) -> Result<u64, AccessError>) -> Option<Gpa>,
+    ) -> bool {
+        let page = linear & !(PAGE_SIZE as u64 - 1);
+        let way = &mut self.0[linear as usize / PAGE_SIZE % WAYS];
+        if !way.as_ref().is_some_and(|known| known.is_current(page, &regime, memory, mistakes)) {
+            *way = Walk::new(page, regime, memory, walk);
+        }
+        let offset = linear as usize % PAGE_SIZE;
+        way.as_ref().is_some_and(|known| memory.has_at(&known.at, offset, usual))
+    }
+}
