@@ -80,7 +80,7 @@ mod tests {
         let program = (0..).map(|seed| explore::program(Arch::Amd64, seed, None));
         let program = program.into_iter().find(|program| run(program, bug, false).failure.is_some()).unwrap();
         let short = shrink(program.clone(), bug);
-        assert!(short.len() <= 12 && short.len() < program.len(), "{short:?}");
+        assert!(short.len() * 8 <= program.len(), "{} of {}: {short:?}", short.len(), program.len());
         assert!(run(&short, bug, false).failure.is_some());
     }
 }

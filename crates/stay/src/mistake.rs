@@ -1,8 +1,22 @@
 //! Mistakes that the steps can be told to make.
 
-/// A mistake in one of the steps. Each has a test in `quell-machine` that finds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mistake {
+/// Declares the mistakes, and their list.
+macro_rules! mistakes {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// A mistake in one of the steps. Each has a test in `quell-machine` that finds it, or one here.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Mistake {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Mistake {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name),+];
+        }
+    };
+}
+
+mistakes! {
     /// An entry that was called off settles what the vCPU owes.
     CalledOffEntrySettles,
     /// So does one that the processor refuses.

@@ -9,13 +9,14 @@ use std::path::Path;
 const DOCUMENTS: [(&str, &str); 2] = [("docs/coherence.md", "coherence"), ("docs/pitfalls.md", "")];
 
 /// Where the tests of each prefix are.
-const SOURCES: [(&str, &str); 15] = [
+const SOURCES: [(&str, &str); 16] = [
     ("coherence", "crates/coherence/src"),
     ("pic", "crates/pic/src"),
     ("pvflush", "crates/pvflush/src"),
     ("tlfs", "crates/tlfs/src"),
     ("paging", "crates/paging"),
     ("memslots", "crates/memslots"),
+    ("stay", "crates/stay/src"),
     ("machine", "crates/machine"),
     ("hypervisor", "hypervisor/src"),
     ("host", "host/src"),

@@ -16,11 +16,12 @@ use syn::{Attribute, Expr, Meta, Token};
 const DOCUMENT: &str = "docs/panics.md";
 
 /// What becomes part of the hypervisor's image. `pic` is not here: it is called before any guest runs.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "crates/coherence/src",
     "crates/hostlink/src",
     "crates/memslots/src",
     "crates/paging/src",
+    "crates/stay/src",
     "crates/tlfs/src",
     "hypervisor/src",
 ];

@@ -3,7 +3,7 @@
 //! A list of ranges that a guest passes is [planned](plan) once, by the vCPU that asks, before it is given to the flush
 //! engine; each target then [obeys](Work) when it next enters. Neither step is longer than [`STEP_MAX_US`], however
 //! long the guest's list is (pitfalls H24, H25): a plan holds at most [`RANGES_MAX`] ranges of at most
-//! [`Cost::page_limit`] pages together. A list of more ranges is done in parts, between which the guest takes
+//! [`Cost::page_limit`](crate::Cost::page_limit) pages together. A list of more ranges is done in parts, between which the guest takes
 //! interrupts, as long as that is cheaper than one flush of the whole tag, which is constant work.
 
 use coherence::{GvaRange, RANGE_CAPACITY};

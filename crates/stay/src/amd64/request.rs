@@ -229,11 +229,11 @@ mod tests {
         }
     }
 
+    /// How a call ends, and what its initiator was told: targets, and those of them that are elsewhere.
+    type Served = (Result<u16, Stalled>, Option<(Asked, u32, u32)>);
+
     /// The outcome of a call on targets of which number 1 has halted in the space at 0x5000.
-    fn outcome(
-        call: &FlushCall<'_>,
-        mistake: Option<Mistake>,
-    ) -> (Result<u16, Stalled>, Option<(Asked, u32, u32)>) {
+    fn outcome(call: &FlushCall<'_>, mistake: Option<Mistake>) -> Served {
         let targets = [Target::new(), Target::new(), Target::new()];
         assert!(targets[1].owner().expect("nobody has it").try_halt(Space::only(0x5000)));
         let (asked, kicks) = (Cell::new(None), Cell::new(0));
@@ -248,7 +248,7 @@ mod tests {
         FlushCall { address_space, flags, targets: tlfs::Targets::All, scope, rep_count: 0 }
     }
 
-    fn all(asked: Asked, targets: u32, elsewhere: u32) -> (Result<u16, Stalled>, Option<(Asked, u32, u32)>) {
+    fn all(asked: Asked, targets: u32, elsewhere: u32) -> Served {
         (Ok(0), Some((asked, targets, elsewhere)))
     }
 
