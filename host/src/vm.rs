@@ -148,9 +148,9 @@ impl Hypervisor {
         Self::of(workspace::HYPERVISOR, arch)
     }
 
-    /// The image that can make mistakes on purpose.
-    pub(crate) fn with_defects(arch: Arch) -> Result<Self> {
-        Self::of(workspace::HYPERVISOR_WITH_DEFECTS, arch)
+    /// The image for tests, which can make mistakes on purpose and audits its entries.
+    pub(crate) fn for_tests(arch: Arch) -> Result<Self> {
+        Self::of(workspace::HYPERVISOR_FOR_TESTS, arch)
     }
 
     /// The file that machines start.

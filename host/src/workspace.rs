@@ -52,9 +52,9 @@ impl Image {
 /// The hypervisor.
 pub(crate) const HYPERVISOR: Image = Image { features: &["image"], ..Image::bare("quell-hypervisor") };
 
-/// The hypervisor that can make mistakes on purpose.
-pub(crate) const HYPERVISOR_WITH_DEFECTS: Image =
-    Image { features: &["image", "defects"], variant: Some("defects"), ..HYPERVISOR };
+/// The hypervisor for tests: it can make mistakes on purpose, and an auditor looks at each entry into the guest (AMD64).
+pub(crate) const HYPERVISOR_FOR_TESTS: Image =
+    Image { features: &["image", "defects", "audit"], variant: Some("tests"), ..HYPERVISOR };
 
 /// The image that checks and measures TLB flushing.
 pub(crate) const TLBCHECK: Image = Image::bare("quell-tlbcheck");

@@ -17,6 +17,7 @@
 //! | `local_tlbi` | what keeps an Arm guest's local TLB instructions right when a vCPU changes CPU: `arrival`, a flush where it arrives; `broadcast`, HCR_EL2.FB makes them reach all CPUs | `arrival` |
 //! | `vmid_bits` | bits of VMIDs on Arm, 1 to 16 but no more than the processor has, or `most`; few make generations roll over soon | `most` |
 //! | `vmid_churn` | entries of a CPU into the guest, after which a machine that is made up takes a VMID in between (Arm), 1 to 1000000 or `off` | `off` |
+//! | `pretend` | whether SVM features are used that the processor lacks: clean bits, flushes of one ASID (AMD64, an image with an auditor) | `off` |
 //! | `defect` | what is wrong on purpose, by the name of a [defect](crate::defect); only an image built for that takes one | `none` |
 //! | `paranoid` | `on`: after each change of the memory slots the nested page table is compared with the slots | `off` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
@@ -255,6 +256,7 @@ mod tests {
                 local_tlbi: LocalTlbi::Broadcast,
                 vmid_bits: Some(8),
                 vmid_churn: 7,
+                pretend: true,
                 defect: Some(Defect::BankRank),
             },
             cmdline: "console=ttyS0 quiet a=b # not a comment",
@@ -287,6 +289,7 @@ mod tests {
             ("vmid_churn=0", 1),
             ("vmid_churn=1000001", 1),
             ("vmid_churn=on", 1),
+            ("pretend=yes", 1),
             ("defect=many", 1),
             ("apic_ids=shuffled", 1),
             ("flush_pages=15", 1),

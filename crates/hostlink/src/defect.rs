@@ -42,11 +42,13 @@ pub enum Defect {
     NoArrivalFlush,
     /// The second CPU says that it is ready when it has been given up; on AMD64 the third is started when it has been.
     LateCpu,
+    /// A flush of all that a vCPU's tag stands for is taken, and nothing dropped (AMD64).
+    DebtForgotten,
 }
 
 impl Defect {
     /// All.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::NoKick,
         Self::EarlyReturn,
         Self::ListPast15,
@@ -66,6 +68,7 @@ impl Defect {
         Self::Stage2NoIshst,
         Self::NoArrivalFlush,
         Self::LateCpu,
+        Self::DebtForgotten,
     ];
 
     /// Whether it is one that the hypervisor for AMD64 can make.
@@ -111,6 +114,7 @@ impl Defect {
             Self::Stage2NoIshst => "stage2-no-ishst",
             Self::NoArrivalFlush => "no-arrival-flush",
             Self::LateCpu => "late-cpu",
+            Self::DebtForgotten => "debt-forgotten",
         }
     }
 

@@ -27,6 +27,8 @@ mistakes! {
     EnteredInSpite,
     /// A flush is taken, and nothing done about it.
     FlushNotCarriedOut,
+    /// A flush of the tag is taken, and not owed.
+    DebtForgotten,
     /// Of a range that is invalidated page by page, the last page is left out.
     PageLeftOut,
     /// Of several ranges, the first alone is invalidated.

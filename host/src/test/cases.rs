@@ -94,6 +94,8 @@ pub(super) enum Expect {
     Intact,
     /// The guest says more than is kept, and says it in the hypervisor's name as well.
     Flood,
+    /// The hypervisor panics, and says this.
+    Panic(&'static str),
     /// The command's status is 0, and the machine runs without these of its CPUs alone.
     WithoutCpus(&'static [u32]),
 }
@@ -288,7 +290,8 @@ const STALE_LONG: &str = "stale --threads 8 --seconds 60 --report /dev/report";
 /// More threads than a 64-bit mask of processors can name.
 const THRASH_65: &str = "thrash --threads 65 --rounds 3 --settle 100 --report /dev/report";
 /// Threads that touch their memory while a ROM comes and goes.
-const MMTEST: &str = "mmtest --threads 4 --memory 16 --toggles 200 --passes 2 --report /dev/report";
+pub(super) const MMTEST: &str =
+    "mmtest --threads 4 --memory 16 --toggles 200 --passes 2 --report /dev/report";
 const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --passes 2 --report /dev/report";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
 
@@ -429,7 +432,8 @@ pub(super) const CASES: [Case; 38] = [
         FlushMode::Hypercall,
         THRASH_65,
         Expect::TlbIpis(false),
-    ),
+    )
+    .with(&["pretend=on"]),
     stock(
         "thrash_on_128_vcpus_and_12_cpus",
         "and so they do on 12 CPUs",
@@ -506,7 +510,7 @@ pub(super) const CASES: [Case; 38] = [
         STALE,
         Expect::NothingStale,
     )
-    .with(&["apic_ids=reversed"]),
+    .with(&["apic_ids=reversed", "pretend=on"]),
     talk(
         "ctl_refusals_change_nothing",
         "a slot that overlaps, is unaligned, does not exist or exceeds memory is refused with a reason",

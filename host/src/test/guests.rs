@@ -64,10 +64,10 @@ const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
 struct Lab<'a> {
     stock: LazyCell<Result<StockGuest>>,
     hypervisor: LazyCell<Result<Hypervisor>>,
-    defects: LazyCell<Result<Hypervisor>>,
+    tested: LazyCell<Result<Hypervisor>>,
     arm_stock: LazyCell<Result<StockGuest>>,
     arm_hypervisor: LazyCell<Result<Hypervisor>>,
-    arm_defects: LazyCell<Result<Hypervisor>>,
+    arm_tested: LazyCell<Result<Hypervisor>>,
     probe: LazyCell<Result<PathBuf>>,
     directory: &'a Path,
     signals: &'a Signals,
@@ -88,10 +88,10 @@ pub(super) fn run_all(
     let lab = Lab {
         stock: LazyCell::new(|| StockGuest::prepare(Arch::X86_64)),
         hypervisor: LazyCell::new(|| Hypervisor::build(Arch::X86_64)),
-        defects: LazyCell::new(|| Hypervisor::with_defects(Arch::X86_64)),
+        tested: LazyCell::new(|| Hypervisor::for_tests(Arch::X86_64)),
         arm_stock: LazyCell::new(|| StockGuest::prepare(Arch::Aarch64)),
         arm_hypervisor: LazyCell::new(|| Hypervisor::build(Arch::Aarch64)),
-        arm_defects: LazyCell::new(|| Hypervisor::with_defects(Arch::Aarch64)),
+        arm_tested: LazyCell::new(|| Hypervisor::for_tests(Arch::Aarch64)),
         probe: LazyCell::new(|| workspace::build(workspace::PROBE, Arch::X86_64)),
         directory: directory.path(),
         signals,
@@ -290,7 +290,7 @@ impl Lab<'_> {
 
     fn migrate(&self, case: &Case) -> Result<()> {
         let setup = Setup {
-            hypervisor: self.hypervisor(case.platform.arch())?,
+            hypervisor: self.hypervisor_for(case.platform.arch(), &switches(case.settings)?)?,
             platform: case.platform,
             switches: switches(case.settings)?,
             clock: Clock::Wall,
@@ -316,8 +316,13 @@ impl Lab<'_> {
         let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
         let outcome = self.boot_by(clock, &guest, test.cpus, |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || {
-            expect_end(&outcome, ExitCode::GuestPowerOff)?;
+            let end = match test.expect {
+                Expect::Panic(_) => ExitCode::Panic,
+                _ => ExitCode::GuestPowerOff,
+            };
+            expect_end(&outcome, end)?;
             match test.expect {
+                Expect::Panic(says) => ensure!(outcome.log.contains(says), "it does not say {says:?}"),
                 Expect::Success => expect_status(&outcome, 0)?,
                 Expect::Date => expect_date(&outcome)?,
                 Expect::PowerOff => {
@@ -541,9 +546,10 @@ impl Lab<'_> {
     /// The image that can make the mistake, if there is to be one.
     fn hypervisor_for(&self, arch: Arch, switches: &Switches) -> Result<&Hypervisor> {
         match (switches.defect, arch) {
-            (None, arch) => self.hypervisor(arch),
-            (Some(_), Arch::X86_64) => made(&self.defects),
-            (Some(_), Arch::Aarch64) => made(&self.arm_defects),
+            // All guests run with the auditor, mistake or not.
+            (_, Arch::X86_64) => made(&self.tested),
+            (None, Arch::Aarch64) => self.hypervisor(arch),
+            (Some(_), Arch::Aarch64) => made(&self.arm_tested),
         }
     }
 

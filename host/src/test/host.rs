@@ -126,7 +126,7 @@ pub(super) const STEPS: [Step; 14] = [
     ),
     step(
         "lint-tlbcheck",
-        "clippy on tlbcheck's image, and on the hypervisor's with defects",
+        "clippy on tlbcheck's image, and on the hypervisor's for tests",
         &[
             "clippy",
             "--release",
@@ -136,7 +136,7 @@ pub(super) const STEPS: [Step; 14] = [
             "quell-hypervisor",
             "--bins",
             "--features",
-            "quell-hypervisor/image,quell-hypervisor/defects",
+            "quell-hypervisor/image,quell-hypervisor/defects,quell-hypervisor/audit",
             "--target",
             "x86_64-unknown-none",
             "--",
@@ -145,7 +145,7 @@ pub(super) const STEPS: [Step; 14] = [
     ),
     step(
         "lint-hypervisor-arm",
-        "clippy on the hypervisor's image for Arm64, with defects",
+        "clippy on the hypervisor's image for Arm64, for tests",
         &[
             "clippy",
             "--release",
@@ -154,7 +154,7 @@ pub(super) const STEPS: [Step; 14] = [
             "--bin",
             "quell-hypervisor",
             "--features",
-            "image,defects",
+            "image,defects,audit",
             "--target",
             "aarch64-unknown-none-softfloat",
             "--",

@@ -2,6 +2,7 @@
 
 mod arm;
 mod attack;
+mod audit;
 mod cases;
 mod checks;
 mod guests;
@@ -76,7 +77,13 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
 
 /// The tests that boot machines.
 fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
-    cases::CASES.iter().chain(&checks::CHECKS).chain(arm::rows()).chain(&stage2::ROWS).chain(attack::rows())
+    cases::CASES
+        .iter()
+        .chain(&checks::CHECKS)
+        .chain(arm::rows())
+        .chain(&stage2::ROWS)
+        .chain(attack::rows())
+        .chain(audit::ROWS)
 }
 
 /// Prints the last line, and says what the process's status is.

@@ -2,6 +2,7 @@
 //!
 //! Sections are those of the AMD64 APM volume 2 (24593, rev. 3.42) if nothing else is said.
 
+pub mod audit;
 pub mod checks;
 pub mod event;
 pub mod intercepts;

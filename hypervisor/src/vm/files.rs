@@ -47,6 +47,7 @@ impl Mistakes for Defects {
             Mistake::NotKicked => makes(Defect::NoKick),
             Mistake::NotWaited => makes(Defect::EarlyReturn),
             Mistake::ArrivalWithoutDrop => makes(Defect::NoArrivalFlush),
+            Mistake::DebtForgotten => makes(Defect::DebtForgotten),
             _ => false,
         }
     }
@@ -85,6 +86,8 @@ pub(crate) enum CreateError {
     Vmids,
     /// Defects are not built in.
     NoDefects,
+    /// The configuration pretends features, and this image has no auditor.
+    NoAuditor,
     /// The defect is one of another architecture.
     ForeignDefect(Defect),
 }
@@ -108,6 +111,9 @@ impl fmt::Display for CreateError {
             Self::Vmids => f.write_str("vmid_bits: each CPU may hold a VMID, and there must be one more"),
             Self::Clock => f.write_str("the TSC is too slow for the guest's reference clock"),
             Self::NoDefects => f.write_str("this image has no defects: it was built without that feature"),
+            Self::NoAuditor => {
+                f.write_str("this image has no auditor: only one that was built with it pretends features")
+            }
             Self::ForeignDefect(defect) => {
                 write!(f, "the defect {} is one of another architecture", defect.name())
             }

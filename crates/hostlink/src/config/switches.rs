@@ -117,6 +117,9 @@ pub struct Switches {
     /// Entries of a CPU into the guest, from one time that a machine which is made up takes a VMID in between to the next; 0 is
     /// never (Arm). With few bits, generations of VMIDs begin all the time.
     pub vmid_churn: u32,
+    /// Whether features are used that the processor lacks and that are sound to pretend where nothing is kept: clean bits, and flushes
+    /// of one ASID. For an emulator, and an image with an auditor built in (AMD64).
+    pub pretend: bool,
     /// What is wrong on purpose; only an image with defects built in takes one.
     pub defect: Option<Defect>,
 }
@@ -134,6 +137,7 @@ impl Default for Switches {
             local_tlbi: LocalTlbi::Arrival,
             vmid_bits: None,
             vmid_churn: 0,
+            pretend: false,
             defect: None,
         }
     }
@@ -141,7 +145,7 @@ impl Default for Switches {
 
 impl Switches {
     /// Their keys.
-    pub const KEYS: [&str; 11] = [
+    pub const KEYS: [&str; 12] = [
         "apic_ids",
         "flush_pages",
         "zap",
@@ -152,6 +156,7 @@ impl Switches {
         "local_tlbi",
         "vmid_bits",
         "vmid_churn",
+        "pretend",
         "defect",
     ];
 
@@ -217,6 +222,7 @@ impl Switches {
                     _ => return Err("a number from 1 to 1000000, or off"),
                 };
             }
+            "pretend" => self.pretend = on_or_off(value)?,
             "defect" => {
                 self.defect = match value {
                     "none" => None,
@@ -269,6 +275,7 @@ impl fmt::Display for Switches {
             0 => writeln!(f, "vmid_churn=off")?,
             entries => writeln!(f, "vmid_churn={entries}")?,
         }
+        writeln!(f, "pretend={}", word(self.pretend))?;
         writeln!(f, "defect={}", self.defect.map_or("none", Defect::name))
     }
 }

@@ -125,7 +125,7 @@ pub fn take_flush<P: Processor>(
             }
         }
     };
-    if matches!(taken, Taken::Everything | Taken::Whole(_)) {
+    if matches!(taken, Taken::Everything | Taken::Whole(_)) && !processor.makes(Mistake::DebtForgotten) {
         slot.owe_flush();
     }
     work.complete();

@@ -61,6 +61,7 @@ pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
     match config.switches.defect {
         Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
         Some(defect) if !defect.is_of_arm() => Err(CreateError::ForeignDefect(defect)),
+        _ if config.switches.pretend => Err(CreateError::NoAuditor),
         _ => Ok(()),
     }
 }

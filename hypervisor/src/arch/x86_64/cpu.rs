@@ -22,12 +22,21 @@ pub(crate) struct CpuData {
     pub(crate) host_save: Cell<u64>,
     /// Physical address of the VMCB that holds the host's own VMSAVE state.
     pub(crate) host_vmcb: Cell<u64>,
+    /// What the auditor knows of this CPU.
+    #[cfg(feature = "audit")]
+    pub(crate) books: core::cell::RefCell<crate::amd64::audit::CpuBooks>,
 }
 
 impl CpuData {
     /// Of a CPU that has not started.
     pub(crate) const fn new() -> Self {
-        Self { tables: UnsafeCell::new(CpuTables::new()), host_save: Cell::new(0), host_vmcb: Cell::new(0) }
+        Self {
+            tables: UnsafeCell::new(CpuTables::new()),
+            host_save: Cell::new(0),
+            host_vmcb: Cell::new(0),
+            #[cfg(feature = "audit")]
+            books: core::cell::RefCell::new(crate::amd64::audit::CpuBooks::new()),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::flush::{CallServices, FlushScratch, MemorySource};
 use super::overlay::Overlays;
 use super::rom::Rom;
 use super::svm::state::{Permissions, VcpuState};
-use super::svm::{cpuid, invalidate, msr};
+use super::svm::{cpuid, features, invalidate, msr};
 use super::translation;
 use super::vcpu::Inbox;
 use crate::arch::clock;
@@ -64,7 +64,12 @@ pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
     match config.switches.defect {
         Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
         Some(defect) if !defect.is_of_amd64() => Err(CreateError::ForeignDefect(defect)),
-        _ => Ok(()),
+        _ if !config.switches.pretend => Ok(()),
+        _ if !cfg!(feature = "audit") => Err(CreateError::NoAuditor),
+        _ => {
+            features::pretend();
+            Ok(())
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use memslots::Gpa;
 use stay::amd64::{self, Mode, Taken, Why};
 use stay::{Mistake, Mistakes};
 
+use super::auditor::Auditor;
 use super::entry::{Registers, run_guest};
 use super::features::Features;
 use super::invalidate::invalidate_page;
@@ -47,6 +48,9 @@ impl Context<'_> {
         let (owner, asids) = (&mut self.owner, &self.workspace.asids);
         let Some(taken) = amd64::take_flush(&mut processor, owner, asids, slot, limit) else { return };
         self.count(Counter::FlushTaken);
+        if matches!(taken, Taken::Everything | Taken::Whole(_)) {
+            self.state.auditor.take_flush();
+        }
         match taken {
             Taken::Nothing => {}
             Taken::Everything => self.count(Counter::FlushWhole),
@@ -123,14 +127,15 @@ struct Svm<'a> {
     cpu: &'a PerCpu,
     vmcb: &'a mut Vmcb,
     registers: &'a mut Registers,
+    auditor: &'a mut Auditor,
 }
 
 impl<'a> Svm<'a> {
     /// With this vCPU's state; and its tag.
     #[inline(always)]
     fn of(vm: &'a Machine, cpu: &'a PerCpu, state: &'a mut VcpuState) -> (Self, &'a mut AsidSlot) {
-        let VcpuState { vmcb, registers, asid, .. } = state;
-        (Self { vm, cpu, vmcb, registers }, asid)
+        let VcpuState { vmcb, registers, asid, auditor, .. } = state;
+        (Self { vm, cpu, vmcb, registers, auditor }, asid)
     }
 }
 
@@ -164,10 +169,15 @@ impl amd64::Processor for Svm<'_> {
 
     #[inline(always)]
     fn run(&mut self) -> bool {
+        self.auditor.check(self.cpu, self.vmcb);
         let guest = core::ptr::from_mut(self.vmcb).expose_provenance() as u64;
         // SAFETY: both VMCBs are complete, the registers are this vCPU's; the nested tables map its memory only.
         unsafe { run_guest(guest, &raw mut *self.registers, self.cpu.arch.host_vmcb.get()) };
-        self.vmcb.exit_code as u32 != exit::INVALID as u32
+        let has_run = self.vmcb.exit_code as u32 != exit::INVALID as u32;
+        if has_run {
+            self.auditor.note(self.cpu, self.vmcb);
+        }
+        has_run
     }
 
     #[inline(always)]

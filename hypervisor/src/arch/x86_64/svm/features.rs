@@ -67,6 +67,12 @@ impl Features {
     }
 }
 
+/// From now on clean bits, and flushes of one ASID, are taken to be there: on a machine that keeps nothing from one VMRUN to the
+/// next both are right whatever it does. Before the first vCPU.
+pub(crate) fn pretend() {
+    FEATURES.fetch_or(CLEAN_BITS | FLUSH_BY_ASID, Ordering::Relaxed);
+}
+
 /// Whether the processor has the TSC_AUX register.
 pub(crate) fn has_tsc_aux() -> bool {
     TSC_AUX.load(Ordering::Relaxed)

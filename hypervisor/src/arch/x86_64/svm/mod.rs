@@ -2,6 +2,7 @@
 //!
 //! Source for all of it: AMD64 APM volume 2 (24593, rev. 3.42), chapter 15 and appendices B and C.
 
+mod auditor;
 mod code_path;
 pub(super) mod cpuid;
 mod cx16;

@@ -10,6 +10,7 @@ use memslots::MmioCache;
 use stay::MMIO_PAGES;
 use stay::amd64::{TranslationControls, changes_translations};
 
+use super::auditor::Auditor;
 use super::code_path::CodePaths;
 use super::debug::DebugRegisters;
 use super::entry::{RAX, RBX, RDX, RSI, RSP, Registers};
@@ -68,6 +69,7 @@ pub(crate) struct VcpuState {
     pub(crate) lapic: Lapic,
     pub(crate) hyperv: Vp,
     pub(crate) asid: AsidSlot,
+    pub(crate) auditor: Auditor,
     pub(crate) activity: Activity,
     /// An exception to raise at the next entry: the value for `event_injection`.
     pub(crate) exception: Option<u64>,
@@ -101,6 +103,7 @@ impl VcpuState {
             lapic: Lapic::new(view.apic_id, view.apic_id == 0, clock),
             hyperv: Vp::new(vp_index),
             asid: AsidSlot::new(),
+            auditor: Auditor::new(vp_index),
             activity: Activity::WaitForStartup,
             exception: None,
             nmi: Nmi::default(),

@@ -1,0 +1,43 @@
+//! Rows on the auditor at the entry. All guests of the suite run with it; these, and some that take turns on few CPUs, run with
+//! features besides that the emulator lacks, so that their branches are looked at, too.
+
+use super::cases::{Case, Expect, MMTEST, ProbeEnd, STALE, hostile, probe, stock};
+use hostlink::config::FlushMode;
+
+const PRETEND: &[&str] = &["pretend=on"];
+
+/// The rows.
+pub(super) const ROWS: &[Case] = &[
+    probe(
+        "audit_probe",
+        "what a guest can do wrong, with clean bits and flushes of one ASID",
+        "all",
+        ProbeEnd::AllPassed,
+    )
+    .with(PRETEND),
+    stock(
+        "audit_slots",
+        "memory that comes and goes, likewise",
+        (4, 2),
+        FlushMode::Hypercall,
+        MMTEST,
+        Expect::Intact,
+    )
+    .with(PRETEND),
+    hostile(
+        "audit_storm",
+        "random values for everything, likewise",
+        "storm seed=0xa0d17 rounds=1 count=4000 rest",
+        (4, 2),
+    )
+    .with(PRETEND),
+    stock(
+        "audit_finds_a_flush_that_is_taken_and_forgotten",
+        "the auditor sees that nothing was dropped where it had to be, which no guest on an emulator can",
+        (8, 2),
+        FlushMode::Hypercall,
+        STALE,
+        Expect::Panic("audit: a flush was taken, and nothing is dropped"),
+    )
+    .with(&["pretend=on", "defect=debt-forgotten"]),
+];
