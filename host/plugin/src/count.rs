@@ -124,6 +124,7 @@ impl<R: Raw> Counts<R> {
         let (mut tlbi, mut dsb) = (Map::new(), Map::new());
         for kind in self.kinds.iter().copied().filter(|kind| of(*kind) != 0) {
             match kind {
+                Kind::Invlpga => drop(tlbi.insert("invlpga".to_owned(), of(kind).into())),
                 Kind::Tlbi(operation) => drop(tlbi.insert(tlbi_name(operation), of(kind).into())),
                 Kind::Dsb(crm) => drop(dsb.insert(dsb_name(crm), of(kind).into())),
                 Kind::DsbNxs => drop(dsb.insert("nxs".to_owned(), of(kind).into())),

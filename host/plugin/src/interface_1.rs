@@ -22,7 +22,7 @@ unsafe extern "C" {
 /// # Safety
 ///
 /// The instruction is QEMU's, valid for the time of this call, and has as many bytes.
-pub(super) unsafe fn word(instruction: *const Instruction) -> [u8; 4] {
+pub(super) unsafe fn bytes<const N: usize>(instruction: *const Instruction) -> [u8; N] {
     // SAFETY: by the caller, the bytes are there.
     unsafe { *qemu_plugin_insn_data(instruction).cast() }
 }

@@ -39,11 +39,11 @@ unsafe extern "C" {
 /// # Safety
 ///
 /// The instruction is QEMU's, valid for the time of this call, and has as many bytes.
-pub(super) unsafe fn word(instruction: *const Instruction) -> [u8; 4] {
-    let mut bytes = [0; 4];
+pub(super) unsafe fn bytes<const N: usize>(instruction: *const Instruction) -> [u8; N] {
+    let mut bytes = [0; N];
     // SAFETY: by the caller; there is room for so many bytes.
     let copied = unsafe { qemu_plugin_insn_data(instruction, bytes.as_mut_ptr().cast(), bytes.len()) };
-    if copied == bytes.len() { bytes } else { [0; 4] }
+    if copied == bytes.len() { bytes } else { [0; N] }
 }
 
 /// The raw counters.

@@ -22,6 +22,8 @@ pub enum Kind {
     Ic,
     /// An exception return.
     Eret,
+    /// INVLPGA, of AMD64.
+    Invlpga,
 }
 
 /// Number of different [`Kind`]s, as [`Kind::index`] numbers them.
@@ -29,7 +31,12 @@ pub const KINDS: usize = TLBI + (1 << 12);
 const TLBI: usize = 32;
 
 impl Kind {
-    /// The kind of an encoded instruction; `None` for all that are not counted apart.
+    /// The kind of an instruction of AMD64, by its bytes; `None` for all that are not counted apart. APM volume 3 (24594), INVLPGA.
+    pub fn of_amd64(bytes: [u8; 3]) -> Option<Self> {
+        (bytes == [0x0f, 0x01, 0xdf]).then_some(Self::Invlpga)
+    }
+
+    /// The kind of an encoded instruction of Arm64; `None` for all that are not counted apart.
     pub fn of(word: u32) -> Option<Self> {
         let crm = ((word >> 8) & 0xf) as u8;
         match word {
@@ -69,6 +76,7 @@ impl Kind {
             Self::DcBySetWay => 19,
             Self::Ic => 20,
             Self::Eret => 21,
+            Self::Invlpga => 22,
             Self::Tlbi(operation) => TLBI + usize::from(operation & 0xfff),
         }
     }
@@ -232,6 +240,16 @@ mod tests {
             }
         }
         assert!(seen.len() > 1000);
+    }
+
+    #[test]
+    fn invlpga_is_three_bytes() {
+        assert_eq!(Kind::of_amd64([0x0f, 0x01, 0xdf]), Some(Kind::Invlpga));
+        // VMRUN, VMMCALL, INVLPG.
+        for bytes in [[0x0f, 0x01, 0xd8], [0x0f, 0x01, 0xd9], [0x0f, 0x01, 0x38]] {
+            assert_eq!(Kind::of_amd64(bytes), None);
+        }
+        assert!(Kind::Invlpga.index() < TLBI);
     }
 
     #[test]

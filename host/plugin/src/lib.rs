@@ -1,5 +1,6 @@
 //! A QEMU plugin that counts the instructions of Arm64 machines: all of them, and apart those that maintain TLBs and caches,
-//! barriers and exception returns; by phase, as hint instructions in the program say ([`hostlink::phase`]).
+//! barriers and exception returns; by phase, as hint instructions in the program say ([`hostlink::phase`]). Of AMD64 machines it
+//! counts INVLPGA apart.
 //!
 //! `-plugin file=libquell_plugin.so,out=FILE`: when QEMU ends by itself, FILE holds one JSON object, which [`count::Counts::json`]
 //! describes. Every CPU counts for the same phase, and the counters are not atomic: the counts are exact where QEMU executes all

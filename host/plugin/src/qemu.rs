@@ -15,6 +15,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs;
 use std::path::PathBuf;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
 /// QEMU's `struct qemu_plugin_tb`: a translated block.
@@ -61,6 +62,8 @@ pub(crate) static qemu_plugin_version: c_int = interface::VERSION;
 /// The counters. Translated code adds to the raw ones without this lock, by a plain load and store of a word: callbacks run in the
 /// same thread as it does, so with one thread for all CPUs they never meet.
 static COUNTS: LazyLock<Mutex<Counts<Counters>>> = LazyLock::new(|| Mutex::new(Counts::new(Counters::new())));
+/// Whose instructions they are: Arm64's if not.
+static IS_AMD64: AtomicBool = AtomicBool::new(false);
 static OUTPUT: OnceLock<PathBuf> = OnceLock::new();
 
 /// Has `work` done on the counters.
@@ -88,10 +91,12 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
 ) -> c_int {
     // SAFETY: by the caller, both are strings.
     let target = unsafe { CStr::from_ptr((*info).target_name) };
-    if target != c"aarch64" {
-        eprintln!("quell-plugin: this machine is {target:?}, and only aarch64 is known");
+    let is_amd64 = target == c"x86_64";
+    if !is_amd64 && target != c"aarch64" {
+        eprintln!("quell-plugin: this machine is {target:?}, and only aarch64 and x86_64 are known");
         return 1;
     }
+    IS_AMD64.store(is_amd64, Ordering::Relaxed);
     for index in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: by the caller, there are so many strings.
         let argument = unsafe { CStr::from_ptr(*arguments.add(index)) }.to_string_lossy();
@@ -124,9 +129,17 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
     with_counts(|counts| {
         for instruction in instructions {
             // SAFETY: as above.
-            let word = unsafe {
-                let is_whole = qemu_plugin_insn_size(instruction) == size_of::<u32>();
-                if is_whole { u32::from_le_bytes(interface::word(instruction)) } else { 0 }
+            let size = unsafe { qemu_plugin_insn_size(instruction) };
+            let is_amd64 = IS_AMD64.load(Ordering::Relaxed);
+            let word = match size {
+                // SAFETY: as above; it has so many bytes.
+                4 if !is_amd64 => u32::from_le_bytes(unsafe { interface::bytes(instruction) }),
+                _ => 0,
+            };
+            let kind = match size {
+                // SAFETY: as above; it has so many bytes.
+                3 if is_amd64 => Kind::of_amd64(unsafe { interface::bytes(instruction) }),
+                _ => Kind::of(word),
             };
             // Before the counters: the hint counts for the phase that it begins, and QEMU 10 does things in the order in which
             // they are asked for.
@@ -137,8 +150,8 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
                     qemu_plugin_register_vcpu_insn_exec_cb(instruction, on_phase, NO_REGISTERS, data);
                 }
             }
-            let kind = Kind::of(word).map(|kind| counts.kind(kind));
-            for counter in kind.into_iter().chain([counts.instructions()]) {
+            let counter = kind.map(|kind| counts.kind(kind));
+            for counter in counter.into_iter().chain([counts.instructions()]) {
                 // SAFETY: as above.
                 unsafe { counts.raw().count(instruction, counter) };
             }

@@ -1,7 +1,7 @@
 //! Rows on the auditor at the entry. All guests of the suite run with it; these, and some that take turns on few CPUs, run with
 //! features besides that the emulator lacks, so that their branches are looked at, too.
 
-use super::cases::{Case, Expect, MMTEST, ProbeEnd, STALE, hostile, probe, stock};
+use super::cases::{Body, Case, Expect, MMTEST, ProbeEnd, STALE, case, hostile, probe, stock};
 use hostlink::config::FlushMode;
 
 const PRETEND: &[&str] = &["pretend=on"];
@@ -31,6 +31,12 @@ pub(super) const ROWS: &[Case] = &[
         (4, 2),
     )
     .with(PRETEND),
+    case(
+        "audit_counts_invalidations",
+        "each page of a list is invalidated where a target takes it",
+        Body::Invalidations("list_in_parts"),
+    )
+    .with(&["flush_pages=1000"]),
     stock(
         "audit_finds_a_flush_that_is_taken_and_forgotten",
         "the auditor sees that nothing was dropped where it had to be, which no guest on an emulator can",

@@ -43,6 +43,8 @@ pub(super) enum Body {
     Typed(&'static [&'static str]),
     /// The bare guest does one of the wrong things it knows.
     Probe(&'static str, ProbeEnd),
+    /// The bare guest does it while QEMU's plugin counts each INVLPGA, of which there are as many as the hypervisor says.
+    Invalidations(&'static str),
     /// The bare guest that tries everything runs one of its tests.
     Hostile(Hostile),
     /// tlbcheck runs.

@@ -14,6 +14,7 @@ use super::storm::{self, Requests};
 use super::talk;
 use crate::arch::{Arch, Platform};
 use crate::bench::migrate::writer::{Setup, Writer};
+use crate::bench::phases::Phases;
 use crate::check::{self, Verdict};
 use crate::cli::ImageArgs;
 use crate::guest::cache;
@@ -30,6 +31,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
+use hostlink::phase::Phase;
 use serde_json::Value;
 use std::cell::{Cell, LazyCell};
 use std::env;
@@ -58,6 +60,11 @@ const TIMED_OUT: i32 = 124;
 /// What the guest's shell shows when it takes input, and how long after its announcement at most.
 const PROMPT: &str = "# ";
 const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// INVLPGAs by which the hypervisor measures what one costs, when it starts.
+const MEASURED: u64 = 5 * 64;
+/// Fewer pages than this tell nothing.
+const PAGES_MIN: u64 = 100;
 
 /// What the cases share. Each part is made when the first case needs it; one that cannot be made fails
 /// the cases that need it.
@@ -165,6 +172,7 @@ impl Lab<'_> {
             Body::Own(act) => act(tempfile::tempdir_in(self.directory)?.path()),
             Body::Typed(texts) => self.typed(case.platform, texts),
             Body::Probe(test, end) => self.probe(case, told(test), *end),
+            Body::Invalidations(test) => self.invalidations(case, test),
             Body::Hostile(test) => self.hostile(case, test, told(test.test)),
             Body::Migrate => self.migrate(case),
             Body::Siege(siege) => self.siege(case, siege),
@@ -380,17 +388,13 @@ impl Lab<'_> {
         })
     }
 
-    fn probe(&self, case: &Case, name: &str, end: ProbeEnd) -> Result<()> {
-        let (processors, cpus) = match end {
-            ProbeEnd::AllPassed | ProbeEnd::SecondPassed => (2, 2),
-            ProbeEnd::SharedPassed => (2, 1),
-            ProbeEnd::Passed | ProbeEnd::TripleFault => (1, 1),
-        };
+    /// The bare guest that does the things of this name.
+    fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
         let guest = Guest {
             kernel: made(&self.probe)?.clone(),
             initrd: None,
             cmdline: format!("test={name}"),
-            vcpus: processors,
+            vcpus,
             memory: 64 * MIB,
             flush: FlushMode::Hypercall,
             platform: Platform::X86_64,
@@ -398,6 +402,16 @@ impl Lab<'_> {
             switches: switches(case.settings)?,
         };
         guest.check()?;
+        Ok(guest)
+    }
+
+    fn probe(&self, case: &Case, name: &str, end: ProbeEnd) -> Result<()> {
+        let (processors, cpus) = match end {
+            ProbeEnd::AllPassed | ProbeEnd::SecondPassed => (2, 2),
+            ProbeEnd::SharedPassed => (2, 1),
+            ProbeEnd::Passed | ProbeEnd::TripleFault => (1, 1),
+        };
+        let guest = self.probe_guest(case, name, processors)?;
         let outcome = self.boot(&guest, cpus, |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || check_log(&outcome))?;
         with_console(&outcome, || match end {
@@ -426,6 +440,29 @@ impl Lab<'_> {
                 ensure!(reports().next().is_some(), "the guest ran no test");
                 Ok(())
             }
+        })
+    }
+
+    /// An emulator forgets all translations at each VMRUN, so that a page which is left out goes unnoticed: it is counted.
+    fn invalidations(&self, case: &Case, test: &str) -> Result<()> {
+        let guest = self.probe_guest(case, test, 2)?;
+        let hypervisor = self.hypervisor_for(Arch::X86_64, &guest.switches)?;
+        let mut spec = guest.on_quell(hypervisor, 2, Clock::Instructions, self.directory)?;
+        let counting = Phases::counting(self.directory)?;
+        spec.counting = Some(counting.clone());
+        spec.timeout = Some(BOOT_TIMEOUT);
+        let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
+        with_console(&outcome, || {
+            expect_end(&outcome, ExitCode::GuestPowerOff)?;
+            let pages = outcome.counters.as_ref().context("there are no counters")?.get(Counter::FlushPages);
+            ensure!(pages >= PAGES_MIN, "{pages} pages are too few to tell anything");
+            let executed = Phases::read(&counting)?.of(Phase::None)?.of_kind("invlpga");
+            let expected = pages + MEASURED;
+            ensure!(
+                executed == expected,
+                "{executed} INVLPGA for {pages} pages, and {MEASURED} at the start"
+            );
+            Ok(())
         })
     }
 
