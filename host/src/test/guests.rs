@@ -70,10 +70,8 @@ const PAGES_MIN: u64 = 100;
 /// the cases that need it.
 struct Lab<'a> {
     stock: LazyCell<Result<StockGuest>>,
-    hypervisor: LazyCell<Result<Hypervisor>>,
     tested: LazyCell<Result<Hypervisor>>,
     arm_stock: LazyCell<Result<StockGuest>>,
-    arm_hypervisor: LazyCell<Result<Hypervisor>>,
     arm_tested: LazyCell<Result<Hypervisor>>,
     probe: LazyCell<Result<PathBuf>>,
     directory: &'a Path,
@@ -94,10 +92,8 @@ pub(super) fn run_all(
     let directory = tempfile::Builder::new().prefix("quell-test-").tempdir()?;
     let lab = Lab {
         stock: LazyCell::new(|| StockGuest::prepare(Arch::X86_64)),
-        hypervisor: LazyCell::new(|| Hypervisor::build(Arch::X86_64)),
         tested: LazyCell::new(|| Hypervisor::for_tests(Arch::X86_64)),
         arm_stock: LazyCell::new(|| StockGuest::prepare(Arch::Aarch64)),
-        arm_hypervisor: LazyCell::new(|| Hypervisor::build(Arch::Aarch64)),
         arm_tested: LazyCell::new(|| Hypervisor::for_tests(Arch::Aarch64)),
         probe: LazyCell::new(|| workspace::build(workspace::PROBE, Arch::X86_64)),
         directory: directory.path(),
@@ -162,7 +158,7 @@ impl Lab<'_> {
             }
             Body::Check(check) => self.check(case, check),
             Body::Stage2(test) => {
-                let hypervisor = self.hypervisor_for(Arch::Aarch64, &switches(case.settings)?)?;
+                let hypervisor = self.hypervisor(Arch::Aarch64)?;
                 stage2::run(case, test, hypervisor, self.directory, self.signals)
             }
             Body::Counts => arm::counts(case.platform, self.directory, self.signals),
@@ -298,7 +294,7 @@ impl Lab<'_> {
 
     fn migrate(&self, case: &Case) -> Result<()> {
         let setup = Setup {
-            hypervisor: self.hypervisor_for(case.platform.arch(), &switches(case.settings)?)?,
+            hypervisor: self.hypervisor(case.platform.arch())?,
             platform: case.platform,
             switches: switches(case.settings)?,
             clock: Clock::Wall,
@@ -446,7 +442,7 @@ impl Lab<'_> {
     /// An emulator forgets all translations at each VMRUN, so that a page which is left out goes unnoticed: it is counted.
     fn invalidations(&self, case: &Case, test: &str) -> Result<()> {
         let guest = self.probe_guest(case, test, 2)?;
-        let hypervisor = self.hypervisor_for(Arch::X86_64, &guest.switches)?;
+        let hypervisor = self.hypervisor(Arch::X86_64)?;
         let mut spec = guest.on_quell(hypervisor, 2, Clock::Instructions, self.directory)?;
         let counting = Phases::counting(self.directory)?;
         spec.counting = Some(counting.clone());
@@ -580,20 +576,11 @@ impl Lab<'_> {
         })
     }
 
-    /// The image that can make the mistake, if there is to be one.
-    fn hypervisor_for(&self, arch: Arch, switches: &Switches) -> Result<&Hypervisor> {
-        match (switches.defect, arch) {
-            // All guests run with the auditor, mistake or not.
-            (_, Arch::X86_64) => made(&self.tested),
-            (None, Arch::Aarch64) => self.hypervisor(arch),
-            (Some(_), Arch::Aarch64) => made(&self.arm_tested),
-        }
-    }
-
+    /// All guests run with the auditor, mistake or not.
     fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
         made(match arch {
-            Arch::X86_64 => &self.hypervisor,
-            Arch::Aarch64 => &self.arm_hypervisor,
+            Arch::X86_64 => &self.tested,
+            Arch::Aarch64 => &self.arm_tested,
         })
     }
 
@@ -613,7 +600,7 @@ impl Lab<'_> {
         cpus: u32,
         observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
-        let hypervisor = self.hypervisor_for(guest.platform.arch(), &guest.switches)?;
+        let hypervisor = self.hypervisor(guest.platform.arch())?;
         let mut spec = guest.on_quell(hypervisor, cpus, clock, self.directory)?;
         spec.timeout = Some(match (storm::is_one(&guest.cmdline), self.long) {
             (true, long) => storm::timeout(long),

@@ -10,9 +10,11 @@
 //! | [`debug`] | breakpoints, watchpoints, single step |
 //! | [`load_store`] | accesses of two registers, or with write-back |
 //! | [`step`] | going on behind an instruction; instructions whose condition fails |
+//! | [`audit`] | what a vCPU could meet that enters, in the image for tests |
 //! | [`abort`], [`serror`] | what a stage-2 fault says of the access; asynchronous aborts |
 
 pub mod abort;
+pub mod audit;
 #[macro_use]
 pub mod controls;
 pub mod debug;

@@ -20,12 +20,21 @@ pub(crate) struct CpuData {
     pub(crate) timers_fired: Cell<u32>,
     /// The virtual CPU interface has asked for maintenance.
     pub(crate) maintenance_fired: Cell<bool>,
+    /// What the auditor knows of this CPU.
+    #[cfg(feature = "audit")]
+    pub(crate) books: core::cell::RefCell<crate::arm64::audit::CpuBooks>,
 }
 
 impl CpuData {
     /// Of a CPU that has not started.
     pub(crate) const fn new() -> Self {
-        Self { redistributor: Cell::new(0), timers_fired: Cell::new(0), maintenance_fired: Cell::new(false) }
+        Self {
+            redistributor: Cell::new(0),
+            timers_fired: Cell::new(0),
+            maintenance_fired: Cell::new(false),
+            #[cfg(feature = "audit")]
+            books: core::cell::RefCell::new(crate::arm64::audit::CpuBooks::new()),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use hostlink::defect::Defect;
 use paging::{FlushRange, Invalidation};
 use stay::{Mistake, Mistakes, arm64};
 
+use super::auditor::Auditor;
 use super::sysreg::{read, write};
 use crate::vm::files::{Defects, makes};
 use crate::vm::space::Flushed;
@@ -61,10 +62,22 @@ impl Stage2Tlb for Tlb {
         combined: "tlbi vmalle1is" but Stage2NoCombined;
         everything: "tlbi vmalls12e1is" but Stage2NoTlbi;
         all_vms: "tlbi alle1is";
-        local_combined: "tlbi vmalle1";
-        local_all_vms: "tlbi alle1";
         instruction_cache: "ic ialluis";
         local_instruction_cache: "ic iallu";
+    }
+
+    #[inline(always)]
+    fn local_combined(&self) {
+        // SAFETY: as above.
+        unsafe { asm!("tlbi vmalle1", options(nostack, preserves_flags)) };
+        Auditor::drop_local();
+    }
+
+    #[inline(always)]
+    fn local_all_vms(&self) {
+        // SAFETY: as above.
+        unsafe { asm!("tlbi alle1", options(nostack, preserves_flags)) };
+        Auditor::drop_local();
     }
 
     #[inline(always)]

@@ -150,6 +150,12 @@ impl Shared {
         AddressSpace { vmids: &self.vmids, vmid: &self.vmid, root: self.root, setup: &self.setup }
     }
 
+    /// VTTBR_EL2 as it has to be while the guest runs.
+    #[cfg(feature = "audit")]
+    pub(crate) fn current_vttbr(&self) -> u64 {
+        tlbi::Vttbr::new(self.root, self.vmid.current().unwrap_or(0)).bits()
+    }
+
     /// How far the guest's local maintenance reaches.
     #[inline(always)]
     pub(crate) fn local_maintenance(&self) -> LocalMaintenance {

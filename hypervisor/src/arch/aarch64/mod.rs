@@ -23,6 +23,7 @@
 //! | `waits` | the word in memory that a guest waits for |
 
 mod abort;
+mod auditor;
 mod boot;
 pub(crate) mod clock;
 pub(crate) mod console;

@@ -7,6 +7,7 @@ use coherence::vmid::Home;
 use memslots::MmioCache;
 use stay::MMIO_PAGES;
 
+use super::auditor::Auditor;
 use super::entry::Registers;
 use super::float::FloatState;
 use super::sysreg::{isb, read, write};
@@ -42,6 +43,7 @@ pub(crate) struct VcpuState {
     pub(crate) activity: Activity,
     /// Where its translations may be.
     pub(crate) home: Home,
+    pub(crate) auditor: Auditor,
     /// Pages without memory that it has accessed last.
     pub(crate) mmio: MmioCache<MMIO_PAGES>,
     /// HCR_EL2 while it runs.
@@ -68,6 +70,7 @@ impl VcpuState {
             gic: Private::new(index as u8, count as u8),
             activity: Activity::Off,
             home: Home::new(),
+            auditor: Auditor::new(index, configuration & hcr::FB != 0),
             mmio: MmioCache::new(),
             configuration,
             exit: 0,
@@ -86,9 +89,9 @@ impl VcpuState {
         let _void = self.gic.look(&inbox.interrupts);
         inbox.power.reset();
         let (index, count) = self.place;
-        let home = self.home;
+        let (home, auditor) = (self.home, self.auditor);
         let configuration = self.configuration & !hcr::VSE;
-        *self = Self { home, ..Self::new(index, count, configuration) };
+        *self = Self { home, auditor, ..Self::new(index, count, configuration) };
     }
 
     /// It was told to start, as from power-on but for what its redistributor was set up for. Its registers are loaded, or

@@ -121,7 +121,7 @@ impl Context<'_> {
         if self.enter_address_space() {
             self.state.allow_walks();
         }
-        let mut processor = El1 { cpu: self.cpu, state: self.state, workspace: self.workspace };
+        let mut processor = El1 { vm: self.vm, cpu: self.cpu, state: self.state, workspace: self.workspace };
         if !arm64::enter(&mut processor, &mut self.owner) {
             self.take_flush();
             // Whoever keeps posting events must not keep interrupts away.
@@ -198,6 +198,7 @@ impl Context<'_> {
 
 /// The processor with a vCPU's state. Interrupts are masked.
 struct El1<'a> {
+    vm: &'a Machine,
     cpu: &'a PerCpu,
     state: &'a mut VcpuState,
     workspace: &'a mut Workspace,
@@ -229,8 +230,10 @@ impl arm64::Processor for El1<'_> {
 
     #[inline(always)]
     fn run(&mut self) {
+        self.state.auditor.check(self.cpu, self.vm);
         // SAFETY: the registers are this vCPU's, EL1's are loaded, stage 2 maps its memory only.
         self.state.exit = unsafe { run_guest(&raw mut self.state.registers) };
+        self.state.auditor.note(self.cpu);
     }
 
     /// The list registers are empty after this, and the interface asks for nothing.
