@@ -364,6 +364,9 @@ pub(crate) struct TestArgs {
     /// Only tests whose name contains this, or one of several texts with commas between them
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
+    /// Only the host's tests and a few guests that go many ways: two minutes, for work in between
+    #[arg(long, conflicts_with_all = ["long", "mutants"])]
+    pub(crate) quick: bool,
     /// Print the tests' names instead of running them
     #[arg(long)]
     pub(crate) list: bool,
