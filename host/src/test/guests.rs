@@ -70,6 +70,7 @@ const PAGES_MIN: u64 = 100;
 /// the cases that need it.
 struct Lab<'a> {
     stock: LazyCell<Result<StockGuest>>,
+    usual: LazyCell<Result<Hypervisor>>,
     tested: LazyCell<Result<Hypervisor>>,
     arm_stock: LazyCell<Result<StockGuest>>,
     arm_tested: LazyCell<Result<Hypervisor>>,
@@ -92,6 +93,7 @@ pub(super) fn run_all(
     let directory = tempfile::Builder::new().prefix("quell-test-").tempdir()?;
     let lab = Lab {
         stock: LazyCell::new(|| StockGuest::prepare(Arch::X86_64)),
+        usual: LazyCell::new(|| Hypervisor::build(Arch::X86_64)),
         tested: LazyCell::new(|| Hypervisor::for_tests(Arch::X86_64)),
         arm_stock: LazyCell::new(|| StockGuest::prepare(Arch::Aarch64)),
         arm_tested: LazyCell::new(|| Hypervisor::for_tests(Arch::Aarch64)),
@@ -576,7 +578,7 @@ impl Lab<'_> {
         })
     }
 
-    /// All guests run with the auditor, mistake or not.
+    /// Guests run with the auditor, mistake or not.
     fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
         made(match arch {
             Arch::X86_64 => &self.tested,
@@ -600,7 +602,11 @@ impl Lab<'_> {
         cpus: u32,
         observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
-        let hypervisor = self.hypervisor(guest.platform.arch())?;
+        let hypervisor = match (clock, guest.platform.arch()) {
+            // Where time is counted it is that of the image for users.
+            (Clock::Instructions, Arch::X86_64) => made(&self.usual)?,
+            (_, arch) => self.hypervisor(arch)?,
+        };
         let mut spec = guest.on_quell(hypervisor, cpus, clock, self.directory)?;
         spec.timeout = Some(match (storm::is_one(&guest.cmdline), self.long) {
             (true, long) => storm::timeout(long),
