@@ -21,7 +21,7 @@
 //!
 //! A [`Mistake`] can be made on purpose, so that tests show that it is found.
 #![no_std]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 #[cfg(test)]
 extern crate std;
