@@ -1,7 +1,7 @@
 //! Mistakes that an image of the hypervisor built for tests can make on purpose, each for a test that has to notice.
 
-/// A mistake on purpose: in how flush hypercalls are served (AMD64), in what is done to TLBs for stage 2 (Arm), or in how CPUs are
-/// started. Not each architecture can make each.
+/// A mistake on purpose: in how flush hypercalls are served or what vCPUs do about a flush (AMD64), in what is done to TLBs for stage 2
+/// (Arm), or in how CPUs are started. Not each architecture can make each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// Targets in guest mode are neither interrupted nor waited for.

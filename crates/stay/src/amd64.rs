@@ -10,4 +10,4 @@ pub use entry::{Processor, Taken, enter, take_flush};
 pub use plan::{Mode, Plan, RANGES_MAX, Ranges, STEP_MAX_US, STEP_PAGES, Why, Work, obey, plan};
 pub use registers::{TranslationControls, changes_translations};
 pub use request::{Asked, Initiator, Named, serve};
-pub use walks::{PAGE_SIZE, Walks};
+pub use walks::Walks;

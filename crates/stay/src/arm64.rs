@@ -103,7 +103,7 @@ pub fn enter_address_space<T: Stage2Tlb + Mistakes, const CPUS: usize>(
 }
 
 /// What only a processor can do, for the vCPU whose state it has.
-pub trait Processor: Mistakes {
+pub trait Processor {
     /// Which one it is.
     fn id(&self) -> CpuId;
     /// Puts interrupts that wait into the list registers.
@@ -156,7 +156,7 @@ pub fn flush_space<W: Walkers, T: Stage2Tlb + Mistakes, const CPUS: usize, const
 }
 
 /// Drops what `invalidation` names from all processors. The tables have been changed.
-pub fn invalidate<T: Stage2Tlb + Mistakes, const CPUS: usize>(
+fn invalidate<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     tlb: &T,
     space: &AddressSpace<'_, CPUS>,
     invalidation: Invalidation<'_>,

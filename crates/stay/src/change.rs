@@ -62,19 +62,18 @@ impl Proof for SpaceReceipt<Stamp> {
 ///
 /// # Panics
 /// If the receipt of the flush that was just made is refused.
-pub fn step<C: Change, W: ?Sized, P: Proof>(
+pub fn step<C: Change, P: Proof>(
     change: &mut C,
     entries_max: u32,
-    world: &mut W,
-    flush: impl FnOnce(&mut W, Invalidation<'_>) -> P,
-    mut retire: impl FnMut(&mut W, Retired),
+    flush: impl FnOnce(Invalidation<'_>) -> P,
+    mut retire: impl FnMut(Retired),
 ) -> Progress {
-    let progress = change.step(entries_max, |retired| retire(world, retired));
+    let progress = change.step(entries_max, &mut retire);
     if progress != Progress::Flush {
         return progress;
     }
-    let proof = flush(world, change.invalidation());
+    let proof = flush(change.invalidation());
     assert!(change.flushed(proof.receipt()), "the flush was issued after the change's last step");
     // What is left of the change is short; tables are freed in steps of their own.
-    change.step(entries_max, |retired| retire(world, retired))
+    change.step(entries_max, retire)
 }

@@ -45,8 +45,8 @@ impl Machine {
     ///
     /// No guest memory may be pinned by the caller, and no translation section of its vCPU be open.
     pub(crate) fn step_job(&self, job: &mut impl Change, scratch: &mut FlushScratch) -> ControlFlow<()> {
-        let flush = |vm: &mut &Self, invalidation: Invalidation<'_>| vm.flush_space(invalidation, scratch);
-        match stay::step(job, STEP_ENTRIES, &mut &*self, flush, |vm, retired| vm.take_back(&retired)) {
+        let flush = |invalidation: Invalidation<'_>| self.flush_space(invalidation, scratch);
+        match stay::step(job, STEP_ENTRIES, flush, |retired| self.take_back(&retired)) {
             Progress::Done => return ControlFlow::Break(()),
             Progress::Waiting => core::hint::spin_loop(),
             // To flush again is for the next step, which finds that it has to.

@@ -130,12 +130,12 @@ impl<'m, F: Architecture> Vm<'m, F> {
         let is_forged = matches!(machine.bug, Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly))
             || machine.has(Bug::ProtectWithoutFlush) && protects;
         loop {
-            let flush = |vm: &mut &Self, invalidation: Invalidation<'_>| match is_forged {
-                true => vm.forge(),
+            let flush = |invalidation: Invalidation<'_>| match is_forged {
+                true => self.forge(),
                 false if machine.has(Bug::TableFreedEarly) => Receipt::forged(),
-                false => vm.flush(invalidation),
+                false => self.flush(invalidation),
             };
-            match stay::step(&mut job, machine.config.step, &mut &*self, flush, |vm, what| vm.retire(what)) {
+            match stay::step(&mut job, machine.config.step, flush, |what| self.retire(what)) {
                 Progress::Waiting => machine.give_way(),
                 Progress::More | Progress::Flush => machine.point(),
                 Progress::Done => break,
@@ -226,12 +226,11 @@ impl<'m, F: Architecture> Vm<'m, F> {
         let begin = machine.now();
         let mut job: FetchJob<'_, '_, F, TablePool<'m>> = self.space.fetch_log(SlotId(id), &mut words)?;
         loop {
-            let flush =
-                |vm: &mut &Self, invalidation: Invalidation<'_>| match machine.has(Bug::FetchWithoutFlush) {
-                    true => Receipt::forged(),
-                    false => vm.flush(invalidation),
-                };
-            match stay::step(&mut job, machine.config.step, &mut &*self, flush, |_, _| ()) {
+            let flush = |invalidation: Invalidation<'_>| match machine.has(Bug::FetchWithoutFlush) {
+                true => Receipt::forged(),
+                false => self.flush(invalidation),
+            };
+            match stay::step(&mut job, machine.config.step, flush, |_| ()) {
                 Progress::Waiting => machine.give_way(),
                 Progress::More | Progress::Flush => machine.point(),
                 Progress::Done => break,

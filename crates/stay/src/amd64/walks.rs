@@ -12,7 +12,7 @@ use memslots::{AccessError, Gpa, GuestMemory, Located, Pattern, Record};
 use crate::{Mistake, Mistakes};
 
 /// Bytes of a page.
-pub const PAGE_SIZE: usize = 4096;
+const PAGE_SIZE: usize = 4096;
 /// Levels of the longest walk.
 const LEVELS_MAX: usize = 4;
 /// Pages that are remembered, by the low bits of their number. A guest's exits come from few places.

@@ -20,6 +20,7 @@
 //! | `vcpu`, `state` | what a CPU needs to run a vCPU; a vCPU's private state |
 //! | `system`, `float`, `vgic`, `debug` | its registers: EL1's, vectors, the virtual CPU interface, breakpoints |
 //! | `exits`, `abort`, `registers`, `devices`, `inject` | what exits mean |
+//! | `auditor` | what looks at each entry, in the image for tests |
 //! | `waits` | the word in memory that a guest waits for |
 
 mod abort;

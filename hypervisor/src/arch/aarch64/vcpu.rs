@@ -4,7 +4,6 @@ use coherence::CpuId;
 use coherence::vmid::{Resident, VmidSlot};
 use hostlink::counters::Counter;
 use stay::arm64::{self, Place};
-use stay::{Mistake, Mistakes};
 
 use super::entry::{run_guest, vector};
 use super::flush::Tlb;
@@ -202,13 +201,6 @@ struct El1<'a> {
     cpu: &'a PerCpu,
     state: &'a mut VcpuState,
     workspace: &'a mut Workspace,
-}
-
-impl Mistakes for El1<'_> {
-    #[inline(always)]
-    fn makes(&self, mistake: Mistake) -> bool {
-        Defects.makes(mistake)
-    }
 }
 
 impl arm64::Processor for El1<'_> {
