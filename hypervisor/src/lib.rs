@@ -1,8 +1,8 @@
 //! Quell, a small type-1 hypervisor built around TLB coherence.
 //!
-//! The library holds two kinds of code. Everything outside `arch` is plain state with effects returned
-//! as values: it compiles for the host and is tested there. `arch` and `vm` are the bare-metal program: what
-//! differs per architecture, and what does not.
+//! The library holds two kinds of code. Everything outside `arch` and `image` compiles for the host and is tested there:
+//! plain state with effects returned as values, and the [core](vm) of the program, over the traits that an architecture
+//! implements. `arch` implements them on bare metal, and `image` is what both images have besides.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
@@ -17,9 +17,10 @@ pub mod devices;
 pub mod emulator;
 pub mod free_memory;
 pub mod hyperv;
+#[cfg(target_os = "none")]
+mod image;
 pub mod loader;
 pub mod page_pool;
 pub mod quota;
 pub mod sched;
-#[cfg(target_os = "none")]
-mod vm;
+pub mod vm;

@@ -1,13 +1,5 @@
-//! What differs per architecture. Each one is a module of the same shape; the one for the target is used.
-//!
-//! | module | what `vm` asks it for |
-//! |---|---|
-//! | `clock` | the time, its unit, the one-shot timer |
-//! | `console` | the log's port, the real console behind the guest's, the control channel |
-//! | `cpu` | waiting for and taking interrupts, kicks, stacks, the end of the run |
-//! | `guest` | what the vCPUs share beyond memory and scheduler: devices, nested format, how a kernel is loaded |
-//! | `flush` | how a change of guest memory reaches all processors |
-//! | `vcpu` | private state, inbox, what a CPU needs to run one; `enter` and `handle_exit` of a `vm::Context` |
+//! The architectures. Each one is a module of the same shape, which implements the [traits](crate::vm::arch) that the core is
+//! generic over; the one for the target is used.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -15,6 +7,14 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{clock, console, cpu, flush, guest, vcpu};
+pub(crate) use aarch64::{Local, console, cpu};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{clock, console, cpu, flush, guest, vcpu};
+pub(crate) use x86_64::{Local, console, cpu};
+
+use crate::vm::{self, space};
+
+/// What the core is made of, for the architecture of this image.
+pub(crate) type Context<'a> = vm::Context<'a, Local>;
+pub(crate) type Machine = vm::Machine<Local>;
+pub(crate) type PerCpu = vm::PerCpu<Local>;
+pub(crate) type Space = space::Space<Local>;

@@ -9,17 +9,18 @@ use memslots::{Gpa, GuestMemory};
 
 /// A word that must not be what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Word {
-    pub(crate) gpa: Gpa,
+pub struct Word {
+    /// Where it is.
+    pub gpa: Gpa,
     /// 1, 2, 4 or 8, by which the address is aligned.
-    pub(crate) bytes: u8,
+    pub bytes: u8,
     /// What the vCPU waits on.
-    pub(crate) value: u64,
+    pub value: u64,
 }
 
 impl Word {
     /// Whether it is other than that now. A word that cannot be read is for the vCPU to find out about.
-    pub(crate) fn has_changed(&self, memory: &GuestMemory<'_>) -> bool {
+    pub fn has_changed(&self, memory: &GuestMemory<'_>) -> bool {
         let mut bytes = [0; 8];
         let read = bytes.get_mut(..usize::from(self.bytes)).map(|word| memory.read(self.gpa, word));
         !matches!(read, Some(Ok(_))) || u64::from_le_bytes(bytes) != self.value
@@ -28,7 +29,7 @@ impl Word {
 
 /// What a vCPU in a queue waits for.
 #[derive(Debug, Default)]
-pub(crate) struct Awaited {
+pub struct Awaited {
     gpa: AtomicU64,
     bytes: AtomicU8,
     value: AtomicU64,
@@ -38,7 +39,7 @@ pub(crate) struct Awaited {
 
 impl Awaited {
     /// For the vCPU's owner.
-    pub(crate) fn note(&self, word: Word, until: u64) {
+    pub fn note(&self, word: Word, until: u64) {
         self.gpa.store(word.gpa.0, Ordering::Relaxed);
         self.bytes.store(word.bytes, Ordering::Relaxed);
         self.value.store(word.value, Ordering::Relaxed);
@@ -46,7 +47,7 @@ impl Awaited {
     }
 
     /// Whether the wait is over, as far as memory and the clock say it.
-    pub(crate) fn is_over(&self, memory: &GuestMemory<'_>, now: u64) -> bool {
+    pub fn is_over(&self, memory: &GuestMemory<'_>, now: u64) -> bool {
         let word = Word {
             gpa: Gpa(self.gpa.load(Ordering::Relaxed)),
             bytes: self.bytes.load(Ordering::Relaxed),

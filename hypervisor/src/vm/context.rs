@@ -7,15 +7,15 @@ use hostlink::counters::Counter;
 use memslots::{Gpa, MmioCache};
 use stay::{Answer, MMIO_PAGES, Mistake, Mistakes, Source, Stay};
 
+use super::arch::{Arch, State};
+use super::end;
 use super::files::Defects;
 use super::machine::{CounterRow, Machine, Vcpu, increase};
-use super::panic;
 use super::percpu::PerCpu;
-use crate::arch::vcpu::{COUNTS_SECTIONS, VcpuState, Workspace};
 
 /// How a vCPU goes on after an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub enum Next {
     /// Back into the guest.
     Resume,
     /// Its timers changed: look at them before going back.
@@ -25,39 +25,43 @@ pub(crate) enum Next {
     /// It spins: let another vCPU run if there is one.
     Yield,
     /// The instruction could not be carried out yet: once more, after others have had their turn.
-    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "no device there changes memory"))]
     Again,
     /// The virtual machine starts again.
     Reset,
     /// The virtual machine ends.
     PowerOff,
     /// The guest cannot go on: a triple fault.
-    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "there is nothing like it"))]
     Dead,
 }
 
 /// A vCPU on a CPU, outside of guest mode.
-pub(crate) struct Context<'a> {
-    pub(crate) vm: &'a Machine,
-    pub(crate) cpu: &'a PerCpu,
-    pub(crate) vcpu: &'a Vcpu,
-    pub(crate) counters: &'a CounterRow,
+pub struct Context<'a, A: Arch> {
+    /// The machine.
+    pub vm: &'static Machine<A>,
+    /// The CPU.
+    pub cpu: &'static PerCpu<A>,
+    /// The vCPU.
+    pub vcpu: &'a Vcpu<A>,
+    /// Its counters.
+    pub counters: &'a CounterRow,
     /// Dropped by hand, when the vCPU leaves the CPU.
-    pub(crate) owner: ManuallyDrop<Owner<'a>>,
-    pub(crate) state: &'a mut VcpuState,
-    pub(crate) workspace: &'a mut Workspace,
+    pub owner: ManuallyDrop<Owner<'a>>,
+    /// Its private state.
+    pub state: &'a mut A::State,
+    /// What the CPU needs besides.
+    pub workspace: &'a mut A::Workspace,
 }
 
-impl Context<'_> {
+impl<A: Arch> Context<'_, A> {
     /// Adds one to a counter of this vCPU.
     #[inline]
-    pub(crate) fn count(&self, counter: Counter) {
+    pub fn count(&self, counter: Counter) {
         increase(&self.counters[counter as usize], 1);
     }
 
     /// Answers a nested fault at `gpa`.
     #[inline(always)] // It has one caller.
-    pub(crate) fn answer_nested_fault(&mut self, gpa: Gpa, is_store: bool) -> Answer {
+    pub fn answer_nested_fault(&mut self, gpa: Gpa, is_store: bool) -> Answer {
         let vm = self.vm;
         let answer = stay::nested_fault(self, &vm.space, gpa, is_store);
         let counter = match answer {
@@ -67,38 +71,38 @@ impl Context<'_> {
             Answer::Mmio(Source::Marked) => Counter::MmioMarked,
             Answer::Mmio(Source::Searched) => Counter::MmioSearched,
             Answer::Retry | Answer::ReadOnly => return answer,
-            Answer::OutOfTables => panic::end_guest_without_tables(gpa),
+            Answer::OutOfTables => end::end_guest_without_tables::<A>(gpa),
         };
         self.count(counter);
         answer
     }
 }
 
-impl Mistakes for Context<'_> {
+impl<A: Arch> Mistakes for Context<'_, A> {
     #[inline(always)]
     fn makes(&self, mistake: Mistake) -> bool {
         Defects.makes(mistake)
     }
 }
 
-impl<'a> Stay<'a> for Context<'a> {
-    type State = VcpuState;
-    type Machine = Machine;
+impl<'a, A: Arch> Stay<'a> for Context<'a, A> {
+    type State = A::State;
+    type Machine = Machine<A>;
 
-    const COUNTED: bool = COUNTS_SECTIONS;
+    const COUNTED: bool = A::COUNTS_SECTIONS;
 
     #[inline(always)]
-    fn split(&mut self) -> (&mut Owner<'a>, &mut VcpuState, &Machine) {
+    fn split(&mut self) -> (&mut Owner<'a>, &mut A::State, &Machine<A>) {
         (&mut self.owner, self.state, self.vm)
     }
 
     #[inline(always)]
     fn take_flush(&mut self) {
-        Context::take_flush(self);
+        A::take_flush(self);
     }
 
     #[inline(always)]
     fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES> {
-        &mut self.state.mmio
+        self.state.mmio()
     }
 }

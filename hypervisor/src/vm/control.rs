@@ -8,30 +8,28 @@ mod requests;
 mod runs;
 
 use core::fmt::{self, Write};
+use core::marker::PhantomData;
 
 use hostlink::ctl::{LINE_MAX, LineBuffer, NEXT, Request};
-use spin::Mutex;
 
-use super::machine::{Machine, machine};
+use super::arch::Arch;
+use super::machine::Machine;
 use super::percpu::PerCpu;
-use crate::arch::{clock, console};
 use requests::{Progress, Work};
 
 /// While a request is being served its CPU comes back to it after so long at least.
 const PERIOD_US: u64 = 100;
 
-static CHANNEL: Mutex<Channel> =
-    Mutex::new(Channel { line: LineBuffer::new(), active: None, answer: Answer::new() });
-
-struct Channel {
+/// The control channel of a machine.
+pub struct Channel<A: Arch> {
     line: LineBuffer,
     /// The request that is being served.
-    active: Option<Work>,
+    active: Option<Work<A>>,
     answer: Answer,
 }
 
 /// Where records of an answer go.
-pub(crate) struct Answer {
+pub struct Answer {
     number: u64,
     /// A record has been sent, and the asker has not asked for more yet.
     awaits: bool,
@@ -40,13 +38,12 @@ pub(crate) struct Answer {
 }
 
 /// Serves requests for a short while if the calling CPU is the one that does; whether there is more to do at once.
-pub(crate) fn serve(cpu: &PerCpu) -> bool {
-    let vm = machine();
+pub fn serve<A: Arch>(vm: &'static Machine<A>, cpu: &PerCpu<A>) -> bool {
     if cpu.index != 0 || !vm.requests_wait() {
         return false;
     }
-    let mut channel = CHANNEL.lock();
-    let start = clock::now();
+    let mut channel = vm.channel.lock();
+    let start = A::now();
     if !channel.step(vm) {
         // What comes in from here on interrupts again; what came in before is looked for once more.
         vm.set_requests_wait(false);
@@ -56,14 +53,19 @@ pub(crate) fn serve(cpu: &PerCpu) -> bool {
     }
     let goes_on = vm.requests_wait();
     // The vCPU here gets as much time as the request has had, lest it stand still while something long is served.
-    let pause = clock::ticks_of_us(PERIOD_US).max(clock::now() - start);
+    let pause = A::ticks_of_us(PERIOD_US).max(A::now() - start);
     cpu.tick_max.set(if goes_on { vm.tick_max.min(pause) } else { vm.tick_max });
     goes_on
 }
 
-impl Channel {
+impl<A: Arch> Channel<A> {
+    /// Nothing has come in yet.
+    pub(super) const fn new() -> Self {
+        Self { line: LineBuffer::new(), active: None, answer: Answer::new() }
+    }
+
     /// Goes on with the request, or begins the next one; false if nothing can be done before more comes in.
-    fn step(&mut self, vm: &'static Machine) -> bool {
+    fn step(&mut self, vm: &'static Machine<A>) -> bool {
         if !self.is_ready(vm) {
             return false;
         }
@@ -71,17 +73,17 @@ impl Channel {
         let number = self.answer.number;
         match work.step(vm, &mut self.answer) {
             Progress::More => return true,
-            Progress::Done => self.answer.end(format_args!("{number} ok")),
-            Progress::Refused(why) => self.answer.end(format_args!("{number} error {why}")),
+            Progress::Done => self.answer.end::<A>(format_args!("{number} ok")),
+            Progress::Refused(why) => self.answer.end::<A>(format_args!("{number} error {why}")),
         }
         self.active = None;
         true
     }
 
     /// Reads what has come in until there is something to do; whether there is.
-    fn is_ready(&mut self, vm: &'static Machine) -> bool {
+    fn is_ready(&mut self, vm: &'static Machine<A>) -> bool {
         while self.active.is_none() || self.answer.awaits {
-            let Some(byte) = console::receive_control() else { return false };
+            let Some(byte) = A::receive_control() else { return false };
             if self.answer.awaits {
                 self.answer.awaits = false;
                 if byte == NEXT {
@@ -95,7 +97,7 @@ impl Channel {
         true
     }
 
-    fn take(&mut self, vm: &'static Machine, byte: u8) {
+    fn take(&mut self, vm: &'static Machine<A>, byte: u8) {
         let parsed = self.line.push(byte, |line| match line.trim() {
             "" => None,
             line => Some(Request::parse(line)),
@@ -106,7 +108,7 @@ impl Channel {
                 self.answer = Answer { number, ..Answer::new() };
                 self.active = Some(Work::new(vm, request));
             }
-            Some(Err((number, error))) => say(format_args!("{} error {error}", number.unwrap_or(0))),
+            Some(Err((number, error))) => say::<A>(format_args!("{} error {error}", number.unwrap_or(0))),
         }
     }
 }
@@ -117,37 +119,38 @@ impl Answer {
     }
 
     /// Sends a record: one in a step.
-    pub(crate) fn record(&mut self, fields: fmt::Arguments<'_>) {
+    pub fn record<A: Arch>(&mut self, fields: fmt::Arguments<'_>) {
         if !self.is_abandoned {
-            say(format_args!("{} : {fields}", self.number));
+            say::<A>(format_args!("{} : {fields}", self.number));
             self.awaits = true;
         }
     }
 
-    fn end(&self, line: fmt::Arguments<'_>) {
+    fn end<A: Arch>(&self, line: fmt::Arguments<'_>) {
         if !self.is_abandoned {
-            say(line);
+            say::<A>(line);
         }
     }
 }
 
 /// Sends a line, cut to the longest that the other side takes.
-fn say(text: fmt::Arguments<'_>) {
-    let mut line = Line { left: LINE_MAX };
+fn say<A: Arch>(text: fmt::Arguments<'_>) {
+    let mut line = Line::<A> { left: LINE_MAX, port: PhantomData };
     // Cutting it is its only failure.
     let _ = line.write_fmt(text);
-    console::send_control(b'\n');
+    A::send_control(b'\n');
 }
 
-struct Line {
+struct Line<A> {
     left: usize,
+    port: PhantomData<A>,
 }
 
-impl Write for Line {
+impl<A: Arch> Write for Line<A> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for byte in text.bytes() {
             self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
-            console::send_control(byte);
+            A::send_control(byte);
         }
         Ok(())
     }

@@ -1,44 +1,53 @@
 //! What the boot module holds, and why there may be no machine for it.
 
 use core::fmt;
-use core::ops::Range;
 
 use hostlink::bundle;
 use hostlink::config::{Config, ConfigError};
 use hostlink::defect::Defect;
-use hostlink::exit::ExitCode;
 use stay::{Mistake, Mistakes};
 use tar_no_std::TarArchiveRef;
 
-use super::panic;
 use crate::loader::LoadError;
 
 /// The mistake that the configuration asks for.
 #[cfg(feature = "defects")]
 static DEFECT: spin::Once<Defect> = spin::Once::new();
 
+/// Has the hypervisor make the mistake that the configuration asks for.
+#[cfg(feature = "defects")]
+pub fn make_defect(config: &Config<'_>) {
+    if let Some(defect) = config.switches.defect {
+        DEFECT.call_once(|| defect);
+    }
+}
+
+/// Images for users make none: the configuration was refused.
+#[cfg(not(feature = "defects"))]
+pub const fn make_defect(_: &Config<'_>) {}
+
 /// What is wrong on purpose: nothing before the configuration is read.
 #[cfg(feature = "defects")]
-pub(crate) fn defect() -> Option<Defect> {
+pub fn defect() -> Option<Defect> {
     DEFECT.get().copied()
 }
 
 /// Whether the hypervisor is to make this mistake.
 #[cfg(feature = "defects")]
-pub(crate) fn makes(wanted: Defect) -> bool {
+pub fn makes(wanted: Defect) -> bool {
     defect() == Some(wanted)
 }
 
 /// Images for users make none.
 #[cfg(not(feature = "defects"))]
 #[inline(always)]
-pub(crate) const fn makes(_: Defect) -> bool {
+pub const fn makes(_: Defect) -> bool {
     false
 }
 
 /// The mistakes that steps of a stay are told to make: those of the configuration.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Defects;
+pub struct Defects;
 
 impl Mistakes for Defects {
     #[inline(always)]
@@ -54,14 +63,19 @@ impl Mistakes for Defects {
 }
 
 /// What the bundle holds.
-pub(crate) struct Files {
-    pub(crate) kernel: &'static [u8],
-    pub(crate) initrd: Option<&'static [u8]>,
-    pub(crate) config: Config<'static>,
+pub struct Files {
+    /// The guest's kernel.
+    pub kernel: &'static [u8],
+    /// Its initial RAM disk.
+    pub initrd: Option<&'static [u8]>,
+    /// The hypervisor's own symbols, for backtraces.
+    pub symbols: Option<&'static [u8]>,
+    /// What is asked for.
+    pub config: Config<'static>,
 }
 
 /// Why there is no machine.
-pub(crate) enum CreateError {
+pub enum CreateError {
     /// The bundle is no tar archive.
     NotABundle,
     /// The bundle lacks this member.
@@ -79,10 +93,8 @@ pub(crate) enum CreateError {
     /// The boot CPU is to run no vCPUs, and it is the only one.
     NoCpu,
     /// A processor too slow for a reference clock.
-    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "there is no reference clock"))]
     Clock,
     /// There are more CPUs than VMIDs.
-    #[cfg_attr(target_arch = "x86_64", expect(dead_code, reason = "ASIDs are each CPU's own"))]
     Vmids,
     /// Defects are not built in.
     NoDefects,
@@ -122,43 +134,23 @@ impl fmt::Display for CreateError {
 }
 
 impl Files {
-    /// Reads the boot module, which this loader calls `kind`; without one that is right the run ends.
-    ///
-    /// # Safety
-    ///
-    /// The memory of the module is mapped, and stays for ever as the loader left it.
-    pub(crate) unsafe fn of_module(module: Option<Range<u64>>, kind: &str) -> Self {
-        let module = module.unwrap_or_else(|| {
-            let why = format_args!("no bundle: give it as {kind} (QEMU: -initrd)");
-            panic::refuse(ExitCode::BadConfig, &why)
-        });
-        // SAFETY: the caller vouches for the memory.
-        let bundle = unsafe {
-            core::slice::from_raw_parts(module.start as *const u8, (module.end - module.start) as usize)
-        };
-        let files = Self::read(bundle).unwrap_or_else(|why| panic::refuse(ExitCode::BadConfig, &why));
-        #[cfg(feature = "defects")]
-        if let Some(defect) = files.config.switches.defect {
-            DEFECT.call_once(|| defect);
-        }
-        files
-    }
-
     /// Finds the members of the bundle.
-    fn read(bytes: &'static [u8]) -> Result<Self, CreateError> {
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn read(bytes: &'static [u8]) -> Result<Self, CreateError> {
         let archive = TarArchiveRef::new(bytes).map_err(|_| CreateError::NotABundle)?;
         let member = |name: &str| {
             let mut entries = archive.entries();
             entries.find(|entry| entry.filename().as_str() == Ok(name)).map(|entry| entry.data())
         };
-        if let Some(symbols) = member(bundle::SYMBOLS) {
-            panic::set_symbols(symbols);
-        }
         let text = member(bundle::CONFIG).ok_or(CreateError::Missing(bundle::CONFIG))?;
         let text = core::str::from_utf8(text).map_err(|_| CreateError::ConfigNotText)?;
         Ok(Self {
             kernel: member(bundle::KERNEL).ok_or(CreateError::Missing(bundle::KERNEL))?,
             initrd: member(bundle::INITRD),
+            symbols: member(bundle::SYMBOLS),
             config: Config::parse(text).map_err(CreateError::Config)?,
         })
     }

@@ -8,124 +8,125 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use coherence::{Notify, Target};
 use hostlink::config::{self, BootCpu, NestedPage, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
-#[cfg(target_arch = "aarch64")]
-use hostlink::exit::ExitCode;
 use memslots::space::ZapWay;
 use memslots::{Gpa, GuestMemory, Memslots, PhysAddr, Piece, Slot, SlotFlags, SlotId, Sweep};
 use paging::Level;
-use spin::{Mutex, Once};
+use spin::Mutex;
 
+use super::GUEST;
+use super::arch::{Arch, Cpus, State};
 use super::awaited::Awaited;
-use super::console::GUEST;
-use super::control;
+use super::control::{self, Channel};
 use super::files::{CreateError, Files};
-use super::memory::{self, FreeMemory};
-use super::percpu::PerCpu;
+use super::memory::{FreeMemory, NestedTables};
+use super::percpu::{self, PerCpu};
 use super::slot_memory::{CLEAR_BYTES, SlotMemory};
 use super::space::Space;
-use crate::arch::vcpu::{Inbox, VcpuState};
-use crate::arch::{clock, cpu, guest};
+use crate::devices::wall_clock::WallClock;
 use crate::loader::LoadError;
 use crate::sched::{Line, Nudge, Policy, Scheduler, VcpuIndex};
 
 /// See [`Machine::tick_max`].
 const TICK_MAX_US: u64 = 20_000;
 
-/// Where the host tool finds the counters.
-#[unsafe(no_mangle)]
-static QUELL_BEACON: Beacon = Beacon::new();
-
-static MACHINE: Once<Machine> = Once::new();
-
 /// Bits of [`Machine::attention`].
-pub(crate) mod attention {
+pub mod attention {
     /// A reset is under way.
-    pub(crate) const RESET: u32 = 1 << 0;
+    pub const RESET: u32 = 1 << 0;
     /// Somebody outside has a request, or one is being served.
-    pub(crate) const REQUESTS: u32 = 1 << 1;
+    pub const REQUESTS: u32 = 1 << 1;
 }
 
 /// The counters of one vCPU, as `hostlink::counters` lays them out.
-pub(crate) type CounterRow = [AtomicU64; Counter::COUNT];
+pub type CounterRow = [AtomicU64; Counter::COUNT];
 
 /// One virtual CPU.
-pub(crate) struct Vcpu {
+pub struct Vcpu<A: Arch> {
     /// Index in the machine; also its VP index.
-    pub(crate) index: VcpuIndex,
+    pub index: VcpuIndex,
     /// As the flush engine sees it. Its owner is the one who may touch `state`.
-    pub(crate) target: Target,
+    pub target: Target,
     /// Interrupts that others post.
-    pub(crate) inbox: Inbox,
+    pub inbox: A::Inbox,
     /// What it waits for, if it is passive in a queue.
-    pub(crate) awaited: Awaited,
-    state: UnsafeCell<VcpuState>,
+    pub awaited: Awaited,
+    state: UnsafeCell<A::State>,
 }
 
 // SAFETY: `state` is reached only through `state()`, whose caller owns the target; the rest is atomic.
-unsafe impl Sync for Vcpu {}
+unsafe impl<A: Arch> Sync for Vcpu<A> {}
 
-impl Vcpu {
+impl<A: Arch> Vcpu<A> {
     /// The private state.
     ///
     /// # Safety
     ///
     /// The caller holds the target's `Owner`, and no reference from an earlier call is alive.
     #[expect(clippy::mut_from_ref, reason = "ownership is proved by the target's token")]
-    pub(crate) unsafe fn state(&self) -> &mut VcpuState {
+    pub unsafe fn state(&self) -> &mut A::State {
         // SAFETY: the token is exclusive, so there is no other reference.
         unsafe { &mut *self.state.get() }
     }
 }
 
-/// The one virtual machine.
-pub(crate) struct Machine {
-    pub(crate) vcpus: Vec<Vcpu>,
+/// The virtual machine.
+pub struct Machine<A: Arch> {
+    /// By index.
+    pub vcpus: Vec<Vcpu<A>>,
     /// Its memory.
-    pub(crate) space: Space,
+    pub space: Space<A>,
     /// The memory behind slots that come and go.
-    pub(crate) memory_of_slots: Mutex<SlotMemory>,
-    pub(crate) sched: Scheduler,
+    pub memory_of_slots: Mutex<SlotMemory>,
+    /// Who runs where and when.
+    pub sched: Scheduler,
     /// Longest time in clock ticks that a CPU goes without a timer interrupt; `u64::MAX` where no interrupt is ever
     /// lost, which is everywhere but in QEMU's multi-threaded emulation (`docs/qemu.md`).
-    pub(crate) tick_max: u64,
+    pub tick_max: u64,
     /// What is particular to the architecture.
-    pub(crate) guest: guest::Shared,
-    pub(crate) files: Files,
+    pub guest: A::Shared,
+    /// What it was made from.
+    pub files: Files,
+    /// The date.
+    pub wall: WallClock,
+    /// Requests from outside.
+    pub(super) channel: Mutex<Channel<A>>,
     counters: Vec<CounterRow>,
     /// What every CPU has to look at: bits of [`attention`].
     attention: AtomicU32,
     /// Whether a request from outside waits for its turn to change guest memory: vCPUs let it go first.
-    pub(crate) turn_wanted: AtomicBool,
+    pub turn_wanted: AtomicBool,
     /// How many vCPUs have stopped for a reset.
     parked: AtomicU32,
+    /// Whether its vCPUs may run.
+    begun: AtomicBool,
 }
 
-/// The machine.
-pub(crate) fn machine() -> &'static Machine {
-    MACHINE.get().expect("the machine is created before any vCPU runs")
-}
-
-/// The machine, if it is there already.
-pub(crate) fn try_machine() -> Option<&'static Machine> {
-    MACHINE.get()
-}
-
-/// Creates the machine that `files` describe, on the CPUs that are online. Its boot vCPU is ready to run.
-pub(crate) fn create(files: Files, free: &mut FreeMemory) -> Result<(), CreateError> {
+/// Creates the machine that `files` describe, on the CPUs that are online. Its boot vCPU is ready to run. It is `unix` seconds
+/// after the beginning of 1970 now, if the machine below says so.
+///
+/// # Errors
+///
+/// What it lacks, or what is wrong with the files.
+pub fn create<A: Arch>(
+    files: Files,
+    free: &mut FreeMemory,
+    unix: Option<u64>,
+) -> Result<Machine<A>, CreateError> {
     let config = &files.config;
-    guest::check(config)?;
-    let ram = guest::ram(config.memory).map_err(CreateError::Load)?;
+    A::check(config)?;
+    let ram = A::ram(config.memory).map_err(CreateError::Load)?;
     let total = free.total();
-    let memslots = back_memory(&ram, free)?;
+    let memslots = back_memory::<A>(&ram, free)?;
     // For all memory: the rest may be added later.
-    let tables = memory::init_tables(free, total, config.switches.tables).ok_or(CreateError::NoTables)?;
-    log::debug!("{tables} pages for nested page tables");
+    let (tables, count) =
+        NestedTables::take(free, total, config.switches.tables).ok_or(CreateError::NoTables)?;
+    log::debug!("{count} pages for nested page tables");
     let largest = match config.switches.nested_page {
         NestedPage::Small => Level::Page4K,
         NestedPage::Large => Level::Page2M,
-        NestedPage::Huge => guest::largest_page(),
+        NestedPage::Huge => A::largest_page(),
     };
-    let space = Space::new(memslots, guest::Tables, largest).map_err(|_| CreateError::NoTables)?;
+    let space = Space::<A>::new(memslots, A::tables(tables), largest).map_err(|_| CreateError::NoTables)?;
     let space = space.zapping(match (config.switches.zap, config.switches.stage2_unmap) {
         (config::Zap::Everything, _) => ZapWay::Everything,
         (_, config::Stage2Unmap::Page) => ZapWay::PageByPage,
@@ -135,52 +136,63 @@ pub(crate) fn create(files: Files, free: &mut FreeMemory) -> Result<(), CreateEr
         BootCpu::Run => 0,
         BootCpu::Serve => 1,
     };
-    let cpus: Vec<_> = PerCpu::online().map(|cpu| cpu.index).filter(|&index| index >= first_cpu).collect();
+    let cpus: Vec<_> =
+        percpu::online::<A>().map(|cpu| cpu.index).filter(|&index| index >= first_cpu).collect();
     if cpus.is_empty() {
         return Err(CreateError::NoCpu);
     }
-    let shared = guest::Shared::new(config, &space)?;
+    let shared = A::share(config, &space)?;
     let vcpu = |index| Vcpu {
         index,
         target: Target::new(),
-        inbox: Inbox::new(),
+        inbox: A::new_inbox(),
         awaited: Awaited::default(),
-        state: UnsafeCell::new(shared.new_vcpu(index)),
+        state: UnsafeCell::new(A::new_vcpu(&shared, index)),
     };
-    let policy = Policy::new(clock::ticks_of_us(config.slice_us.into()));
+    let policy = Policy::new(A::ticks_of_us(config.slice_us.into()));
     let counters = (0..config.vcpus).map(|_| [const { AtomicU64::new(0) }; Counter::COUNT]).collect();
     let machine = Machine {
         vcpus: (0..config.vcpus).map(vcpu).collect(),
         space,
         memory_of_slots: Mutex::new(SlotMemory::new(core::mem::take(free))),
-        sched: Scheduler::new(cpus, config.vcpus, policy).asking(may_go),
+        sched: Scheduler::new(cpus, config.vcpus, policy).asking(may_go::<A>),
         tick_max: match config.boot_cpu {
             BootCpu::Run => u64::MAX,
-            BootCpu::Serve => clock::ticks_of_us(TICK_MAX_US),
+            BootCpu::Serve => A::ticks_of_us(TICK_MAX_US),
         },
         guest: shared,
         files,
+        wall: wall_clock::<A>(unix),
+        channel: Mutex::new(Channel::new()),
         counters,
         attention: AtomicU32::new(0),
         turn_wanted: AtomicBool::new(false),
         parked: AtomicU32::new(0),
+        begun: AtomicBool::new(false),
     };
     machine.load_guest(&mut || {}).map_err(CreateError::Load)?;
-    machine.publish_counters();
-    MACHINE.call_once(|| machine);
-    Ok(())
+    Ok(machine)
+}
+
+/// The date, which the machine's own clock said at the start. It is asked once: a machine of which each run is to be the
+/// same has to have a clock that is (QEMU: `-rtc base=…,clock=vm`).
+fn wall_clock<A: Arch>(unix: Option<u64>) -> WallClock {
+    if unix.is_none() {
+        log::warn!("the machine does not say what time it is: guests begin in 1970");
+    }
+    WallClock::new(unix.unwrap_or(0), A::now(), A::hz())
 }
 
 /// Whether a vCPU in a queue that waits for memory to change may go on: it has changed, or there is something else for the vCPU.
-fn may_go(vcpu: VcpuIndex) -> bool {
-    let vm = machine();
+fn may_go<A: Arch>(vcpu: VcpuIndex) -> bool {
+    let Some(vm) = A::machine() else { return true };
     let Some(vcpu) = vm.vcpus.get(vcpu as usize) else { return true };
-    vcpu.target.has_event() || vcpu.awaited.is_over(&vm.space.slots().memory(), clock::now())
+    vcpu.target.has_event() || vcpu.awaited.is_over(&vm.space.slots().memory(), A::now())
 }
 
 /// Takes memory for the guest and makes slots of it: one for each piece of memory, with neither gap nor overlap within a range.
-fn back_memory(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Memslots, CreateError> {
-    let mut memslots = Memslots::new(guest::physical_address_bits());
+fn back_memory<A: Arch>(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Memslots, CreateError> {
+    let mut memslots = Memslots::new(A::physical_address_bits());
     let mut id = 0;
     for range in ram {
         let size = range.end - range.start;
@@ -202,19 +214,34 @@ fn back_memory(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Memslots, Cr
     Ok(memslots)
 }
 
-impl Machine {
+impl<A: Arch> Machine<A> {
     /// Number of vCPUs.
-    pub(crate) fn vcpu_count(&self) -> u32 {
+    pub fn vcpu_count(&self) -> u32 {
         self.vcpus.len() as u32
     }
 
+    /// Lets its vCPUs run, from here on.
+    pub(super) fn begin(&self) {
+        self.begun.store(true, Ordering::Release); // Pairs with `has_begun`.
+    }
+
+    /// Whether its vCPUs may run.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire) // Pairs with `begin`.
+    }
+
+    /// Nanoseconds since the beginning of 1970.
+    pub fn wall_ns(&self) -> u64 {
+        self.wall.ns(A::now())
+    }
+
     /// Whether the nested page table is compared with the slots after each change.
-    pub(crate) fn is_paranoid(&self) -> bool {
+    pub fn is_paranoid(&self) -> bool {
         self.files.config.switches.paranoid
     }
 
     /// What a guest's reset does.
-    pub(crate) fn reset_policy(&self) -> ResetPolicy {
+    pub fn reset_policy(&self) -> ResetPolicy {
         self.files.config.reset
     }
 
@@ -233,41 +260,42 @@ impl Machine {
                 return;
             }
             // SAFETY: the slot's memory is the guest's alone, and no vCPU runs.
-            unsafe { cpu::zero(piece.host.start, piece.host.end - piece.host.start) };
+            unsafe { A::zero(piece.host.start, piece.host.end - piece.host.start) };
             // Not by way of `memory`, so its log has to be told.
             memory.mark_dirty(piece.gpas);
         });
-        self.guest.load(&self.files, self.vcpu_count(), slots, &boot.inbox, state, pause)?;
+        A::load(&self.guest, &self.files, self.vcpu_count(), slots, (&boot.inbox, state), pause)?;
         drop(owner);
         Ok(())
     }
 
-    fn publish_counters(&self) {
-        QUELL_BEACON.counters.store(self.counters.as_ptr().addr() as u64, Ordering::Relaxed);
-        QUELL_BEACON.tsc_hz.store(clock::hz(), Ordering::Relaxed);
-        QUELL_BEACON.vcpu_count.store(self.vcpu_count(), Ordering::Relaxed);
-        QUELL_BEACON.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
-        QUELL_BEACON.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
-        QUELL_BEACON.magic.store(BEACON_MAGIC, Ordering::Release);
+    /// Lets the host tool find the counters.
+    pub fn publish_counters(&self, beacon: &Beacon) {
+        beacon.counters.store(self.counters.as_ptr().addr() as u64, Ordering::Relaxed);
+        beacon.tsc_hz.store(A::hz(), Ordering::Relaxed);
+        beacon.vcpu_count.store(self.vcpu_count(), Ordering::Relaxed);
+        beacon.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
+        beacon.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
+        beacon.magic.store(BEACON_MAGIC, Ordering::Release);
     }
 
     /// The counters of a vCPU.
-    pub(crate) fn counters_of(&self, vcpu: &Vcpu) -> &CounterRow {
+    pub fn counters_of(&self, vcpu: &Vcpu<A>) -> &CounterRow {
         &self.counters[vcpu.index as usize]
     }
 
     /// Tells a vCPU that something was posted to it.
-    pub(crate) fn notify(&self, vcpu: &Vcpu) {
+    pub fn notify(&self, vcpu: &Vcpu<A>) {
         self.notify_in(vcpu, Line::Work);
     }
 
     /// Tells a vCPU that blocks that its timer has expired.
-    pub(crate) fn notify_expired(&self, vcpu: &Vcpu) {
+    pub fn notify_expired(&self, vcpu: &Vcpu<A>) {
         self.notify_in(vcpu, Line::Timer);
     }
 
     #[inline]
-    fn notify_in(&self, vcpu: &Vcpu, line: Line) {
+    fn notify_in(&self, vcpu: &Vcpu<A>, line: Line) {
         match vcpu.target.post_event() {
             Notify::None if line == Line::Work => match self.sched.promote(vcpu.index) {
                 Nudge::Nothing => {}
@@ -281,12 +309,12 @@ impl Machine {
 
     /// Carries out what the scheduler asks for.
     #[inline]
-    pub(crate) fn nudge(&self, nudge: Nudge) {
+    pub fn nudge(&self, nudge: Nudge) {
         match nudge {
             Nudge::Nothing => {}
-            Nudge::Running(vcpu) if PerCpu::current().current_vcpu.load(Ordering::Relaxed) == vcpu + 1 => {
+            Nudge::Running(vcpu) if A::this_cpu().current_vcpu.load(Ordering::Relaxed) == vcpu + 1 => {
                 // It is on this CPU, out of guest mode: it need not be told by way of its target.
-                PerCpu::current().replan.set(true);
+                A::this_cpu().replan.set(true);
             }
             _ => self.nudge_other(nudge),
         }
@@ -305,19 +333,19 @@ impl Machine {
             }
         }
         if let Nudge::Idle(cpu) = nudge {
-            kick(cpu);
+            kick::<A>(cpu);
         }
     }
 
     /// Kicks the CPU that a vCPU is in guest mode on.
-    fn kick_for(&self, vcpu: &Vcpu, cpu: u32) {
+    fn kick_for(&self, vcpu: &Vcpu<A>, cpu: u32) {
         // Counted for the vCPU that is kicked, by whoever kicks it: the one counter that needs a locked add.
         self.counters_of(vcpu)[Counter::KickEvent as usize].fetch_add(1, Ordering::Relaxed);
-        kick(cpu);
+        kick::<A>(cpu);
     }
 
     /// Begins a reset: every vCPU stops at its next look at its events. Whoever comes first does this.
-    pub(crate) fn begin_reset(&self) {
+    pub fn begin_reset(&self) {
         if self.attention.fetch_or(attention::RESET, Ordering::AcqRel) & attention::RESET == 0 {
             self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));
         }
@@ -325,17 +353,17 @@ impl Machine {
 
     /// Whether there is anything that is looked at beside the vCPUs: bits of [`attention`].
     #[inline]
-    pub(crate) fn attention(&self) -> u32 {
+    pub fn attention(&self) -> u32 {
         self.attention.load(Ordering::Acquire)
     }
 
     /// Whether there is a request from outside, or one is being served.
-    pub(crate) fn requests_wait(&self) -> bool {
+    pub fn requests_wait(&self) -> bool {
         self.attention() & attention::REQUESTS != 0
     }
 
     /// Has the CPU that serves requests look at them, or no longer.
-    pub(crate) fn set_requests_wait(&self, wait: bool) {
+    pub fn set_requests_wait(&self, wait: bool) {
         if wait {
             self.attention.fetch_or(attention::REQUESTS, Ordering::Release);
         } else {
@@ -352,7 +380,7 @@ impl Machine {
     /// B  parked += 1 (AcqRel)                  D  states and memory reset, RESET cleared, all woken
     /// ```
     /// B before C, so A before D.
-    pub(crate) fn park(&self, cpu: &PerCpu) {
+    pub fn park(&'static self, cpu: &PerCpu<A>) {
         if self.parked.fetch_add(1, Ordering::AcqRel) + 1 < self.vcpu_count() {
             return;
         }
@@ -366,13 +394,13 @@ impl Machine {
             // What was posted before the reset is void.
             state.reset(&vcpu.inbox);
         }
-        self.reset_devices(cpu);
+        A::reset_devices(self, cpu);
         let counters = self.counters_of(&self.vcpus[0]);
         increase(&counters[Counter::Resets as usize], 1);
         let mut pause = || {
-            cpu::take_interrupts();
+            A::take_interrupts();
             if cpu.index == 0 && self.requests_wait() {
-                control::serve(cpu);
+                control::serve(self, cpu);
                 increase(&counters[Counter::ResetRequests as usize], 1);
             }
         };
@@ -387,7 +415,7 @@ impl Machine {
 }
 
 /// Does something to all of a guest's memory, in short steps. `memory` and the slots are pinned during a step.
-pub(crate) fn sweep(slots: &Memslots, pause: &mut dyn FnMut(), mut act: impl FnMut(&GuestMemory<'_>, Piece)) {
+pub fn sweep(slots: &Memslots, pause: &mut dyn FnMut(), mut act: impl FnMut(&GuestMemory<'_>, Piece)) {
     let mut sweep = Sweep::new(CLEAR_BYTES);
     loop {
         {
@@ -400,28 +428,22 @@ pub(crate) fn sweep(slots: &Memslots, pause: &mut dyn FnMut(), mut act: impl FnM
 }
 
 /// Writes to guest memory, in short steps.
-pub(crate) fn place(slots: &Memslots, gpa: u64, bytes: &[u8], pause: &mut dyn FnMut()) {
+pub fn place(slots: &Memslots, gpa: u64, bytes: &[u8], pause: &mut dyn FnMut()) {
     for (chunk, offset) in bytes.chunks(CLEAR_BYTES as usize).zip((0..).step_by(CLEAR_BYTES as usize)) {
         slots.memory().write(Gpa(gpa + offset), chunk).expect("the plan stays within memory");
         pause();
     }
 }
 
-/// Leaves the code with which the run ends to whoever reads the beacon, where no device takes it.
-#[cfg(target_arch = "aarch64")]
-pub(crate) fn leave_exit_code(code: ExitCode) {
-    QUELL_BEACON.exit.store(code as u32, Ordering::Release);
-}
-
 /// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked instruction.
 #[inline]
-pub(crate) fn increase(counter: &AtomicU64, amount: u64) {
+pub fn increase(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
 
 /// Makes a CPU leave guest mode or idling soon.
-pub(crate) fn kick(cpu: u32) {
-    if let Some(cpu) = PerCpu::get(cpu) {
-        cpu::kick(cpu);
+pub fn kick<A: Cpus>(cpu: u32) {
+    if let Some(cpu) = A::cpu(cpu) {
+        A::kick(cpu);
     }
 }

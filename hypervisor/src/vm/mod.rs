@@ -1,37 +1,40 @@
-//! The virtual machine on bare metal: everything that is the same on all architectures.
+//! The virtual machine: everything that is the same on all architectures. It compiles for the host, and is tested there with
+//! an architecture that is made up.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `console` | the log |
+//! | `arch` | what an architecture offers: the traits that all of this is generic over |
+//! | `awaited` | the word in memory that a vCPU waits for |
 //! | `context` | a vCPU on a CPU |
 //! | `control` | requests of the host tool |
+//! | `end` | how a run ends before its time |
 //! | `files` | what the boot module holds |
-//! | `machine` | the one virtual machine and everything shared by its vCPUs |
-//! | `memory` | free RAM, the heap, tables from it |
-//! | `panic` | the report and how the run ends |
-//! | `percpu` | the block of each CPU: stacks with guard pages, per-CPU data |
+//! | `machine` | the virtual machine: everything shared by its vCPUs |
+//! | `memory` | tables of nested paging |
+//! | `percpu` | the data of each CPU |
 //! | `run` | the loop that each CPU runs for ever |
 //! | `slot_memory` | the memory behind slots that come and go |
 //! | `space` | changes of the guest's memory |
-//! | `wall` | the date |
 //!
-//! Nothing here names an instruction or a register: that is for [`arch`](crate::arch), which says what it has to offer.
+//! Nothing here names an instruction or a register: that is for [`arch`]'s traits.
 
-pub(crate) mod awaited;
-pub(crate) mod console;
+pub mod arch;
+pub mod awaited;
 mod context;
-pub(crate) mod control;
-pub(crate) mod files;
-pub(crate) mod machine;
-pub(crate) mod memory;
-pub(crate) mod panic;
-pub(crate) mod percpu;
-pub(crate) mod run;
+pub mod control;
+pub mod end;
+pub mod files;
+pub mod machine;
+pub mod memory;
+pub mod percpu;
+pub mod run;
 mod slot_memory;
-pub(crate) mod space;
-pub(crate) mod wall;
+pub mod space;
 
-pub(crate) use context::{Context, Next};
-pub(crate) use files::{CreateError, Files};
-pub(crate) use machine::{Machine, increase};
-pub(crate) use percpu::PerCpu;
+pub use context::{Context, Next};
+pub use files::{CreateError, Files};
+pub use machine::{Machine, Vcpu, increase};
+pub use percpu::PerCpu;
+
+/// The target of log lines that a guest can cause as often as it likes: they have a quota (`quota.rs`).
+pub const GUEST: &str = "guest";

@@ -1,7 +1,7 @@
 //! The loop that each CPU runs for ever: take a vCPU, run it until it gives the CPU up, take the next.
 
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
 use alloc::boxed::Box;
 use coherence::Owner;
@@ -10,17 +10,13 @@ use hostlink::counters::Counter;
 use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
 
+use super::arch::{Arch, Cpus, State};
 use super::context::{Context, Next};
-use super::machine::{self, Machine, Vcpu, attention};
-use super::percpu::PerCpu;
-use super::{control, files, panic};
-use crate::arch::vcpu::{Activity, Workspace};
-use crate::arch::{clock, cpu};
+use super::machine::{Machine, Vcpu, attention};
+use super::percpu::{self, PerCpu};
+use super::{control, files};
 use crate::sched::spinning::Look;
 use crate::sched::{Block, Line, PutBack, Turn};
-
-/// Set when the machine is ready to run.
-static STARTED: AtomicBool = AtomicBool::new(false);
 
 /// Why a vCPU gives up its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,38 +30,40 @@ enum Leave {
 }
 
 /// Lets all CPUs begin. Call on the boot CPU when the machine is there.
-pub(crate) fn start() {
-    let vm = machine::machine();
+pub fn start<A: Arch>(vm: &Machine<A>) {
     for vcpu in &vm.vcpus {
         // All of them, not just the boot vCPU: the others find that they wait for start-up, and block.
         let _no_cpu_runs_yet = vm.sched.wake(vcpu.index, Line::Work);
     }
-    STARTED.store(true, Ordering::Release);
-    let me = PerCpu::current();
-    PerCpu::online().filter(|cpu| cpu.index != me.index).for_each(|cpu| machine::kick(cpu.index));
+    vm.begin();
+    let me = A::this_cpu();
+    percpu::online::<A>().filter(|cpu| cpu.index != me.index).for_each(A::kick);
 }
 
 /// What a CPU says when it is ready. One that nobody waits for any longer stops here for good.
-pub(crate) fn come_online(cpu: &PerCpu) {
+pub fn come_online<A: Cpus>(cpu: &PerCpu<A>) {
     while cpu.index == 1 && files::makes(Defect::LateCpu) && !cpu.presence.is_settled() {
         core::hint::spin_loop();
     }
     if !cpu.presence.come_online() {
-        cpu::stop();
+        A::stop();
     }
 }
 
 /// Waits until the boot CPU says [`start`].
-pub(crate) fn wait_for_start() {
-    while !STARTED.load(Ordering::Acquire) {
-        cpu::wait_for_interrupt();
+pub fn wait_for_start<A: Arch>() -> &'static Machine<A> {
+    loop {
+        if let Some(vm) = A::machine().filter(|vm| vm.has_begun()) {
+            return vm;
+        }
+        A::wait_for_interrupt();
     }
 }
 
 /// The timer went off: whoever runs here looks at the time before it goes on.
-pub(crate) fn request_attention() {
-    let Some(vm) = machine::try_machine() else { return };
-    let vcpu = PerCpu::current().current_vcpu.load(Ordering::Relaxed);
+pub fn request_attention<A: Arch>() {
+    let Some(vm) = A::machine() else { return };
+    let vcpu = A::this_cpu().current_vcpu.load(Ordering::Relaxed);
     // A vCPU that has just blocked may be woken by this, for nothing; it blocks again.
     if let Some(vcpu) = vcpu.checked_sub(1).and_then(|index| vm.vcpus.get(index as usize)) {
         vm.notify(vcpu);
@@ -73,37 +71,36 @@ pub(crate) fn request_attention() {
 }
 
 /// The control channel has received something.
-pub(crate) fn on_control_interrupt() {
-    if let Some(vm) = machine::try_machine() {
+pub fn on_control_interrupt<A: Arch>() {
+    if let Some(vm) = A::machine() {
         vm.set_requests_wait(true);
-        request_attention();
+        request_attention::<A>();
     }
 }
 
 /// The real console has received something.
-pub(crate) fn on_serial_interrupt() {
-    if let Some(vm) = machine::try_machine() {
-        vm.receive_console();
+pub fn on_serial_interrupt<A: Arch>() {
+    if let Some(vm) = A::machine() {
+        A::receive_console(vm);
     }
 }
 
 /// The loop. Interrupts are off but right after an exit and while idling.
-pub(crate) fn cpu_loop() -> ! {
-    let vm = machine::machine();
-    let cpu = PerCpu::current();
+pub fn cpu_loop<A: Arch>(vm: &'static Machine<A>) -> ! {
+    let cpu = A::this_cpu();
     cpu.tick_max.set(vm.tick_max);
     while !vm.sched.has_cpu(cpu.index) {
         // This CPU only takes interrupts and serves requests.
-        if control::serve(cpu) {
-            cpu::take_interrupts();
+        if control::serve(vm, cpu) {
+            A::take_interrupts();
             continue;
         }
-        cpu::wait_for_interrupt();
+        A::wait_for_interrupt();
     }
-    let mut workspace = Box::new(Workspace::new(cpu));
+    let mut workspace = Box::new(A::new_workspace(cpu));
     let turn = wait_for_turn(vm, cpu);
     let mut context = Context::new(vm, cpu, &turn, &mut workspace);
-    let mut leave = context.settle(clock::now());
+    let mut leave = context.settle(A::now());
     loop {
         if let Some(leave) = leave {
             context.give_way(leave);
@@ -114,32 +111,32 @@ pub(crate) fn cpu_loop() -> ! {
 
 /// Waits until it is somebody's turn.
 #[inline(never)] // Apart from the switch from one vCPU to another.
-fn wait_for_turn(vm: &Machine, cpu: &PerCpu) -> Turn {
+fn wait_for_turn<A: Arch>(vm: &'static Machine<A>, cpu: &PerCpu<A>) -> Turn {
     note_current(cpu, None);
     loop {
-        if let Some(turn) = vm.sched.next(cpu.index, clock::now()) {
+        if let Some(turn) = vm.sched.next(cpu.index, A::now()) {
             return turn;
         }
         if !wake_expired(vm, cpu) {
-            control::serve(cpu);
+            control::serve(vm, cpu);
             idle(vm, cpu);
         } else if cpu.turns.is_window_due() {
-            cpu::take_interrupts();
+            A::take_interrupts();
         }
     }
 }
 
 /// Waits for an interrupt.
-fn idle(vm: &Machine, cpu: &PerCpu) {
-    let now = clock::now();
+fn idle<A: Arch>(vm: &Machine<A>, cpu: &PerCpu<A>) {
+    let now = A::now();
     let deadline = vm.sched.next_event(cpu.index).min(now.saturating_add(cpu.tick_max.get()));
-    clock::set_timer(cpu, deadline, now);
-    cpu::wait_for_interrupt();
+    A::set_timer(cpu, deadline, now);
+    A::wait_for_interrupt();
 }
 
 /// Wakes the vCPUs that block on this CPU and whose timers have expired; whether there were any.
-fn wake_expired(vm: &Machine, cpu: &PerCpu) -> bool {
-    let now = clock::now();
+fn wake_expired<A: Arch>(vm: &Machine<A>, cpu: &PerCpu<A>) -> bool {
+    let now = A::now();
     let mut any = false;
     while let Some(vcpu) = vm.sched.pop_expired(cpu.index, now) {
         vm.notify_expired(&vm.vcpus[vcpu as usize]);
@@ -149,14 +146,19 @@ fn wake_expired(vm: &Machine, cpu: &PerCpu) -> bool {
 }
 
 /// The right to run a vCPU that the scheduler has given to this CPU.
-fn own(vcpu: &Vcpu) -> ManuallyDrop<Owner<'_>> {
+fn own<A: Arch>(vcpu: &Vcpu<A>) -> ManuallyDrop<Owner<'_>> {
     // The scheduler gives a vCPU to one CPU at a time; two owners would be its failure.
     ManuallyDrop::new(vcpu.target.owner().expect("the vCPU runs on another CPU"))
 }
 
-impl<'a> Context<'a> {
+impl<'a, A: Arch> Context<'a, A> {
     /// Begins with the vCPU whose turn it is.
-    fn new(vm: &'a Machine, cpu: &'a PerCpu, turn: &Turn, workspace: &'a mut Workspace) -> Self {
+    fn new(
+        vm: &'static Machine<A>,
+        cpu: &'static PerCpu<A>,
+        turn: &Turn,
+        workspace: &'a mut A::Workspace,
+    ) -> Self {
         let vcpu = &vm.vcpus[turn.vcpu as usize];
         let owner = own(vcpu);
         // SAFETY: the owner is held as long as the reference is used, see `release` and `take_on`.
@@ -195,7 +197,7 @@ impl<'a> Context<'a> {
             self.count(Counter::SchedMigrated);
         }
         note_current(self.cpu, Some(self.vcpu.index));
-        self.load_state(turn);
+        A::load_state(self, turn);
     }
 
     /// Looks at everything there is to look at before the vCPU goes on.
@@ -210,7 +212,7 @@ impl<'a> Context<'a> {
     #[inline(never)] // Apart from the loop over exits.
     fn give_way(&mut self, mut leave: Leave) {
         loop {
-            let now = self.switch(leave, clock::now());
+            let now = self.switch(leave, A::now());
             let Some(another) = self.settle(now) else { return };
             match self.count_turn(another) {
                 None => return,
@@ -228,8 +230,8 @@ impl<'a> Context<'a> {
 
     #[cold]
     fn look_after_window(&mut self) -> Option<Leave> {
-        self.open_window();
-        self.settle(clock::now())
+        A::open_window(self);
+        self.settle(A::now())
     }
 
     /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one. Returns the time: it is `now`
@@ -237,7 +239,7 @@ impl<'a> Context<'a> {
     #[inline(always)]
     fn switch(&mut self, leave: Leave, now: u64) -> u64 {
         // Saved before anybody else can find the vCPU.
-        self.save_state();
+        A::save_state(self);
         let known = match leave {
             Leave::Blocked(deadline) => {
                 let space = self.state.space();
@@ -253,7 +255,7 @@ impl<'a> Context<'a> {
                 });
                 let Block::Next(next) = block else {
                     // Something came in meanwhile: it goes on.
-                    self.reload_state();
+                    A::reload_state(self);
                     return now;
                 };
                 self.count(Counter::SchedHalt);
@@ -285,7 +287,7 @@ impl<'a> Context<'a> {
         };
         let (turn, now) = match known {
             Some(turn) => (turn, now),
-            None => (wait_for_turn(self.vm, self.cpu), clock::now()),
+            None => (wait_for_turn(self.vm, self.cpu), A::now()),
         };
         self.take_on(&turn);
         now
@@ -304,10 +306,10 @@ impl<'a> Context<'a> {
         {
             return Some(leave);
         }
-        if !self.enter() {
+        if !A::enter(self) {
             return None;
         }
-        let next = self.handle_exit();
+        let next = A::handle_exit(self);
         self.go_on(next)
     }
 
@@ -319,16 +321,16 @@ impl<'a> Context<'a> {
                 return Some(leave);
             }
             // That may have taken a while, which is not to be the vCPU's loss.
-            now = clock::now();
+            now = A::now();
         }
-        self.take_signals();
+        A::take_signals(self);
         let mut deadline = self.state.next_deadline(now);
         if deadline <= now {
-            self.expire_timers(now);
+            A::expire_timers(self, now);
             deadline = self.state.next_deadline(now);
         }
         self.state.update_activity();
-        if self.state.activity != Activity::Running {
+        if !self.state.is_running() {
             return Some(Leave::Blocked(deadline));
         }
         self.plan(now, deadline)
@@ -340,14 +342,14 @@ impl<'a> Context<'a> {
         if self.vm.attention() & attention::RESET != 0 {
             return Some(Leave::Parked);
         }
-        control::serve(self.cpu);
+        control::serve(self.vm, self.cpu);
         None
     }
 
     /// An event was posted, or a timer was changed.
     #[inline(never)]
     fn attend(&mut self) -> Option<Leave> {
-        let leave = self.look(clock::now())?;
+        let leave = self.look(A::now())?;
         self.count_turn(leave)
     }
 
@@ -355,7 +357,7 @@ impl<'a> Context<'a> {
     #[inline(never)]
     fn replan(&mut self) -> Option<Leave> {
         self.cpu.replan.set(false);
-        let now = clock::now();
+        let now = A::now();
         if self.cpu.timer_armed.get() <= now {
             // It is about to go off. To set it for the queue's sake alone would lose what it was set for.
             return self.attend();
@@ -374,7 +376,7 @@ impl<'a> Context<'a> {
                 Err(why) => return Some(Leave::PutBack(why)),
             }
         }
-        clock::set_timer(self.cpu, deadline, now);
+        A::set_timer(self.cpu, deadline, now);
         None
     }
 
@@ -397,7 +399,7 @@ impl<'a> Context<'a> {
                 Err(why) => return Some(Leave::PutBack(why)),
             }
         }
-        clock::set_timer(self.cpu, deadline.min(now.saturating_add(self.cpu.tick_max.get())), now);
+        A::set_timer(self.cpu, deadline.min(now.saturating_add(self.cpu.tick_max.get())), now);
         None
     }
 
@@ -422,14 +424,14 @@ impl<'a> Context<'a> {
     /// Whether the guest waits for a word in memory to change. If so, it is noted which.
     #[inline(always)] // Nothing where the processor does not tell.
     fn waits_for_memory(&mut self, now: u64) -> bool {
-        let Some(word) = self.awaited_word() else { return false };
+        let Some(word) = A::awaited_word(self) else { return false };
         self.vcpu.awaited.note(word, now.saturating_add(self.vm.sched.policy().passive_max()));
         true
     }
 
     /// The guest executes HLT: it blocks unless there is something for it already.
     fn halt(&mut self) -> Option<Leave> {
-        let now = clock::now();
+        let now = A::now();
         let deadline = self.state.next_deadline(now);
         // What others have posted need not be looked at: with an event pending blocking is refused.
         if deadline <= now || self.state.wakes_from_halt() {
@@ -443,9 +445,7 @@ impl<'a> Context<'a> {
             Next::Resume => None,
             Next::Timers => self.attend(),
             Next::Halt => self.halt(),
-            Next::Yield
-                if self.vm.sched.has_waiting(self.cpu.index) && self.waits_for_memory(clock::now()) =>
-            {
+            Next::Yield if self.vm.sched.has_waiting(self.cpu.index) && self.waits_for_memory(A::now()) => {
                 Some(Leave::PutBack(PutBack::Passive))
             }
             Next::Yield | Next::Again if self.vm.sched.has_waiting(self.cpu.index) => {
@@ -453,7 +453,7 @@ impl<'a> Context<'a> {
             }
             Next::Yield | Next::Again => None,
             Next::Reset => match self.vm.reset_policy() {
-                ResetPolicy::Exit => panic::exit(ExitCode::GuestReset),
+                ResetPolicy::Exit => A::exit(ExitCode::GuestReset),
                 ResetPolicy::Panic => panic!("the guest resets, which is to be taken for an error here"),
                 ResetPolicy::Reboot => {
                     self.vm.begin_reset();
@@ -462,17 +462,17 @@ impl<'a> Context<'a> {
             },
             Next::PowerOff => {
                 log::info!("the guest switched itself off");
-                panic::exit(ExitCode::GuestPowerOff)
+                A::exit(ExitCode::GuestPowerOff)
             }
             Next::Dead => {
                 self.state.dump(self.vcpu.index);
-                panic::exit(ExitCode::GuestTripleFault)
+                A::exit(ExitCode::GuestTripleFault)
             }
         }
     }
 }
 
 /// Marks a vCPU as the one that is on this CPU, for the panic report.
-fn note_current(cpu: &PerCpu, vcpu: Option<u32>) {
+fn note_current<A: Cpus>(cpu: &PerCpu<A>, vcpu: Option<u32>) {
     cpu.current_vcpu.store(vcpu.map_or(0, |vcpu| vcpu + 1), Ordering::Relaxed);
 }

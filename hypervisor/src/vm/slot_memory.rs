@@ -9,35 +9,35 @@ use core::sync::atomic::AtomicU64;
 
 use memslots::{DirtyLog, Gpa, PhysAddr, Slot, SlotFlags, SlotId};
 
+use super::arch::Board;
 use super::memory::FreeMemory;
-use crate::arch::cpu;
 
 const PAGE: u64 = 4096;
 /// Memory that is zeroed, or cleaned, in a step.
-pub(crate) const CLEAR_BYTES: u64 = 256 << 10;
+pub(super) const CLEAR_BYTES: u64 = 256 << 10;
 
 /// A slot that is to be added. Nobody else uses its memory, which is being zeroed.
-pub(crate) struct NewSlot {
+pub struct NewSlot {
     slot: Slot,
     cleared: u64,
 }
 
 impl NewSlot {
     /// The slot, if all of its memory is zeroed.
-    pub(crate) fn ready(&self) -> Option<Slot> {
+    pub fn ready(&self) -> Option<Slot> {
         (self.cleared == self.slot.size).then_some(self.slot)
     }
 
     /// Zeroes some more of the memory.
-    pub(crate) fn clear_some(&mut self) {
+    pub fn clear_some<A: Board>(&mut self) {
         let bytes = CLEAR_BYTES.min(self.slot.size - self.cleared);
         let start = self.slot.host.0 + self.cleared;
         // SAFETY: the memory was free, is mapped one to one, and is nobody's before the slot is added, which takes the
         // whole of it to be zeroed.
-        unsafe { cpu::zero(start, bytes) };
-        if cpu::must_clean() {
+        unsafe { A::zero(start, bytes) };
+        if A::must_clean() {
             // A guest that reads around the caches finds zeros, too.
-            cpu::clean(start..start + bytes);
+            A::clean(start..start + bytes);
         }
         self.cleared += bytes;
     }
@@ -57,7 +57,7 @@ struct Log {
 unsafe impl Send for Log {}
 
 /// What is behind the slots that were added at run time, and behind the logs of all.
-pub(crate) struct SlotMemory {
+pub struct SlotMemory {
     free: FreeMemory,
     /// The slots that were added, whose memory goes back when they do.
     added: Vec<SlotId>,
@@ -68,17 +68,17 @@ pub(crate) struct SlotMemory {
 
 impl SlotMemory {
     /// With the memory that nobody uses.
-    pub(crate) const fn new(free: FreeMemory) -> Self {
+    pub const fn new(free: FreeMemory) -> Self {
         Self { free, added: Vec::new(), logs: Vec::new(), unclean: Vec::new() }
     }
 
     /// Largest piece of free memory.
-    pub(crate) fn largest_free(&self) -> u64 {
+    pub fn largest_free(&self) -> u64 {
         self.free.largest()
     }
 
     /// Memory for a slot that is to be added under `id`; `None` if there is not so much in one piece.
-    pub(crate) fn take(&mut self, id: SlotId, gpa: Gpa, size: u64, flags: SlotFlags) -> Option<NewSlot> {
+    pub fn take(&mut self, id: SlotId, gpa: Gpa, size: u64, flags: SlotFlags) -> Option<NewSlot> {
         // Aligned to the largest page that may be mapped, as far as the guest address allows.
         let alignments = [1 << 30, 2 << 20, PAGE].into_iter().filter(|&align| size >= align);
         let host = alignments.into_iter().find_map(|align| self.free.take(size, align, u64::MAX))?;
@@ -87,21 +87,21 @@ impl SlotMemory {
     }
 
     /// Memory for something else than a slot; `None` if there is not so much in one piece.
-    pub(crate) fn take_memory(&mut self, size: u64) -> Option<u64> {
+    pub fn take_memory(&mut self, size: u64) -> Option<u64> {
         self.free.take(size, PAGE, u64::MAX)
     }
 
     /// Takes it back.
-    pub(crate) fn put_memory(&mut self, start: u64, size: u64) {
+    pub fn put_memory(&mut self, start: u64, size: u64) {
         self.free.add(start..start + size);
     }
 
     /// Takes memory back that no slot has: it was refused, or its slot is gone and flushed.
-    pub(crate) fn retire_memory(&mut self, slot: &Slot) {
+    pub fn retire_memory<A: Board>(&mut self, slot: &Slot) {
         let Some(index) = self.added.iter().position(|&id| id == slot.id) else { return };
         self.added.swap_remove(index);
         let memory = slot.host.0..slot.host.0 + slot.size;
-        if cpu::must_clean() {
+        if A::must_clean() {
             self.unclean.push(memory);
         } else {
             self.free.add(memory);
@@ -110,10 +110,10 @@ impl SlotMemory {
 
     /// Cleans some of the memory that was taken back, and whose translations are gone everywhere (P20); whether there is
     /// more.
-    pub(crate) fn clean_some(&mut self) -> bool {
+    pub fn clean_some<A: Board>(&mut self) -> bool {
         let Some(memory) = self.unclean.last_mut() else { return false };
         let end = memory.end.min(memory.start + CLEAR_BYTES);
-        cpu::clean(memory.start..end);
+        A::clean(memory.start..end);
         self.free.add(memory.start..end);
         memory.start = end;
         if memory.is_empty() {
@@ -123,12 +123,12 @@ impl SlotMemory {
     }
 
     /// Whether the slot was added at run time.
-    pub(crate) fn was_added(&self, id: SlotId) -> bool {
+    pub fn was_added(&self, id: SlotId) -> bool {
         self.added.contains(&id)
     }
 
     /// A log for a slot.
-    pub(crate) fn make_log(&mut self, slot: &Slot) -> DirtyLog {
+    pub fn make_log(&mut self, slot: &Slot) -> DirtyLog {
         let count = DirtyLog::words_for(slot.size) as usize;
         let words: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
         let words: &'static [AtomicU64] = Box::leak(words);
@@ -138,7 +138,7 @@ impl SlotMemory {
     }
 
     /// Where a fetch of this slot's log puts its result, until it is put back; `None` if somebody has it.
-    pub(crate) fn take_result(&mut self, id: SlotId) -> Option<&'static mut [u64]> {
+    pub fn take_result(&mut self, id: SlotId) -> Option<&'static mut [u64]> {
         let log = self.logs.iter_mut().find(|log| log.id == id && !log.is_lent)?;
         log.is_lent = true;
         // SAFETY: it is freed only while nobody has it, and nobody else has it now.
@@ -146,14 +146,14 @@ impl SlotMemory {
     }
 
     /// Who has the result has let go of it.
-    pub(crate) fn put_result(&mut self, id: SlotId) {
+    pub fn put_result(&mut self, id: SlotId) {
         if let Some(log) = self.logs.iter_mut().find(|log| log.id == id) {
             log.is_lent = false;
         }
     }
 
     /// Frees a log that no slot has.
-    pub(crate) fn retire_log(&mut self, id: SlotId) {
+    pub fn retire_log(&mut self, id: SlotId) {
         let Some(index) = self.logs.iter().position(|log| log.id == id) else { return };
         let Log { words, result, is_lent, .. } = self.logs.swap_remove(index);
         // SAFETY: made by `Box::leak` in `make_log`. The slot has handed it back, so nobody marks it any more.

@@ -2,23 +2,24 @@
 
 use core::ops::ControlFlow;
 
-use coherence::{SpaceReceipt, Walkers};
+use coherence::{Ledger, Members, SpaceReceipt, Target, Targets, Walkers};
+use hostlink::config::MAX_VCPUS;
 use memslots::Retired;
 use memslots::space::{FetchJob, GuestSpace, Job, Progress};
 use paging::{Invalidation, Stamp};
 use stay::Change;
 
+use super::arch::Arch;
+use super::end;
 use super::machine::Machine;
-use crate::arch::flush::FlushScratch;
-use crate::arch::guest::{Nested, Tables};
 
 /// A flush of all that was translated by the guest's nested page table, over.
-pub(crate) type Flushed = SpaceReceipt<Stamp>;
+pub type Flushed = SpaceReceipt<Stamp>;
 
-// SAFETY: a CPU runs guest code for the vCPU that it owns, between `try_enter` and `leave` (`Context::enter`); what a refused entry
-// finds is carried out by `Context::take_flush`. Software walks the nested table on a vCPU's behalf in `stay::in_section`; an
+// SAFETY: a CPU runs guest code for the vCPU that it owns, between `try_enter` and `leave` (`Arch::enter`); what a refused entry
+// finds is carried out by `Arch::take_flush`. Software walks the nested table on a vCPU's behalf in `stay::in_section`; an
 // audit walks it as well, but never while there is a job.
-unsafe impl Walkers for Machine {
+unsafe impl<A: Arch> Walkers for Machine<A> {
     type Stamp = Stamp;
 
     fn stamp(&self) -> Stamp {
@@ -31,20 +32,44 @@ unsafe impl Walkers for Machine {
 }
 
 /// The memory of the one guest.
-pub(crate) type Space = GuestSpace<Nested, Tables>;
+pub type Space<A> = GuestSpace<<A as Arch>::Nested, <A as Arch>::Tables>;
 /// A change of it.
-pub(crate) type SpaceJob<'a> = Job<'a, Nested, Tables>;
+pub type SpaceJob<'a, A> = Job<'a, <A as Arch>::Nested, <A as Arch>::Tables>;
 /// A fetch of a dirty log.
-pub(crate) type SpaceFetch<'a> = FetchJob<'a, 'static, Nested, Tables>;
+pub type SpaceFetch<'a, A> = FetchJob<'a, 'static, <A as Arch>::Nested, <A as Arch>::Tables>;
+
+/// Banks of 64 that all vCPUs fit into.
+const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
+
+/// Where an initiator of a flush notes whom it waits for; one per CPU. It has room for all vCPUs.
+pub type FlushScratch = Ledger<BANKS>;
 
 /// Entries of the nested page table that one step visits: well below 50 µs, at a few instructions each.
-pub(crate) const STEP_ENTRIES: u32 = 6144;
+pub const STEP_ENTRIES: u32 = 6144;
 
-impl Machine {
+impl<A: Arch> Targets for Machine<A> {
+    fn target(&self, index: usize) -> Option<&Target> {
+        self.vcpus.get(index).map(|vcpu| &vcpu.target)
+    }
+
+    #[inline(always)]
+    fn for_each<S: Members + ?Sized>(&self, set: &S, act: impl FnMut(usize, &Target)) {
+        stay::for_each_target(&self.vcpus, |vcpu| &vcpu.target, set, act);
+    }
+}
+
+impl<A: Arch> Machine<A> {
+    /// Drops what `invalidation` names, of the guest's nested translations, on all CPUs.
+    pub fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
+        // A CPU that does not do its part is a broken machine: to go on would hand out memory that it still uses.
+        A::flush_space(self, invalidation, scratch)
+            .unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled))
+    }
+
     /// Makes one step of a job, with the flush if it comes to one. `Break` when the job is over.
     ///
     /// No guest memory may be pinned by the caller, and no translation section of its vCPU be open.
-    pub(crate) fn step_job(&self, job: &mut impl Change, scratch: &mut FlushScratch) -> ControlFlow<()> {
+    pub fn step_job(&self, job: &mut impl Change, scratch: &mut FlushScratch) -> ControlFlow<()> {
         let flush = |invalidation: Invalidation<'_>| self.flush_space(invalidation, scratch);
         match stay::step(job, STEP_ENTRIES, flush, |retired| self.take_back(&retired)) {
             Progress::Done => return ControlFlow::Break(()),
@@ -56,7 +81,7 @@ impl Machine {
     }
 
     /// With `paranoid`: no translation may be there that a fault would not install now.
-    pub(crate) fn audit_if_paranoid(&self) {
+    pub fn audit_if_paranoid(&self) {
         if !self.is_paranoid() {
             return;
         }
@@ -70,7 +95,7 @@ impl Machine {
 
     fn take_back(&self, retired: &Retired) {
         match retired {
-            Retired::Memory { slot, .. } => self.memory_of_slots.lock().retire_memory(slot),
+            Retired::Memory { slot, .. } => self.memory_of_slots.lock().retire_memory::<A>(slot),
             Retired::Log { slot, .. } => self.memory_of_slots.lock().retire_log(slot.id),
         }
     }

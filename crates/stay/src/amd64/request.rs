@@ -61,8 +61,17 @@ impl Members for Named<'_> {
     #[inline(always)]
     fn for_each_bank(&self, mut visit: impl FnMut(usize, u64)) {
         match self.targets {
-            tlfs::Targets::All => (0..self.vcpus.div_ceil(64)).for_each(|bank| visit(bank, u64::MAX)),
-            tlfs::Targets::Set(set) => set.banks().for_each(|(bank, bits)| visit(bank as usize, bits)),
+            // Loops, not `for_each`: what that calls is inlined or not as the compiler pleases.
+            tlfs::Targets::All => {
+                for bank in 0..self.vcpus.div_ceil(64) {
+                    visit(bank, u64::MAX);
+                }
+            }
+            tlfs::Targets::Set(set) => {
+                for (bank, bits) in set.banks() {
+                    visit(bank as usize, bits);
+                }
+            }
         }
     }
 }

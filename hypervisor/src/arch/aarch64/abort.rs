@@ -7,9 +7,10 @@ use stay::{Answer, in_section};
 
 use super::inject;
 use super::sysreg::{isb, read, write};
+use crate::arch::Context;
 use crate::arm64::abort::{CACHE_MAINTENANCE, IN_WALK, WRITE, kind, kind_of, needs_write, passed_on};
 use crate::arm64::load_store::{self, LoadStore};
-use crate::vm::{Context, Next};
+use crate::vm::Next;
 
 /// Fields of the syndrome.
 const VALID: u64 = 1 << 24;

@@ -1,8 +1,8 @@
 //! The auditor of a vCPU's entries, in an image that has one; in the others it is nothing.
 
+use crate::arch::{Machine, PerCpu};
 #[cfg(feature = "audit")]
 use crate::arm64::audit::VcpuBooks;
-use crate::vm::{Machine, PerCpu};
 
 /// What it knows of a vCPU.
 #[derive(Clone, Copy)]

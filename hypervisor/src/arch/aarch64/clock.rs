@@ -5,7 +5,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::sysreg::{isb, read, write};
-use crate::vm::PerCpu;
+use crate::arch::PerCpu;
 
 static HZ: AtomicU64 = AtomicU64::new(0);
 

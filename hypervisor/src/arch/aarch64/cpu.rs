@@ -3,6 +3,7 @@
 use core::arch::asm;
 use core::cell::Cell;
 use core::ops::Range;
+use core::sync::atomic::Ordering;
 
 use coherence::tlbi::Stage2Tlb;
 use hostlink::exit::ExitCode;
@@ -10,7 +11,8 @@ use hostlink::phase::Phase;
 
 use super::features::Features;
 use super::{flush, gic, interrupts, power};
-use crate::vm::{PerCpu, machine};
+use crate::arch::PerCpu;
+use crate::image;
 
 /// What belongs to one CPU beside [`PerCpu`]'s own.
 pub(crate) struct CpuData {
@@ -181,7 +183,7 @@ pub(crate) fn stop() -> ! {
 
 /// Ends the run with `code`, which the host tool finds in the beacon: PSCI passes none on.
 pub(crate) fn exit(code: ExitCode) -> ! {
-    machine::leave_exit_code(code);
+    image::QUELL_BEACON.exit.store(code as u32, Ordering::Release); // The host tool reads it.
     power::off();
     stop()
 }

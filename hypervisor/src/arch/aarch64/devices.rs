@@ -1,10 +1,9 @@
 //! The guest's devices: where an access to registers goes.
 
+use crate::arch::{Context, Machine};
 use crate::devices::gic::{self, RegisterEffect};
 use crate::devices::pl011;
-use crate::devices::region::Region;
 use crate::devices::virt_map as map;
-use crate::vm::{Context, Machine, PerCpu, wall};
 
 use super::{console, vgic};
 
@@ -30,16 +29,6 @@ impl Machine {
         };
         self.update_uart_line(level);
     }
-
-    /// Addresses where no memory can be added.
-    pub(crate) fn device_regions(&self) -> impl IntoIterator<Item = Region> {
-        map::regions(self.vcpu_count() as u8)
-    }
-
-    /// All devices as after power-on. No vCPU runs.
-    pub(crate) fn reset_devices(&self, _: &PerCpu) {
-        self.guest.reset();
-    }
 }
 
 impl Context<'_> {
@@ -62,7 +51,7 @@ impl Context<'_> {
             return Some(value.into());
         }
         if let Some(offset) = within(gpa, map::RTC, map::RTC_SIZE) {
-            return Some(self.vm.guest.rtc.lock().read(offset, wall::ns()).into());
+            return Some(self.vm.guest.rtc.lock().read(offset, self.vm.wall_ns()).into());
         }
         let place = self.redistributor(gpa)?;
         if u32::from(place.vcpu) == self.vcpu.index {
@@ -92,7 +81,7 @@ impl Context<'_> {
             return true;
         }
         if let Some(offset) = within(gpa, map::RTC, map::RTC_SIZE) {
-            self.vm.guest.rtc.lock().write(offset, value as u32, wall::ns());
+            self.vm.guest.rtc.lock().write(offset, value as u32, self.vm.wall_ns());
             return true;
         }
         let Some(place) = self.redistributor(gpa) else { return false };

@@ -9,8 +9,8 @@ use core::arch::global_asm;
 use core::mem::offset_of;
 
 use super::sysreg::{isb, read, write};
-use crate::vm::panic;
-use crate::vm::percpu::BLOCK_SIZE;
+use crate::image::blocks::BLOCK_SIZE;
+use crate::image::panic;
 
 /// Registers that are exchanged at each entry and exit.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +38,7 @@ pub(crate) mod vector {
 }
 
 /// Offset in a CPU's block of the top of the stack on which faults of the hypervisor are reported.
-const FAULT_STACK_TOP: u64 = crate::vm::percpu::FAULT_STACK_TOP;
+const FAULT_STACK_TOP: u64 = crate::image::blocks::FAULT_STACK_TOP;
 
 global_asm!(
     r#"

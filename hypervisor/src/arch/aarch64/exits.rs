@@ -7,13 +7,14 @@ use hostlink::counters::Counter;
 use super::entry::vector;
 use super::features::Features;
 use super::inject;
+use super::state::Activity;
 use super::sysreg::read;
-use super::vcpu::Activity;
+use crate::arch::Context;
 use crate::arm64::serror::{self, Outcome};
 use crate::arm64::step;
 use crate::devices::psci::{self, Call, Status};
-use crate::vm::console::GUEST;
-use crate::vm::{Context, Next};
+use crate::vm::GUEST;
+use crate::vm::Next;
 
 /// Exception classes.
 mod class {

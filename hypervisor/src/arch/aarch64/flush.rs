@@ -6,25 +6,18 @@ use core::arch::asm;
 use core::ops::{ControlFlow, Range};
 
 use coherence::tlbi::Stage2Tlb;
-use coherence::{CpuId, Hardware, Ledger, Members, Target, Targets};
-use hostlink::config::MAX_VCPUS;
+use coherence::{CpuId, Hardware};
 use hostlink::defect::Defect;
-use paging::{FlushRange, Invalidation};
+use paging::FlushRange;
 use stay::{Mistake, Mistakes, arm64};
 
 use super::auditor::Auditor;
 use super::sysreg::{read, write};
+use crate::image;
 use crate::vm::files::{Defects, makes};
-use crate::vm::space::Flushed;
-use crate::vm::{Machine, machine, panic};
 
-/// Banks of 64 that all vCPUs fit into.
-const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
 /// Turns of waiting for a walk by software on another CPU before the machine is declared broken: seconds.
 const WAIT_TURNS_MAX: u64 = 1 << 32;
-
-/// Where an initiator notes whom it waits for.
-pub(crate) type FlushScratch = Ledger<BANKS>;
 
 /// The processor's instructions.
 pub(crate) struct Tlb;
@@ -173,25 +166,13 @@ pub(crate) fn order_stores() {
 
 /// The walker has made an entry invalid, and puts another there next.
 pub(crate) fn break_before_make(range: &FlushRange) {
-    if let Some(vm) = machine::try_machine() {
+    if let Some(vm) = image::machine() {
         arm64::break_before_make(&Tlb, &vm.guest.address_space(), range);
     }
 }
 
-impl Targets for Machine {
-    fn target(&self, index: usize) -> Option<&Target> {
-        self.vcpus.get(index).map(|vcpu| &vcpu.target)
-    }
-
-    #[inline(always)]
-    fn for_each<S: Members + ?Sized>(&self, _: &S, mut act: impl FnMut(usize, &Target)) {
-        // Always all of them.
-        self.vcpus.iter().enumerate().for_each(|(index, vcpu)| act(index, &vcpu.target));
-    }
-}
-
 /// Walks by software end by themselves: nobody is kicked for them.
-struct Patience;
+pub(crate) struct Patience;
 
 impl Hardware for Patience {
     fn kick(&self, _: CpuId) {}
@@ -199,15 +180,5 @@ impl Hardware for Patience {
     fn relax(&self, turns: u64) -> ControlFlow<()> {
         core::hint::spin_loop();
         if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    }
-}
-
-impl Machine {
-    /// Drops what `invalidation` names on all processors.
-    pub(crate) fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
-        let space = self.guest.address_space();
-        let receipt = arm64::flush_space(self, &Tlb, &space, invalidation, scratch, &Patience);
-        // A section that does not end is a broken machine: going on would hand out memory that it still uses.
-        receipt.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled))
     }
 }

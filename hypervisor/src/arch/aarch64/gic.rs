@@ -8,8 +8,8 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::sysreg::{isb, read, write};
+use crate::arch::PerCpu;
 use crate::arm64::controls;
-use crate::vm::PerCpu;
 
 mod gicd {
     pub(super) const CTLR: u64 = 0x0;

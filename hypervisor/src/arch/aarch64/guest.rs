@@ -19,6 +19,8 @@ use super::state::{self, VcpuState};
 use super::sysreg::read;
 use super::vcpu::Inbox;
 use super::{cost, cpu, stage2};
+use crate::arch::PerCpu;
+use crate::arch::Space;
 use crate::devices::gic::{Distributor, INTIDS_DEFAULT};
 use crate::devices::pl011::Pl011;
 use crate::devices::pl031::Pl031;
@@ -28,13 +30,9 @@ use crate::loader::{LoadError, arm64::Entry};
 use crate::sched::VcpuIndex;
 use crate::vm::machine;
 use crate::vm::percpu::MAX_CPUS;
-use crate::vm::space::Space;
-use crate::vm::{CreateError, Files, PerCpu};
+use crate::vm::{CreateError, Files};
 use stay::Measured;
 use stay::arm64::AddressSpace;
-
-/// Format of stage 2, and where its tables come from.
-pub(crate) use super::stage2::{Stage2 as Nested, Tables};
 
 /// Bytes of input that wait for the guest's serial port.
 const QUEUE_MAX: usize = 4096;
@@ -174,8 +172,7 @@ impl Shared {
         files: &Files,
         vcpus: u32,
         slots: &Memslots,
-        inbox: &Inbox,
-        boot: &mut VcpuState,
+        (inbox, boot): (&Inbox, &mut VcpuState),
         pause: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
         let wanted = Wanted {

@@ -6,9 +6,11 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::{clock, console, cpu, gic};
+use crate::arch::{Local, PerCpu};
 use crate::devices::virt_map::{PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
-use crate::vm::console::GUEST;
-use crate::vm::{PerCpu, panic, run};
+use crate::image::panic;
+use crate::vm::GUEST;
+use crate::vm::run;
 
 /// "Look again": sent to a CPU that should leave guest mode or idling.
 pub(crate) const KICK: u32 = 0;
@@ -60,7 +62,7 @@ fn handle(intid: u32) {
         STOP => log::warn!(target: GUEST, "a CPU was to be stopped, but none has panicked"),
         TIMER => {
             clock::on_timer();
-            run::request_attention();
+            run::request_attention::<Local>();
         }
         // It stays active, and so quiet, until the guest has handled it.
         VIRTUAL_TIMER | PHYSICAL_TIMER => {
@@ -69,10 +71,10 @@ fn handle(intid: u32) {
         }
         // Its condition has gone with the exit: the list registers are empty.
         MAINTENANCE => PerCpu::current().arch.maintenance_fired.set(true),
-        _ if intid == CONSOLE.load(Ordering::Relaxed) => run::on_serial_interrupt(),
+        _ if intid == CONSOLE.load(Ordering::Relaxed) => run::on_serial_interrupt::<Local>(),
         _ if intid == CONTROL.load(Ordering::Relaxed) => {
             console::pause_control();
-            run::on_control_interrupt();
+            run::on_control_interrupt::<Local>();
         }
         _ => log::warn!(target: GUEST, "interrupt {intid} is used by nobody"),
     }

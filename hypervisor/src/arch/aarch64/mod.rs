@@ -14,6 +14,7 @@
 //! | `clock`, `cpu`, `power` | the timer; the CPU itself; PSCI |
 //! | `console`, `pci` | PL011, and 16550s on the PCI bus |
 //! | `guest` | what the vCPUs share |
+//! | `offer` | what all of this is to the core: its traits |
 //! | `stage2` | format and tables of stage 2 |
 //! | `cost` | what invalidating a page costs |
 //! | `flush` | TLB instructions, and how changes of guest memory reach all processors |
@@ -26,7 +27,7 @@
 mod abort;
 mod auditor;
 mod boot;
-pub(crate) mod clock;
+mod clock;
 pub(crate) mod console;
 mod copy;
 mod cost;
@@ -38,11 +39,12 @@ mod exits;
 mod features;
 mod firmware;
 mod float;
-pub(crate) mod flush;
+mod flush;
 mod gic;
-pub(crate) mod guest;
+mod guest;
 mod inject;
 mod interrupts;
+mod offer;
 mod pci;
 mod power;
 mod registers;
@@ -52,6 +54,8 @@ mod state;
 mod sysreg;
 mod system;
 mod translation;
-pub(crate) mod vcpu;
+mod vcpu;
 mod vgic;
 mod waits;
+
+pub(crate) use offer::Local;

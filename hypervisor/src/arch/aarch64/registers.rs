@@ -5,10 +5,11 @@ use hostlink::counters::Counter;
 use super::debug::{self, counts as debug_counts};
 use super::sysreg::read;
 use super::{inject, vgic};
+use crate::arch::Context;
 use crate::arm64::identity;
 use crate::arm64::registers::Treatment;
 use crate::devices::gic::{self, Sgi, SgiGroup};
-use crate::vm::{Context, Next, increase};
+use crate::vm::{Next, increase};
 
 /// Of the syndrome: the instruction is MRS.
 const READ: u64 = 1;

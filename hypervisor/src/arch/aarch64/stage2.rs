@@ -96,22 +96,22 @@ impl Format for Stage2 {
 
 /// Tables from the pool, with what walks by the processor ask for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tables;
+pub(crate) struct Tables(pub(super) NestedTables);
 
 // SAFETY: as `NestedTables`, whose tables these are.
 unsafe impl TableMemory for Tables {
     fn allocate(&self) -> Option<PhysAddr> {
-        NestedTables.allocate()
+        self.0.allocate()
     }
 
     unsafe fn free(&self, table: PhysAddr) {
         // SAFETY: the caller vouches for it.
-        unsafe { NestedTables.free(table) };
+        unsafe { self.0.free(table) };
     }
 
     unsafe fn entries(&self, table: PhysAddr) -> &Entries {
         // SAFETY: the caller vouches for it.
-        unsafe { NestedTables.entries(table) }
+        unsafe { self.0.entries(table) }
     }
 
     fn publish(&self) {

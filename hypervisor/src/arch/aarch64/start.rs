@@ -6,10 +6,12 @@ use arrayvec::ArrayVec;
 use hostlink::exit::ExitCode;
 
 use super::{boot, clock, console, entry, features, firmware, gic, interrupts, pci, power, translation};
-use crate::vm::files::Files;
-use crate::vm::memory::{self, FreeMemory};
-use crate::vm::percpu::{self, BLOCK_SIZE};
-use crate::vm::{self, PerCpu, machine, panic, run, wall};
+use crate::arch::{Local, PerCpu};
+use crate::free_memory::FreeMemory;
+use crate::image::blocks::{self, BLOCK_SIZE};
+use crate::image::{self, heap};
+use crate::vm::percpu::MAX_CPUS;
+use crate::vm::run;
 
 /// How long a CPU gets to come up.
 const AP_START_US: u64 = 1_000_000;
@@ -23,11 +25,13 @@ struct Later {
     console: Option<u32>,
     control: Option<u32>,
     module: Option<Range<u64>>,
+    /// Seconds since the beginning of 1970.
+    date: Option<u64>,
     free: spin::Mutex<FreeMemory>,
 }
 
 fn unsupported(why: &dyn core::fmt::Display) -> ! {
-    panic::refuse(ExitCode::Unsupported, why)
+    image::refuse(ExitCode::Unsupported, why)
 }
 
 /// Where the registers of the serial ports on PCI are, and their INTID.
@@ -40,7 +44,7 @@ type Ports = Option<(u64, Option<u32>)>;
 ///
 /// `tree` is what the boot loader passed.
 unsafe fn begin(tree: u64) -> Result<(firmware::Machine, Ports), &'static str> {
-    vm::console::init();
+    crate::image::console::init();
     // SAFETY: the caller vouches for the address.
     let tree = unsafe { firmware::tree(tree) }.ok_or("no device tree: boot the flat image, not the ELF")?;
     let machine = firmware::read(tree)?;
@@ -72,23 +76,22 @@ pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
     features::probe().unwrap_or_else(|why| unsupported(&why));
     clock::init().unwrap_or_else(|why| unsupported(&why));
-    wall::set(firmware.clock.as_ref().map(|registers| clock::date(registers.start)));
     gic::init_distributor(firmware.distributor.start).unwrap_or_else(|why| unsupported(&why));
     prepare(&firmware, ports).unwrap_or_else(|why| unsupported(&why));
     let cpu = PerCpu::get(0).expect("the boot CPU has a block");
     // SAFETY: nobody runs on the stacks of the blocks yet.
-    unsafe { percpu::enter_block(cpu, bsp_on_block) }
+    unsafe { blocks::enter_block(cpu, bsp_on_block) }
 }
 
 fn prepare(firmware: &firmware::Machine, ports: Ports) -> Result<(), &'static str> {
     let mut free = FreeMemory::default();
     let ram = firmware.ram.iter().filter(|range| range.end <= BOOT_MAP_END);
     ram.clone().for_each(|range| free.add(range.clone()));
-    free.reserve(memory::image());
+    free.reserve(heap::image());
     for range in firmware.reserved.iter().chain(&firmware.module) {
         free.reserve(range.clone());
     }
-    memory::init_heap(&mut free, BOOT_MAP_END)?;
+    heap::init_heap(&mut free, BOOT_MAP_END)?;
 
     let ids = boot_cpu_first(firmware);
     let size = ids.len() as u64 * BLOCK_SIZE;
@@ -96,9 +99,9 @@ fn prepare(firmware: &firmware::Machine, ports: Ports) -> Result<(), &'static st
     // SAFETY: the memory is free RAM, mapped by the boot tables, and ours from here on.
     unsafe {
         core::ptr::write_bytes(blocks as *mut u8, 0, size as usize);
-        percpu::create(blocks, &ids);
+        blocks::create(blocks, &ids);
     }
-    memory::set_stacks(blocks..blocks + size);
+    heap::set_stacks(blocks..blocks + size);
     for cpu in PerCpu::all() {
         let redistributor = gic::find_redistributor(firmware.redistributors.start, cpu.id)?;
         cpu.arch.redistributor.set(redistributor);
@@ -116,16 +119,17 @@ fn prepare(firmware: &firmware::Machine, ports: Ports) -> Result<(), &'static st
         console: firmware.console.as_ref().map(|&(_, intid)| intid),
         control: ports.and_then(|(_, intid)| intid),
         module: firmware.module.clone(),
+        date: firmware.clock.as_ref().map(|registers| clock::date(registers.start)),
         free: spin::Mutex::new(free),
     });
     Ok(())
 }
 
 /// Affinities of all CPUs, that of the one that runs now first.
-fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u64, { percpu::MAX_CPUS }> {
+fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u64, { MAX_CPUS }> {
     let own = features::affinity();
     let others = firmware.cpus.iter().copied().filter(|&id| id != own);
-    core::iter::once(own).chain(others).take(percpu::MAX_CPUS).collect()
+    core::iter::once(own).chain(others).take(MAX_CPUS).collect()
 }
 
 /// The boot CPU on its final stack.
@@ -137,7 +141,7 @@ extern "C" fn bsp_on_block() -> ! {
     enable_cpu(cpu).unwrap_or_else(|why| unsupported(&why));
     let _nobody_gives_up_this_one = cpu.presence.come_online();
     // SAFETY: the module was reserved, so it stays as the boot loader left it.
-    let files = unsafe { Files::of_module(later.module.clone(), "the initial RAM disk") };
+    let files = unsafe { image::files_of_module(later.module.clone(), "the initial RAM disk") };
     start_others();
     log::info!(
         "{} CPUs, {} MiB free, counter {} kHz, {}",
@@ -146,12 +150,10 @@ extern "C" fn bsp_on_block() -> ! {
         clock::hz() / 1000,
         features::Features::get(),
     );
-    machine::create(files, &mut later.free.lock())
-        .unwrap_or_else(|why| panic::refuse(ExitCode::BadConfig, &why));
-    interrupts::route_ports(cpu, later.console, later.control);
-    console::enable_receive_interrupts();
-    run::start();
-    run::cpu_loop()
+    image::run_machine(files, &mut later.free.lock(), later.date, || {
+        interrupts::route_ports(cpu, later.console, later.control);
+        console::enable_receive_interrupts();
+    })
 }
 
 /// What each CPU does once for itself after its tables are active.
@@ -191,6 +193,5 @@ pub(crate) extern "C" fn ap_main() -> ! {
         log::error!("CPU {} (affinity {:#x}) is not used: {why}", cpu.index, cpu.id);
     }
     run::come_online(cpu);
-    run::wait_for_start();
-    run::cpu_loop()
+    run::cpu_loop(run::wait_for_start::<Local>())
 }

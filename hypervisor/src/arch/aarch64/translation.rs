@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use paging::{Arm64Stage1, Format, Gather, Level, MapError, NeverWalked, PageTable, Permissions, PhysAddr};
 
 use super::sysreg::{isb, write};
-use crate::vm::memory::{HeapTables, rodata, text};
-use crate::vm::percpu::{BLOCK_SIZE, GUARD_PAGES};
+use crate::image::blocks::{BLOCK_SIZE, GUARD_PAGES};
+use crate::image::heap::{HeapTables, rodata, text};
 
 const PAGE: u64 = 4096;
 const MIB2: u64 = 2 << 20;

@@ -8,13 +8,12 @@ use stay::arm64::{self, Place};
 use super::entry::{run_guest, vector};
 use super::flush::Tlb;
 use super::{interrupts, vgic};
+use crate::arch::{Context, Machine, PerCpu};
 use crate::devices::gic::{self, Deactivate, Effect, Maintenance, View};
 use crate::devices::psci::Power;
-use crate::sched::Turn;
 use crate::vm::files::Defects;
-use crate::vm::{Context, Machine, PerCpu};
 
-pub(crate) use super::state::{Activity, VcpuState};
+use super::state::{Activity, VcpuState};
 
 /// What others post to a vCPU.
 #[derive(Debug)]
@@ -50,13 +49,10 @@ impl Workspace {
     }
 }
 
-/// All flushes are broadcasts.
-pub(crate) const COUNTS_SECTIONS: bool = true;
-
 impl Context<'_> {
     /// Loads the state of the vCPU whose turn it is.
     #[inline(always)]
-    pub(crate) fn load_state(&mut self, _: &Turn) {
+    pub(crate) fn load_state(&mut self) {
         let reach = self.vm.guest.local_maintenance();
         let Workspace { place, resident, .. } = &mut *self.workspace;
         let vcpu = (self.vcpu.index, &mut self.state.home);
@@ -72,18 +68,6 @@ impl Context<'_> {
             interrupts::take_all();
             self.take_timers();
         }
-    }
-
-    /// Loads the state again that has just been saved on this CPU.
-    #[inline(always)]
-    pub(crate) fn reload_state(&mut self) {
-        self.state.load();
-    }
-
-    /// Takes the vCPU's state out of the processor.
-    #[inline(always)]
-    pub(crate) fn save_state(&mut self) {
-        self.state.save();
     }
 
     /// VTTBR_EL2, and what has to go with it. True if it has changed: then stage-1 walks may be forbidden until TCR_EL1 is
@@ -187,11 +171,6 @@ impl Context<'_> {
         let mut distributor = self.vm.guest.distributor.lock();
         let effect = self.state.gic.settle(&mut distributor);
         self.vm.perform(effect, &distributor);
-    }
-
-    /// The vCPU waits for its timer, whose time has come: it asserts its interrupt.
-    pub(crate) fn expire_timers(&mut self, _now: u64) {
-        self.open_window();
     }
 }
 

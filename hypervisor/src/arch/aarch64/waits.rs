@@ -4,8 +4,8 @@ use memslots::Gpa;
 
 use super::abort::gpa_of;
 use super::inject;
+use crate::arch::Context;
 use crate::arm64::wait_loop::{self, WINDOW};
-use crate::vm::Context;
 use crate::vm::awaited::Word;
 
 const PAGE: u64 = 4096;

@@ -7,8 +7,8 @@ use x86_64::registers::model_specific::Msr;
 
 use super::apic;
 use super::interrupts::VECTOR_TIMER;
+use crate::arch::PerCpu;
 use crate::devices::cmos::{self, Fields};
-use crate::vm::PerCpu;
 
 /// Frequency of the ACPI power management timer (ACPI 6.5, section 4.8.2.4).
 const PM_TIMER_HZ: u64 = 3_579_545;

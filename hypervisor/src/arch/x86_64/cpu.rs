@@ -2,17 +2,15 @@
 
 use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
-use core::ops::Range;
 
 use hostlink::exit::{self, ExitCode};
-use hostlink::phase::Phase;
 use x86_64::instructions::interrupts;
 use x86_64::instructions::port::Port;
 
 use super::apic;
 use super::interrupts::VECTOR_KICK;
 use super::tables::CpuTables;
-use crate::vm::PerCpu;
+use crate::arch::PerCpu;
 
 /// What belongs to one CPU beside [`PerCpu`]'s own.
 pub(crate) struct CpuData {
@@ -95,19 +93,6 @@ pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
         )
     }
 }
-
-/// Tells an emulator that counts instructions what the hypervisor is doing. None does here.
-#[inline(always)]
-pub(crate) fn mark(_: Phase) {}
-
-/// Whether memory that was a guest's has to be cleaned out of the data caches before somebody else has it. They are
-/// coherent whatever a guest does.
-pub(crate) fn must_clean() -> bool {
-    false
-}
-
-/// Writes the data caches' lines of some memory back, and drops them: never needed.
-pub(crate) fn clean(_: Range<u64>) {}
 
 /// Zeroes memory by words: a byte-wise string store is many times slower in emulation.
 ///

@@ -3,33 +3,29 @@
 use core::arch::asm;
 use core::ops::ControlFlow;
 
-use coherence::{CpuId, Hardware, Ledger, Members, Outcome, Target, Targets};
-use hostlink::config::MAX_VCPUS;
+use coherence::{CpuId, Hardware, Members, Outcome};
 use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots};
-use paging::Invalidation;
 use stay::amd64::{self, Asked, Initiator, Why};
 use stay::{Mistake, Mistakes};
 use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
 use super::clock;
+use super::{Local, Vcpu};
+use crate::arch::{Machine, PerCpu};
 use crate::hyperv::{Platform, Services};
+use crate::vm::arch::Cpus;
+use crate::vm::end;
 use crate::vm::files::Defects;
-use crate::vm::machine::{self, CounterRow, Vcpu};
-use crate::vm::space::Flushed;
-use crate::vm::{Machine, PerCpu, panic};
+use crate::vm::machine::{self, CounterRow};
+use crate::vm::space::FlushScratch;
 
-/// Banks of 64 that all vCPUs fit into.
-const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
 /// Turns of waiting for a CPU to leave guest mode before the machine is declared broken: seconds, where a kick
 /// takes microseconds.
 const WAIT_TURNS_MAX: u64 = 1 << 32;
 
 /// Turns of waiting after which a kick is taken for lost, and sent again.
 const REKICK_TURNS: u64 = 1 << 14;
-
-/// Where an initiator notes whom it waits for; one per CPU. It has room for all vCPUs.
-pub(crate) type FlushScratch = Ledger<BANKS>;
 
 /// What is done on behalf of the vCPU that calls.
 pub(crate) struct CallServices<'a> {
@@ -38,30 +34,19 @@ pub(crate) struct CallServices<'a> {
     pub(crate) scratch: &'a mut FlushScratch,
 }
 
-impl Targets for Machine {
-    fn target(&self, index: usize) -> Option<&Target> {
-        self.vcpus.get(index).map(|vcpu| &vcpu.target)
-    }
-
-    #[inline(always)]
-    fn for_each<S: Members + ?Sized>(&self, set: &S, act: impl FnMut(usize, &Target)) {
-        stay::for_each_target(&self.vcpus, |vcpu| &vcpu.target, set, act);
-    }
-}
-
 /// Kicks by IPI.
 pub(crate) struct Ipi;
 
 impl Hardware for Ipi {
     fn kick(&self, cpu: CpuId) {
-        machine::kick(cpu.0);
+        machine::kick::<Local>(cpu.0);
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
         core::hint::spin_loop();
         if turns % REKICK_TURNS == REKICK_TURNS - 1 {
             // No working machine gets here. One that has lost a kick gets all of them again.
-            PerCpu::online().for_each(|cpu| machine::kick(cpu.index));
+            PerCpu::online().for_each(Local::kick);
         }
         if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
@@ -149,7 +134,7 @@ impl Services for CallServices<'_> {
         let served = amd64::serve(vm, vm.vcpus.len(), call, limit, caller, self.scratch);
         // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
         // still uses.
-        served.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled))
+        served.unwrap_or_else(|stalled| end::end_stalled_guest::<Local>(&stalled))
     }
 
     #[inline(never)]
@@ -162,16 +147,6 @@ impl Services for CallServices<'_> {
             });
         });
         machine::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
-    }
-}
-
-impl Machine {
-    /// Drops all translations of all vCPUs: nested ones are tagged by ASID alone, so no range can be named.
-    pub(crate) fn flush_space(&self, _: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
-        let receipt = coherence::flush_space(self, scratch, &Ipi);
-        // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
-        // still uses.
-        receipt.unwrap_or_else(|stalled| panic::end_stalled_guest(&stalled))
     }
 }
 

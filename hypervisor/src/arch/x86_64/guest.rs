@@ -6,43 +6,39 @@ use core::ops::Range;
 
 use hostlink::config::Config;
 use memslots::{Gpa, Memslots};
-use paging::{Amd64Nested, Level};
+use paging::Level;
 use spin::Mutex;
 
+use super::Vcpu;
+use super::clock;
 use super::console;
-use super::flush::{CallServices, FlushScratch, MemorySource};
+use super::flush::{CallServices, MemorySource};
 use super::overlay::Overlays;
 use super::rom::Rom;
 use super::svm::state::{Permissions, VcpuState};
 use super::svm::{cpuid, features, invalidate, msr};
 use super::translation;
-use super::vcpu::Inbox;
-use crate::arch::clock;
+use crate::arch::Space;
+use crate::arch::{Machine, PerCpu};
 use crate::devices::acpi;
 use crate::devices::apic_ids::Assignment;
 use crate::devices::lapic::TimerClock;
 use crate::devices::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::devices::pci::rom_device::RomLen;
-use crate::devices::platform::{self, Platform, PortSize, SerialPort};
+use crate::devices::platform::{Platform, PortSize, SerialPort};
 use crate::devices::power;
-use crate::devices::region::Region;
 use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::{self, LoadError, MemoryLayout, layout};
 use crate::sched::VcpuIndex;
-use crate::vm::console::GUEST;
-use crate::vm::machine::{Vcpu, place};
-use crate::vm::space::Space;
-use crate::vm::{CreateError, Files, Machine, PerCpu, control, wall};
+use crate::vm::GUEST;
+use crate::vm::machine::place;
+use crate::vm::space::FlushScratch;
+use crate::vm::{CreateError, Files, control};
 use stay::{Cost, Measured};
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
 const PAGE: u64 = 4096;
-
-/// Format of the nested page table.
-pub(crate) type Nested = Amd64Nested;
-/// Where its tables come from. AMD64's stores are seen by walks in program order: there is nothing to add.
-pub(crate) use crate::vm::memory::NestedTables as Tables;
 
 /// Width of guest physical addresses.
 pub(crate) fn physical_address_bits() -> u32 {
@@ -52,11 +48,6 @@ pub(crate) fn physical_address_bits() -> u32 {
 /// Largest page of the nested page table here.
 pub(crate) fn largest_page() -> Level {
     if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M }
-}
-
-/// Whether the processor notes in nested tables which pages are stored to: always.
-pub(crate) fn notes_stores() -> bool {
-    true
 }
 
 /// Refuses a configuration that this image or processor cannot serve.
@@ -143,7 +134,6 @@ impl Shared {
         files: &Files,
         vcpus: u32,
         slots: &Memslots,
-        _: &Inbox,
         boot: &mut VcpuState,
         pause: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
@@ -183,13 +173,8 @@ fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
 }
 
 impl Machine {
-    /// Addresses where no memory can be added.
-    pub(crate) fn device_regions(&self) -> impl IntoIterator<Item = Region> {
-        platform::REGIONS
-    }
-
     /// All devices as after power-on. No vCPU runs.
-    pub(crate) fn reset_devices(&self, cpu: &PerCpu) {
+    pub(crate) fn reset_devices(&'static self, cpu: &PerCpu) {
         self.guest.partition.reset();
         *self.guest.overlays.lock() = Overlays::default();
         self.reset_rom(cpu);
@@ -197,13 +182,13 @@ impl Machine {
     }
 
     /// The ROM is not decoded after a reset. No vCPU runs.
-    fn reset_rom(&self, cpu: &PerCpu) {
+    fn reset_rom(&'static self, cpu: &PerCpu) {
         let mut scratch = Box::new(FlushScratch::new());
         // A request from outside may just be changing the slots. It goes on on the CPU that serves requests, and that may
         // be this one.
         while self.guest.rom.lock().follow(self, None, &mut scratch).is_err() {
             super::cpu::take_interrupts();
-            if !control::serve(cpu) {
+            if !control::serve(self, cpu) {
                 core::hint::spin_loop();
             }
         }
@@ -264,7 +249,7 @@ impl Machine {
 
     /// IN from a port, with what the real console has received meanwhile.
     pub(crate) fn port_read(&self, port: u16, width: PortSize) -> u32 {
-        let value = self.guest.platform.lock().port_read(port, width, wall::ns);
+        let value = self.guest.platform.lock().port_read(port, width, || self.wall_ns());
         if port == SerialPort::Com1.base() {
             self.receive_console();
         }

@@ -10,8 +10,11 @@ use core::fmt::Write;
 use x86_64::registers::control::Cr2;
 
 use super::{apic, clock, cpu};
-use crate::vm::console::{GUEST, LogPort};
-use crate::vm::{panic, run};
+use crate::arch::Local;
+use crate::image::console::LogPort;
+use crate::image::panic;
+use crate::vm::GUEST;
+use crate::vm::run;
 
 /// The one-shot timer.
 pub(crate) const VECTOR_TIMER: u8 = 0x20;
@@ -115,16 +118,16 @@ extern "C" fn dispatch(frame: &Frame) {
         vector @ 0..=31 => on_exception(vector, frame),
         VECTOR_TIMER => {
             clock::on_timer();
-            run::request_attention();
+            run::request_attention::<Local>();
             apic::end_of_interrupt();
         }
         VECTOR_KICK => apic::end_of_interrupt(),
         VECTOR_SERIAL => {
-            run::on_serial_interrupt();
+            run::on_serial_interrupt::<Local>();
             apic::end_of_interrupt();
         }
         VECTOR_CONTROL => {
-            run::on_control_interrupt();
+            run::on_control_interrupt::<Local>();
             apic::end_of_interrupt();
         }
         // Spurious interrupts get no end of interrupt; others are not enabled anywhere.

@@ -13,6 +13,7 @@
 //! | `console` | the log's port, the real serial ports behind the guest's |
 //! | `cpu` | the CPU itself: waiting, stacks, the end of the run |
 //! | `guest` | what the vCPUs share |
+//! | `offer` | what all of this is to the core: its traits |
 //! | `flush` | flush hypercalls and changes of guest memory through the engine |
 //! | `overlay` | pages laid over guest memory |
 //! | `rom` | the memory behind the guest's expansion ROM |
@@ -21,17 +22,25 @@
 
 mod apic;
 mod boot;
-pub(crate) mod clock;
+mod clock;
 pub(crate) mod console;
 pub(crate) mod cpu;
 mod firmware;
-pub(crate) mod flush;
-pub(crate) mod guest;
+mod flush;
+mod guest;
 mod interrupts;
+mod offer;
 mod overlay;
 mod rom;
 mod start;
 mod svm;
 mod tables;
 mod translation;
-pub(crate) mod vcpu;
+mod vcpu;
+
+pub(crate) use offer::Local;
+
+/// One of the core's vCPUs.
+type Vcpu = crate::vm::Vcpu<Local>;
+/// A change of a guest's memory.
+type SpaceJob<'a> = crate::vm::space::SpaceJob<'a, Local>;

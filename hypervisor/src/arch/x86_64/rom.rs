@@ -7,12 +7,12 @@ use hostlink::rom;
 use memslots::space::Report;
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
 
-use super::flush::FlushScratch;
+use super::SpaceJob;
 use super::translation;
+use crate::arch::Machine;
 use crate::devices::pci::rom_device::RomLen;
-use crate::vm::Machine;
 use crate::vm::machine::{CounterRow, increase};
-use crate::vm::space::SpaceJob;
+use crate::vm::space::FlushScratch;
 
 /// Name of the ROM's slot; RAM has the first ones.
 const SLOT: SlotId = SlotId(u16::MAX);

@@ -12,10 +12,13 @@ use x86_64::instructions::port::Port;
 
 use super::svm::{cpuid, features, instruction};
 use super::{apic, boot, clock, console, firmware, interrupts, tables, translation};
-use crate::vm::files::{self, Files};
-use crate::vm::memory::{self, FreeMemory};
-use crate::vm::percpu::{self, BLOCK_SIZE};
-use crate::vm::{self, PerCpu, machine, panic, run, wall};
+use crate::arch::{Local, PerCpu};
+use crate::free_memory::FreeMemory;
+use crate::image::blocks::{self, BLOCK_SIZE};
+use crate::image::{self, heap};
+use crate::vm::files;
+use crate::vm::percpu::MAX_CPUS;
+use crate::vm::run;
 
 /// The boot tables map so much.
 const BOOT_MAP_END: u64 = 1 << 32;
@@ -41,7 +44,7 @@ impl BootInfo {
 /// First Rust code of the boot CPU, on the boot stack with the boot tables.
 pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     console::init();
-    vm::console::init();
+    crate::image::console::init();
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
     // SAFETY: the entry code passes on what the boot protocol gave.
     let info = unsafe {
@@ -60,7 +63,7 @@ pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     tables::build_idt();
     let cpu = PerCpu::get(0).expect("the boot CPU has a block");
     // SAFETY: nobody runs on the stacks of the blocks yet.
-    unsafe { percpu::enter_block(cpu, bsp_on_block) }
+    unsafe { blocks::enter_block(cpu, bsp_on_block) }
 }
 
 /// What `prepare_memory` leaves for the rest of the start: things that need the boot CPU's final stack.
@@ -76,7 +79,7 @@ struct Later {
 }
 
 fn unsupported(why: &dyn core::fmt::Display) -> ! {
-    panic::refuse(ExitCode::Unsupported, why)
+    image::refuse(ExitCode::Unsupported, why)
 }
 
 /// Reads the PVH start information.
@@ -127,11 +130,11 @@ unsafe fn read_multiboot2(address: u32) -> Result<BootInfo, &'static str> {
 fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'static str> {
     let mut free = FreeMemory::default();
     info.ram.iter().for_each(|range| free.add(range.clone()));
-    free.reserve(memory::image());
+    free.reserve(heap::image());
     if let Some(module) = &info.module {
         free.reserve(module.clone());
     }
-    memory::init_heap(&mut free, BOOT_MAP_END)?;
+    heap::init_heap(&mut free, BOOT_MAP_END)?;
 
     let ids = boot_cpu_first(firmware);
     let size = ids.len() as u64 * BLOCK_SIZE;
@@ -139,9 +142,9 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'
     // SAFETY: the memory is free RAM, mapped by the boot tables, and ours from here on.
     unsafe {
         core::ptr::write_bytes(blocks as *mut u8, 0, size as usize);
-        percpu::create(blocks, &ids);
+        blocks::create(blocks, &ids);
     }
-    memory::set_stacks(blocks..blocks + size);
+    heap::set_stacks(blocks..blocks + size);
 
     let mut devices = ArrayVec::<u64, 2>::new();
     devices.extend(apic::probe(cpuid::host_has_x2apic()));
@@ -172,10 +175,10 @@ fn silence_interrupts(firmware: &firmware::Machine) {
 }
 
 /// APIC ids of all CPUs, the one that runs now first.
-fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u64, { percpu::MAX_CPUS }> {
+fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u64, { MAX_CPUS }> {
     let own = cpuid::host_apic_id();
     let others = firmware.apic_ids.iter().copied().filter(|&id| id != own);
-    core::iter::once(own).chain(others).take(percpu::MAX_CPUS).map(u64::from).collect()
+    core::iter::once(own).chain(others).take(MAX_CPUS).map(u64::from).collect()
 }
 
 /// The boot CPU on its final stack.
@@ -187,11 +190,10 @@ extern "C" fn bsp_on_block() -> ! {
     tables::load(cpu);
     apic::enable();
     clock::calibrate(later.pm_timer, cpuid::host_has_tsc_deadline()).unwrap_or_else(|why| unsupported(&why));
-    wall::set(clock::date());
     enable_cpu(cpu);
     let _nobody_gives_up_this_one = cpu.presence.come_online();
     // SAFETY: the module was reserved, so it stays as the boot loader left it.
-    let files = unsafe { Files::of_module(later.module.clone(), "the boot module") };
+    let files = unsafe { image::files_of_module(later.module.clone(), "the boot module") };
     start_others();
     log::info!(
         "{} CPUs, {} MiB free, TSC {} MHz",
@@ -199,18 +201,16 @@ extern "C" fn bsp_on_block() -> ! {
         later.free.lock().total() >> 20,
         clock::hz() / 1_000_000,
     );
-    machine::create(files, &mut later.free.lock())
-        .unwrap_or_else(|why| panic::refuse(ExitCode::BadConfig, &why));
-    if let Some(base) = later.io_apic {
-        // SAFETY: the register page is mapped; nobody else drives the I/O APIC.
-        unsafe {
-            apic::route_isa(base, later.serial_pin, cpu.id as u32, interrupts::VECTOR_SERIAL);
-            apic::route_isa(base, later.control_pin, cpu.id as u32, interrupts::VECTOR_CONTROL);
+    image::run_machine(files, &mut later.free.lock(), clock::date(), || {
+        if let Some(base) = later.io_apic {
+            // SAFETY: the register page is mapped; nobody else drives the I/O APIC.
+            unsafe {
+                apic::route_isa(base, later.serial_pin, cpu.id as u32, interrupts::VECTOR_SERIAL);
+                apic::route_isa(base, later.control_pin, cpu.id as u32, interrupts::VECTOR_CONTROL);
+            }
+            console::enable_receive_interrupts();
         }
-        console::enable_receive_interrupts();
-    }
-    run::start();
-    run::cpu_loop()
+    })
 }
 
 /// What each CPU does once for itself after its tables are loaded.
@@ -277,6 +277,5 @@ pub(crate) extern "C" fn ap_main() -> ! {
     apic::enable();
     enable_cpu(cpu);
     run::come_online(cpu);
-    run::wait_for_start();
-    run::cpu_loop()
+    run::cpu_loop(run::wait_for_start::<Local>())
 }

@@ -12,8 +12,8 @@ use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 use x86_64::structures::tss::TaskStateSegment;
 
 use super::interrupts::stub_address;
-use crate::vm::PerCpu;
-use crate::vm::percpu::FAULT_STACK_TOP;
+use crate::arch::PerCpu;
+use crate::image::blocks::FAULT_STACK_TOP;
 
 /// Index in the TSS of the stack for double faults and machine checks.
 const FAULT_IST: u16 = 0;

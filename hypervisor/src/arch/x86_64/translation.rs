@@ -12,8 +12,8 @@ use paging::{Amd64Host, Gather, Level, MapError, NeverWalked, PageTable, Permiss
 use x86_64::registers::control::{Cr3, Cr3Flags};
 
 use super::svm::cpuid;
-use crate::vm::memory::{HeapTables, rodata, text};
-use crate::vm::percpu::{BLOCK_SIZE, GUARD_PAGES};
+use crate::image::blocks::{BLOCK_SIZE, GUARD_PAGES};
+use crate::image::heap::{HeapTables, rodata, text};
 
 const PAGE: u64 = 4096;
 

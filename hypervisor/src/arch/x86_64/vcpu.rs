@@ -5,16 +5,12 @@ use coherence::asid::AsidAllocator;
 use hostlink::counters::Counter;
 use tlfs::InputPage;
 
-use super::cpu;
-use super::flush::FlushScratch;
 use super::svm::features;
+use super::svm::state::Activity;
+use crate::arch::{Context, PerCpu};
 use crate::devices::message::Trigger;
-use crate::sched::Turn;
-use crate::vm::awaited::Word;
-use crate::vm::{Context, PerCpu, increase};
-
-pub(crate) use super::svm::state::{Activity, VcpuState};
-pub(crate) use crate::devices::inbox::Inbox;
+use crate::vm::increase;
+use crate::vm::space::FlushScratch;
 
 /// What a CPU needs besides its vCPU; allocated once.
 pub(crate) struct Workspace {
@@ -34,40 +30,7 @@ impl Workspace {
     }
 }
 
-/// All flushes are requests.
-pub(crate) const COUNTS_SECTIONS: bool = false;
-
 impl Context<'_> {
-    /// The word in memory that the guest waits for. PAUSE does not say which.
-    #[inline(always)]
-    pub(crate) const fn awaited_word(&self) -> Option<Word> {
-        None
-    }
-
-    /// Loads the state of the vCPU whose turn it is.
-    #[inline(always)]
-    pub(crate) fn load_state(&mut self, _: &Turn) {
-        self.state.load();
-    }
-
-    /// Loads the state again that has just been saved on this CPU.
-    #[inline(always)]
-    pub(crate) fn reload_state(&mut self) {
-        self.state.load();
-    }
-
-    /// Takes the vCPU's state out of the processor.
-    #[inline(always)]
-    pub(crate) fn save_state(&mut self) {
-        self.state.save();
-    }
-
-    /// Takes the interrupts that pend, outside of guest mode.
-    #[cold]
-    pub(crate) fn open_window(&mut self) {
-        cpu::take_interrupts();
-    }
-
     #[inline(always)] // Most often there is a vector or nothing, and little to do.
     pub(crate) fn take_signals(&mut self) {
         if self.vcpu.inbox.has_signals() {

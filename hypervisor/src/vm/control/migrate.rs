@@ -12,25 +12,24 @@ use memslots::{Gpa, Slot, SlotError};
 use super::Answer;
 use super::requests::{Progress, Refusal, Took, begin_fetch, begin_log, find, refusal};
 use super::runs::find_page;
-use crate::arch::clock;
-use crate::arch::flush::FlushScratch;
 use crate::vm::Machine;
-use crate::vm::space::{SpaceFetch, SpaceJob};
+use crate::vm::arch::Arch;
+use crate::vm::space::{FlushScratch, SpaceFetch, SpaceJob};
 
 const PAGE: u64 = 4096;
 /// Pages that are copied in a step.
 const COPY_PAGES: u64 = 16;
 
 /// How far it has got.
-enum Stage {
+enum Stage<A: Arch> {
     /// Stores begin to be logged.
-    Log(SpaceJob<'static>),
+    Log(SpaceJob<'static, A>),
     /// Everything is copied, from this page on.
     Whole(u64),
     /// The log of a round is to be fetched.
     NextRound,
     /// It is being fetched.
-    Fetch(SpaceFetch<'static>),
+    Fetch(SpaceFetch<'static, A>),
     /// What is in it is copied, from this page on.
     Pages(&'static mut [u64], u64),
     /// The round is over.
@@ -38,29 +37,29 @@ enum Stage {
     /// The log is to end.
     Cancel,
     /// It ends, and pages become large again.
-    Undo(SpaceJob<'static>),
+    Undo(SpaceJob<'static, A>),
     /// All is as before.
     Ends,
 }
 
 /// A migration under way.
-pub(super) struct Migration {
+pub(super) struct Migration<A: Arch> {
     slot: Slot,
     /// The other machine's memory: as large, and nobody else's.
     to: u64,
     rounds_max: u16,
     round: u16,
     pages: u64,
-    stage: Stage,
+    stage: Stage<A>,
     scratch: Box<FlushScratch>,
     /// What the present stage, and all before it, took.
     took: Took,
     longest: u64,
 }
 
-impl Migration {
+impl<A: Arch> Migration<A> {
     /// Begins.
-    pub(super) fn new(vm: &'static Machine, slot: u16, way: LogWay, rounds: u16) -> Result<Self, Refusal> {
+    pub(super) fn new(vm: &'static Machine<A>, slot: u16, way: LogWay, rounds: u16) -> Result<Self, Refusal> {
         let former = find(vm, slot)?;
         let (to, largest) = {
             let mut memory = vm.memory_of_slots.lock();
@@ -86,10 +85,10 @@ impl Migration {
     }
 
     /// Goes on for a short while.
-    pub(super) fn step(&mut self, vm: &'static Machine, answer: &mut Answer) -> Progress {
-        let start = clock::now();
+    pub(super) fn step(&mut self, vm: &'static Machine<A>, answer: &mut Answer) -> Progress {
+        let start = A::now();
         let next = self.advance(vm);
-        self.took.add(clock::now() - start);
+        self.took.add(A::now() - start);
         match next {
             Ok(None) => {}
             Ok(Some(stage)) => self.stage = stage,
@@ -110,12 +109,12 @@ impl Migration {
     }
 
     /// Gives the other machine's memory back; once, at the end.
-    fn give_back(&self, vm: &Machine) {
+    fn give_back(&self, vm: &Machine<A>) {
         vm.memory_of_slots.lock().put_memory(self.to, self.slot.size);
     }
 
     /// A step of the present stage; the next stage if it is over.
-    fn advance(&mut self, vm: &'static Machine) -> Result<Option<Stage>, Refusal> {
+    fn advance(&mut self, vm: &'static Machine<A>) -> Result<Option<Stage<A>>, Refusal> {
         Ok(match &mut self.stage {
             Stage::Log(job) => vm.step_job(job, &mut self.scratch).is_break().then_some(Stage::Whole(0)),
             Stage::Whole(page) => {
@@ -157,7 +156,7 @@ impl Migration {
         })
     }
 
-    fn fetched(&self, vm: &'static Machine) -> Stage {
+    fn fetched(&self, vm: &'static Machine<A>) -> Stage<A> {
         let mut memory = vm.memory_of_slots.lock();
         memory.put_result(self.slot.id);
         match memory.take_result(self.slot.id) {
@@ -167,7 +166,7 @@ impl Migration {
         }
     }
 
-    fn copy(&mut self, vm: &Machine, first: u64, count: u64) {
+    fn copy(&mut self, vm: &Machine<A>, first: u64, count: u64) {
         let bytes = (count * PAGE) as usize;
         // SAFETY: the memory was free, is mapped one to one, and is nobody else's until it is put back; the pages are
         // the slot's, which is as large.
@@ -183,14 +182,14 @@ impl Migration {
         match self.stage {
             Stage::NextRound | Stage::Cancel => {
                 let (round, pages) = (self.round, self.pages);
-                answer.record(format_args!(
+                answer.record::<A>(format_args!(
                     "round={round} pages={pages} steps={steps} ticks={ticks} longest={longest}"
                 ));
             }
-            Stage::Ends => answer.record(format_args!(
+            Stage::Ends => answer.record::<A>(format_args!(
                 "undone=1 steps={steps} ticks={ticks} longest={longest} longest_before={} hz={}",
                 self.longest,
-                clock::hz()
+                A::hz()
             )),
             _ => return,
         }

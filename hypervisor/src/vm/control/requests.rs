@@ -14,15 +14,14 @@ use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 
 use super::migrate::Migration;
 use super::{Answer, runs};
-use crate::arch::flush::FlushScratch;
-use crate::arch::{clock, cpu, guest};
 use crate::devices::region::Region;
 use crate::vm::Machine;
+use crate::vm::arch::{Arch, Board};
 use crate::vm::slot_memory::NewSlot;
-use crate::vm::space::{SpaceFetch, SpaceJob};
+use crate::vm::space::{FlushScratch, SpaceFetch, SpaceJob};
 
 /// How far a step has got.
-pub(crate) enum Progress {
+pub(super) enum Progress {
     /// There is more to do.
     More,
     /// The request is done.
@@ -33,7 +32,7 @@ pub(crate) enum Progress {
 
 /// Why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(super) enum Refusal {
     /// What the slots say.
     Slot(SlotError),
     /// The slot of this number overlaps.
@@ -85,19 +84,25 @@ impl fmt::Display for Refusal {
 }
 
 /// A request under way.
-pub(crate) enum Work {
+pub(super) enum Work<A: Arch> {
     /// Memory for a slot that is to be added is being zeroed.
     Clear(NewSlot),
     /// Records, from this one on.
     List { request: Request, next: usize },
     /// A change of the slots.
-    Change { job: Box<SpaceJob<'static>>, scratch: Box<FlushScratch>, after: After, took: Took, phase: Phase },
+    Change {
+        job: Box<SpaceJob<'static, A>>,
+        scratch: Box<FlushScratch>,
+        after: After,
+        took: Took,
+        phase: Phase,
+    },
     /// Memory that has come back is being cleaned.
     Clean,
     /// A fetch of a log.
-    Fetch { id: SlotId, job: Box<SpaceFetch<'static>>, scratch: Box<FlushScratch> },
+    Fetch { id: SlotId, job: Box<SpaceFetch<'static, A>>, scratch: Box<FlushScratch> },
     /// A migration in vain.
-    Migrate(Box<Migration>),
+    Migrate(Box<Migration<A>>),
     /// Its result goes out, from this page on.
     Runs { id: SlotId, result: &'static mut [u64], page: u64 },
     /// Another job has its turn.
@@ -110,10 +115,10 @@ pub(crate) enum Work {
 
 /// How long a change took, in TSC ticks. What lies between its steps is not in it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Took {
-    pub(super) steps: u32,
-    pub(super) ticks: u64,
-    pub(super) longest: u64,
+pub(super) struct Took {
+    pub steps: u32,
+    pub ticks: u64,
+    pub longest: u64,
 }
 
 impl Took {
@@ -126,7 +131,7 @@ impl Took {
 
 /// What is said when a change is done.
 #[derive(Clone, Copy)]
-pub(crate) enum After {
+pub(super) enum After {
     /// Nothing.
     Nothing,
     /// The slot's number.
@@ -135,9 +140,9 @@ pub(crate) enum After {
     Report,
 }
 
-impl Work {
+impl<A: Arch> Work<A> {
     /// Begins to serve a request.
-    pub(crate) fn new(vm: &'static Machine, request: Request) -> Self {
+    pub(super) fn new(vm: &'static Machine<A>, request: Request) -> Self {
         let begun = match request {
             Request::Vms | Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
             Request::Add { gpa, size, read_only } => add(vm, Gpa(gpa), size, read_only),
@@ -169,7 +174,7 @@ impl Work {
         work
     }
 
-    fn change(job: SpaceJob<'static>, after: After, phase: Phase) -> Self {
+    fn change(job: SpaceJob<'static, A>, after: After, phase: Phase) -> Self {
         Self::Change {
             job: Box::new(job),
             scratch: Box::new(FlushScratch::new()),
@@ -180,7 +185,7 @@ impl Work {
     }
 
     /// Goes on for a short while.
-    pub(crate) fn step(&mut self, vm: &'static Machine, answer: &mut Answer) -> Progress {
+    pub(super) fn step(&mut self, vm: &'static Machine<A>, answer: &mut Answer) -> Progress {
         match self {
             Self::Refused(why) => Progress::Refused(*why),
             Self::Over => Progress::Done,
@@ -191,7 +196,7 @@ impl Work {
             }
             Self::Clear(new) => {
                 match new.ready() {
-                    None => new.clear_some(),
+                    None => new.clear_some::<A>(),
                     Some(slot) => self.publish(vm, slot),
                 }
                 Progress::More
@@ -201,23 +206,23 @@ impl Work {
                 Progress::More
             }
             Self::Change { job, scratch, after, took, phase } => {
-                let start = clock::now();
+                let start = A::now();
                 // When the slots have changed the guest may go on: what follows is giving back.
                 let is_over = job.generation().is_some();
-                let step = marked(
+                let step = marked::<A, _>(
                     if is_over && *phase == Phase::Blocking { Phase::Reclaim } else { *phase },
                     || vm.step_job(&mut **job, scratch),
                 );
-                took.add(clock::now() - start);
+                took.add(A::now() - start);
                 if step.is_continue() {
                     return Progress::More;
                 }
                 match *after {
                     After::Nothing => {}
-                    After::Slot(slot) => answer.record(format_args!("slot={slot}")),
+                    After::Slot(slot) => answer.record::<A>(format_args!("slot={slot}")),
                     After::Report => {
                         let report = job.report();
-                        answer.record(format_args!(
+                        answer.record::<A>(format_args!(
                             "visited={} tables={} flushes={} steps={} ticks={} longest={}",
                             report.visited,
                             report.tables,
@@ -234,18 +239,20 @@ impl Work {
                 Progress::More
             }
             Self::Migrate(migration) => migration.step(vm, answer),
-            Self::Clean => match marked(Phase::Reclaim, || vm.memory_of_slots.lock().clean_some()) {
-                true => Progress::More,
-                false => Progress::Done,
-            },
+            Self::Clean => {
+                match marked::<A, _>(Phase::Reclaim, || vm.memory_of_slots.lock().clean_some::<A>()) {
+                    true => Progress::More,
+                    false => Progress::Done,
+                }
+            }
             Self::Fetch { job, scratch, id } => {
-                if marked(Phase::DirtyFetch, || vm.step_job(&mut **job, scratch)).is_break() {
+                if marked::<A, _>(Phase::DirtyFetch, || vm.step_job(&mut **job, scratch)).is_break() {
                     *self = Self::fetched(vm, *id);
                 }
                 Progress::More
             }
             Self::Runs { result, page, id } => {
-                let next = runs::send_runs(result, *page, answer);
+                let next = runs::send_runs::<A>(result, *page, answer);
                 *page = next.unwrap_or(*page);
                 if next.is_some() {
                     return Progress::More;
@@ -259,7 +266,7 @@ impl Work {
     }
 
     /// Adds the slot whose memory is ready, when it is its turn.
-    fn publish(&mut self, vm: &'static Machine, slot: Slot) {
+    fn publish(&mut self, vm: &'static Machine<A>, slot: Slot) {
         // SAFETY: the memory is mapped one to one, and nobody's until the slot is handed back.
         let begun = unsafe { vm.space.add(slot) };
         let is_later = matches!(begun, Err(SlotError::Busy));
@@ -268,14 +275,14 @@ impl Work {
             Ok(job) => *self = Self::change(job, After::Slot(slot.id.0), Phase::None),
             Err(_) if is_later => {}
             Err(error) => {
-                vm.memory_of_slots.lock().retire_memory(&slot);
+                vm.memory_of_slots.lock().retire_memory::<A>(&slot);
                 *self = Self::Refused(named(vm, error));
             }
         }
     }
 
     /// What follows when a fetch is over.
-    fn fetched(vm: &Machine, id: SlotId) -> Self {
+    fn fetched(vm: &Machine<A>, id: SlotId) -> Self {
         let mut memory = vm.memory_of_slots.lock();
         memory.put_result(id);
         match memory.take_result(id) {
@@ -286,10 +293,10 @@ impl Work {
 }
 
 /// Does something of a phase whose instructions are counted.
-fn marked<R>(phase: Phase, act: impl FnOnce() -> R) -> R {
-    cpu::mark(phase);
+fn marked<A: Board, R>(phase: Phase, act: impl FnOnce() -> R) -> R {
+    A::mark(phase);
     let result = act();
-    cpu::mark(Phase::None);
+    A::mark(Phase::None);
     result
 }
 
@@ -300,11 +307,11 @@ pub(super) fn refusal(slot: u16, error: SlotError) -> Refusal {
     }
 }
 
-pub(super) fn find(vm: &Machine, slot: u16) -> Result<Slot, Refusal> {
+pub(super) fn find<A: Arch>(vm: &Machine<A>, slot: u16) -> Result<Slot, Refusal> {
     vm.space.slots().memory().get(SlotId(slot)).ok_or(Refusal::NoSlot(slot))
 }
 
-fn add(vm: &'static Machine, gpa: Gpa, size: u64, read_only: bool) -> Result<Work, Refusal> {
+fn add<A: Arch>(vm: &'static Machine<A>, gpa: Gpa, size: u64, read_only: bool) -> Result<Work<A>, Refusal> {
     let mut flags = SlotFlags::empty();
     flags.set(SlotFlags::READ_ONLY, read_only);
     let memory = vm.space.slots().memory();
@@ -318,7 +325,7 @@ fn add(vm: &'static Machine, gpa: Gpa, size: u64, read_only: bool) -> Result<Wor
     // and goes: the device is named whether it is there or not.
     if let Ok(()) | Err(SlotError::Overlap(_)) = possible
         && let Some(Region { name, range }) =
-            vm.device_regions().into_iter().find(|region| region.overlaps(gpa.0, size))
+            A::device_regions(vm).into_iter().find(|region| region.overlaps(gpa.0, size))
     {
         return Err(Refusal::Device { name, start: range.start, end: range.end });
     }
@@ -329,7 +336,7 @@ fn add(vm: &'static Machine, gpa: Gpa, size: u64, read_only: bool) -> Result<Wor
 }
 
 /// Says where the slot is that is in the way.
-fn named(vm: &Machine, error: SlotError) -> Refusal {
+fn named<A: Arch>(vm: &Machine<A>, error: SlotError) -> Refusal {
     match error {
         SlotError::Overlap(id) => match vm.space.slots().memory().get(id) {
             Some(Slot { gpa, size, .. }) => Refusal::Overlap { slot: id.0, gpa: gpa.0, size },
@@ -339,7 +346,7 @@ fn named(vm: &Machine, error: SlotError) -> Refusal {
     }
 }
 
-fn delete(vm: &'static Machine, slot: u16) -> Result<Work, Refusal> {
+fn delete<A: Arch>(vm: &'static Machine<A>, slot: u16) -> Result<Work<A>, Refusal> {
     find(vm, slot)?;
     if !vm.memory_of_slots.lock().was_added(SlotId(slot)) {
         return Err(Refusal::NotAdded(slot));
@@ -347,13 +354,17 @@ fn delete(vm: &'static Machine, slot: u16) -> Result<Work, Refusal> {
     let by_page = vm.files.config.switches.stage2_unmap == Stage2Unmap::Page;
     let phase = if by_page { Phase::PerPage } else { Phase::Blocking };
     let scratch = Box::new(FlushScratch::new());
-    let job = marked(phase, || vm.space.remove(SlotId(slot)).map(Box::new));
+    let job = marked::<A, _>(phase, || vm.space.remove(SlotId(slot)).map(Box::new));
     let job = job.map_err(|error| refusal(slot, error))?;
     Ok(Work::Change { job, scratch, after: After::Report, took: Took::default(), phase })
 }
 
 /// Begins to log stores to a slot.
-pub(super) fn begin_log(vm: &'static Machine, slot: u16, way: LogWay) -> Result<SpaceJob<'static>, Refusal> {
+pub(super) fn begin_log<A: Arch>(
+    vm: &'static Machine<A>,
+    slot: u16,
+    way: LogWay,
+) -> Result<SpaceJob<'static, A>, Refusal> {
     let former = find(vm, slot)?;
     if former.is_read_only() {
         return Err(Refusal::ReadOnly(slot));
@@ -362,20 +373,25 @@ pub(super) fn begin_log(vm: &'static Machine, slot: u16, way: LogWay) -> Result<
         return Err(Refusal::Slot(SlotError::HasLog));
     }
     let way = match way {
-        LogWay::DirtyBits if guest::notes_stores() => Way::DirtyBits,
+        LogWay::DirtyBits if A::notes_stores() => Way::DirtyBits,
         // What no processor notes the hypervisor does, by a fault for each page.
         LogWay::DirtyBits | LogWay::WriteProtection => Way::WriteFaults,
     };
     let log = vm.memory_of_slots.lock().make_log(&former);
     // SAFETY: the log lives until the slot hands it back.
-    marked(Phase::DirtyEnable, || unsafe { vm.space.start_log(SlotId(slot), log, way) }).map_err(|error| {
-        vm.memory_of_slots.lock().retire_log(SlotId(slot));
-        refusal(slot, error)
-    })
+    marked::<A, _>(Phase::DirtyEnable, || unsafe { vm.space.start_log(SlotId(slot), log, way) }).map_err(
+        |error| {
+            vm.memory_of_slots.lock().retire_log(SlotId(slot));
+            refusal(slot, error)
+        },
+    )
 }
 
 /// Begins to fetch a slot's log.
-pub(super) fn begin_fetch(vm: &'static Machine, id: SlotId) -> Result<SpaceFetch<'static>, Refusal> {
+pub(super) fn begin_fetch<A: Arch>(
+    vm: &'static Machine<A>,
+    id: SlotId,
+) -> Result<SpaceFetch<'static, A>, Refusal> {
     if !find(vm, id.0)?.is_logged() {
         return Err(Refusal::Slot(SlotError::NoLog));
     }
@@ -388,12 +404,17 @@ pub(super) fn begin_fetch(vm: &'static Machine, id: SlotId) -> Result<SpaceFetch
 }
 
 /// Sends record `index` of a list, or the next that there is; returns which comes then, or `None` at the end.
-fn send_record(vm: &Machine, request: Request, index: usize, answer: &mut Answer) -> Option<usize> {
+fn send_record<A: Arch>(
+    vm: &Machine<A>,
+    request: Request,
+    index: usize,
+    answer: &mut Answer,
+) -> Option<usize> {
     match request {
         Request::Vms if index == 0 => {
             let mut memory = 0;
             vm.space.slots().memory().for_each(|slot| memory += slot.size);
-            answer.record(format_args!(
+            answer.record::<A>(format_args!(
                 "vm=0 vcpus={} memory={memory:#x} generation={}",
                 vm.vcpu_count(),
                 vm.space.slots().generation().number()
@@ -416,7 +437,7 @@ fn send_record(vm: &Machine, request: Request, index: usize, answer: &mut Answer
                 read_only: slot.is_read_only(),
                 logged: slot.is_logged(),
             };
-            answer.record(format_args!("{record}"));
+            answer.record::<A>(format_args!("{record}"));
             return Some(usize::from(slot.id.0) + 1);
         }
         Request::Stats => {
@@ -425,7 +446,7 @@ fn send_record(vm: &Machine, request: Request, index: usize, answer: &mut Answer
                 let row = vm.counters_of(vcpu);
                 sum.wrapping_add(row[*counter as usize].load(Ordering::Relaxed))
             });
-            answer.record(format_args!("{}={value}", counter.name()));
+            answer.record::<A>(format_args!("{}={value}", counter.name()));
         }
         _ => return None,
     }

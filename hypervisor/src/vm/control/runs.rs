@@ -6,12 +6,13 @@ use arrayvec::ArrayVec;
 use hostlink::ctl::RUNS_MAX;
 
 use super::Answer;
+use crate::vm::arch::Arch;
 
 /// Pages that a word of a log stands for.
 const PAGES_PER_WORD: u64 = 64;
 
 /// Sends some runs of dirty pages from `page` on; where the next ones begin, if there are any.
-pub(crate) fn send_runs(words: &[u64], page: u64, answer: &mut Answer) -> Option<u64> {
+pub(super) fn send_runs<A: Arch>(words: &[u64], page: u64, answer: &mut Answer) -> Option<u64> {
     let page_count = words.len() as u64 * PAGES_PER_WORD;
     let mut runs = ArrayVec::<(u64, u64), RUNS_MAX>::new();
     let mut next = page;
@@ -24,7 +25,7 @@ pub(crate) fn send_runs(words: &[u64], page: u64, answer: &mut Answer) -> Option
     if runs.is_empty() {
         return None;
     }
-    answer.record(format_args!("dirty={}", Runs(&runs)));
+    answer.record::<A>(format_args!("dirty={}", Runs(&runs)));
     Some(next)
 }
 

@@ -3,7 +3,7 @@
 use super::vmcb::Vmcb;
 #[cfg(feature = "audit")]
 use crate::amd64::audit::{VcpuBooks, Words};
-use crate::vm::PerCpu;
+use crate::arch::PerCpu;
 
 /// What it knows of a vCPU.
 pub(crate) struct Auditor {

@@ -16,9 +16,10 @@ use super::features::Features;
 use super::invalidate::invalidate_page;
 use super::state::VcpuState;
 use super::vmcb::{CR4_PAE, CR4_PCIDE, Vmcb, clean, exit};
+use crate::arch::{Context, Machine, PerCpu};
 use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
 use crate::vm::files::Defects;
-use crate::vm::{Context, Machine, PerCpu, increase};
+use crate::vm::increase;
 
 impl Context<'_> {
     /// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked

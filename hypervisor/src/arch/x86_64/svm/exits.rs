@@ -18,6 +18,7 @@ use super::vmcb::{CR4_PAE, CR4_PCIDE, DR6_SINGLE_STEP, RFLAGS_RF, RFLAGS_TF, Vmc
 use super::{cpuid, msr};
 use crate::amd64::checks::{self, Instruction};
 use crate::amd64::nmi::Nmi;
+use crate::arch::Context;
 use crate::devices::lapic::{self, Effect};
 use crate::devices::pci::Pci;
 use crate::devices::platform::{Output, PortSize, SerialPort};
@@ -26,7 +27,7 @@ use crate::emulator::Operand;
 #[cfg(feature = "defects")]
 use crate::hyperv::defects;
 use crate::hyperv::{self, Caller, MsrEffect, MsrRead, Outcome, hypercall};
-use crate::vm::{Context, Next, increase, wall};
+use crate::vm::{Next, increase};
 
 impl Context<'_> {
     /// Runs `look` with guest memory in a [section](in_section).
@@ -445,7 +446,7 @@ impl Context<'_> {
         if Pci::is_data_port(port) {
             return self.write_pci(port, width, value);
         }
-        let effect = self.vm.guest.platform.lock().port_write(port, width, value, wall::ns);
+        let effect = self.vm.guest.platform.lock().port_write(port, width, value, || self.vm.wall_ns());
         if let Some(message) = effect.interrupt {
             self.vm.deliver(message, self.state.lapic.apic_id());
         }
@@ -470,7 +471,7 @@ impl Context<'_> {
         let mut rom = self.vm.guest.rom.lock();
         let wanted = {
             let mut platform = self.vm.guest.platform.lock();
-            let _ = platform.port_write(port, width, value, wall::ns);
+            let _ = platform.port_write(port, width, value, || self.vm.wall_ns());
             platform.rom_base().map(Gpa)
         };
         match rom.follow(self.vm, wanted, &mut self.workspace.scratch) {

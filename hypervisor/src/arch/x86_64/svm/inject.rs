@@ -5,7 +5,9 @@ use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, RFLAGS_IF, RFLAGS_RF, clean, event, m
 use crate::amd64::checks::Refusal;
 use crate::amd64::event::Combined;
 use crate::amd64::nmi::Nmi;
-use crate::vm::{self, Next, PerCpu};
+use crate::arch::{Local, PerCpu};
+use crate::vm::Next;
+use crate::vm::arch::Cpus;
 
 /// Write intercept of CR8.
 const CR_WRITE_8: u32 = 1 << (16 + 8);
@@ -111,7 +113,7 @@ impl VcpuState {
         }
         if self.nmi.is_deliverable() && self.vmcb.event_injection & event::VALID != 0 {
             // It comes next: the kick is taken once the event is delivered.
-            vm::machine::kick(PerCpu::current().index);
+            Local::kick(PerCpu::current());
         }
         if is_arranged || self.nmi.is_deliverable() || self.lapic.highest_irr().is_some() {
             self.request_window();

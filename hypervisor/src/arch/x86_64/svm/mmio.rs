@@ -6,17 +6,18 @@ use memslots::{GuestMemory, Resolution};
 use paging::Gpa;
 use paging::guest::Access;
 
-use crate::vm::{Machine, Next, increase};
+use crate::arch::Machine;
+use crate::vm::{Next, increase};
 use hostlink::counters::Counter;
 
+use super::super::clock;
 use super::instruction::{FetchError, faulting_instruction, translate};
 use super::state::VcpuState;
 use super::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean};
-use crate::arch::clock;
+use crate::arch::Context;
 use crate::devices::lapic::{Effect, Lapic};
 use crate::devices::platform::Platform;
 use crate::emulator::{Cpu, Failure, Memory, Outcome, SegmentBases, execute};
-use crate::vm::Context;
 
 const PAGE: u64 = 4096;
 

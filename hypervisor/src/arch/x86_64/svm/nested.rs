@@ -3,7 +3,8 @@
 use memslots::Gpa;
 use stay::Answer;
 
-use crate::vm::{Context, Next};
+use crate::arch::Context;
+use crate::vm::Next;
 
 /// `exit_info_1` of a nested page fault: the access was a store.
 const FAULT_WRITE: u64 = 1 << 1;

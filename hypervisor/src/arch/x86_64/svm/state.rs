@@ -25,7 +25,6 @@ use crate::devices::inbox::Inbox;
 use crate::devices::lapic::{Lapic, TimerClock};
 use crate::hyperv::Vp;
 use crate::loader::{self, EntryState};
-use crate::sched::spinning::Look;
 
 /// CR0.ET, which is always set.
 const CR0_ET: u64 = 1 << 4;
@@ -271,18 +270,6 @@ impl VcpuState {
     /// Copies RSP into the VMCB, after an instruction has been emulated that may have changed it.
     pub(crate) fn rsp_to_vmcb(&mut self) {
         self.vmcb.rsp = self.registers.0[RSP];
-    }
-
-    /// It is never looked at: see below.
-    #[inline(always)]
-    pub(crate) const fn is_look_due(&self, _now: u64) -> bool {
-        false
-    }
-
-    /// Whether the guest spins is known from its PAUSE.
-    #[inline(always)]
-    pub(crate) const fn look_whether_it_spins(&mut self, _now: u64, _first: u64) -> Look {
-        Look::Again(u64::MAX)
     }
 
     /// Has the processor exit on PAUSE, or not.

@@ -17,7 +17,7 @@ use super::state::VcpuState;
 use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF, clean, event, exit, misc1};
 use crate::amd64::intercepts;
 use crate::amd64::nmi::{self, Nmi};
-use crate::vm::PerCpu;
+use crate::arch::PerCpu;
 
 /// What an IRET can raise in its place beside #AC, which is always intercepted: #UD, #TS, #NP, #SS, #GP, #PF.
 const IRET_EXCEPTIONS: u32 = 1 << 6 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14;

@@ -10,9 +10,10 @@ use super::entry::{RCX, RDI, RSI};
 use super::instruction::{FetchError, fetch_and_decode, translate};
 use super::state::VcpuState;
 use super::vmcb::{Segment, Vmcb};
+use crate::arch::Context;
 use crate::devices::platform::PortSize;
 use crate::emulator::{add_masked, mask, string_address_size};
-use crate::vm::{Context, Next};
+use crate::vm::Next;
 
 /// Elements that one exit moves; what is left makes the instruction exit again, with interrupts in between.
 const ELEMENTS_PER_EXIT: u64 = 64;

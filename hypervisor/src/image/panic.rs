@@ -1,18 +1,14 @@
-//! The end of the hypervisor: what is reported when it fails, and how the run ends.
+//! What is reported when the hypervisor fails.
 
 use core::fmt::Write;
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use hostlink::exit::ExitCode;
-use paging::Gpa;
 
 use super::console::LogPort;
-use super::memory;
-use super::percpu::PerCpu;
-use crate::arch::cpu;
-
-pub(crate) use crate::arch::cpu::exit;
+use super::heap;
+use crate::arch::{PerCpu, cpu};
 
 /// Deepest backtrace.
 const MAX_FRAMES: usize = 32;
@@ -25,27 +21,6 @@ static PANICKED: AtomicBool = AtomicBool::new(false);
 pub(crate) fn set_symbols(text: &'static [u8]) {
     SYMBOLS.1.store(text.len(), Ordering::Relaxed);
     SYMBOLS.0.store(text.as_ptr().addr() as u64, Ordering::Release);
-}
-
-/// Ends the run because something that we need is not as it must be.
-pub(crate) fn refuse(code: ExitCode, reason: &dyn core::fmt::Display) -> ! {
-    log::error!("{reason}");
-    exit(code)
-}
-
-/// Ends the guest because of a processor that does not leave guest mode: to go on would give memory back that it still uses.
-#[cold]
-pub(crate) fn end_stalled_guest(why: &dyn core::fmt::Display) -> ! {
-    log::error!("the guest ends: {why}");
-    exit(ExitCode::GuestStalled)
-}
-
-/// Ends the guest because there is no page for a table that its access needs. There are enough for all memory there is, so this is
-/// for a pool that was made small.
-#[cold]
-pub(crate) fn end_guest_without_tables(gpa: Gpa) -> ! {
-    log::error!("the guest ends: no page is left for a nested page table, at {gpa}");
-    exit(ExitCode::GuestOutOfTables)
 }
 
 #[panic_handler]
@@ -96,7 +71,7 @@ fn finish_report(frame: u64, address: Option<u64>) -> ! {
     let mut frame = frame;
     for _ in 0..MAX_FRAMES {
         // A frame pointer is aligned and points into memory that we have; anything else ends the walk.
-        if frame == 0 || !frame.is_multiple_of(8) || !memory::is_stack(frame) {
+        if frame == 0 || !frame.is_multiple_of(8) || !heap::is_stack(frame) {
             break;
         }
         let words = frame as *const u64;
@@ -111,7 +86,7 @@ fn finish_report(frame: u64, address: Option<u64>) -> ! {
         }
         frame = next;
     }
-    exit(ExitCode::Panic)
+    cpu::exit(ExitCode::Panic)
 }
 
 fn print_frame(address: u64) {

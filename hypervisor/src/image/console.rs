@@ -7,14 +7,12 @@ use hostlink::counters::Counter;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use spin::Mutex;
 
-use super::machine::{self, increase};
-use super::percpu::PerCpu;
-use crate::arch::{clock, console};
+use crate::arch::{Local, PerCpu, console};
 use crate::quota::{Answer, Quota};
+use crate::vm::arch::Clock;
+use crate::vm::{GUEST, increase};
 
-/// The target of log lines that a guest can cause as often as it likes.
-pub(crate) const GUEST: &str = "guest";
-/// Of these, in the long run, one is written each time that so much has passed.
+/// Of the lines that a guest can cause, in the long run one is written each time that so much has passed.
 const GUEST_LINE_PERIOD_US: u64 = 500_000;
 
 /// Held by who writes a line.
@@ -40,7 +38,7 @@ impl Log for Logger {
     fn log(&self, record: &Record<'_>) {
         let mut quota = LOG_LOCK.lock();
         if record.target() == GUEST {
-            match quota.ask(clock::now(), clock::ticks_of_us(GUEST_LINE_PERIOD_US)) {
+            match quota.ask(Local::now(), Local::ticks_of_us(GUEST_LINE_PERIOD_US)) {
                 Answer::Write { left_out: 0 } => {}
                 Answer::Write { left_out } => {
                     let _ = writeln!(LogPort, "quell: {left_out} lines like the next were left out");
@@ -63,7 +61,7 @@ impl Log for Logger {
 /// A line is left out: it is the doing of the vCPU on this CPU.
 #[cold]
 fn count_left_out() {
-    let Some(vm) = machine::try_machine() else { return };
+    let Some(vm) = super::machine() else { return };
     let vcpu = PerCpu::current().current_vcpu.load(Ordering::Relaxed);
     if let Some(vcpu) = vcpu.checked_sub(1).and_then(|index| vm.vcpus.get(index as usize)) {
         increase(&vm.counters_of(vcpu)[Counter::LogLinesLeftOut as usize], 1);

@@ -1,0 +1,123 @@
+//! The block of each CPU: its stacks, with guard pages under them, and its own data.
+//!
+//! A block is aligned to its size, so a CPU finds its data from its stack pointer alone, on whichever
+//! of its stacks it is. No segment base is involved: between #VMEXIT and the reload of the host's
+//! state FS, GS and TR are still the guest's, and QEMU has been seen to deliver an interrupt there.
+//!
+//! ```text
+//! 0x00000  guard page
+//! 0x01000  stack for faults of the hypervisor itself: double faults, machine checks
+//! 0x03000  guard page
+//! 0x04000  stack for NMIs, where there are any
+//! 0x06000  guard page
+//! 0x07000  main stack
+//! 0x1f000  PerCpu
+//! ```
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::arch::PerCpu;
+use crate::arch::cpu::{self, CpuData};
+use crate::vm::percpu::{self, MAX_CPUS};
+
+/// Size and alignment of a block.
+pub(crate) const BLOCK_SIZE: u64 = 128 << 10;
+/// Offset in a block of the top of the stack on which faults of the hypervisor itself are reported.
+pub(crate) const FAULT_STACK_TOP: u64 = 0x3000;
+const DATA_OFFSET: u64 = 0x1f000;
+/// Offsets of the pages that are left unmapped.
+pub(crate) const GUARD_PAGES: [u64; 3] = [0, 0x3000, 0x6000];
+
+/// First block; zero before there are any.
+static BLOCKS: AtomicU64 = AtomicU64::new(0);
+/// Number of blocks.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+const _: () = assert!(size_of::<PerCpu>() as u64 <= BLOCK_SIZE - DATA_OFFSET);
+
+impl PerCpu {
+    /// The calling CPU's data.
+    pub(crate) fn current() -> &'static Self {
+        let stack = cpu::stack_pointer();
+        debug_assert!(Self::on_block_stack(stack));
+        // SAFETY: all code after `enter_block` runs on a stack in a block, whose data `create`
+        // initialised and which is never freed.
+        unsafe { &*data_of(stack & !(BLOCK_SIZE - 1)) }
+    }
+
+    /// The calling CPU's data, or `None` this early in the boot.
+    pub(crate) fn try_current() -> Option<&'static Self> {
+        let marker = 0u8;
+        Self::on_block_stack((&raw const marker).addr() as u64).then(Self::current)
+    }
+
+    fn on_block_stack(address: u64) -> bool {
+        let first = BLOCKS.load(Ordering::Relaxed);
+        let end = first + u64::from(COUNT.load(Ordering::Relaxed)) * BLOCK_SIZE;
+        (first..end).contains(&address)
+    }
+
+    /// The data of CPU `index`, if there is such a CPU.
+    pub(crate) fn get(index: u32) -> Option<&'static Self> {
+        if index >= COUNT.load(Ordering::Acquire) {
+            return None;
+        }
+        let block = BLOCKS.load(Ordering::Acquire) + u64::from(index) * BLOCK_SIZE;
+        // SAFETY: as in `current`.
+        Some(unsafe { &*data_of(block) })
+    }
+
+    /// All CPUs that the firmware names, those that did not come up included.
+    pub(crate) fn all() -> impl Iterator<Item = &'static Self> {
+        percpu::all()
+    }
+
+    /// The CPUs that came up.
+    pub(crate) fn online() -> impl Iterator<Item = &'static Self> {
+        percpu::online()
+    }
+
+    /// Where its block begins.
+    pub(crate) fn block(&self) -> u64 {
+        core::ptr::from_ref(self).addr() as u64 - DATA_OFFSET
+    }
+
+    /// Top of the stack that normal code runs on.
+    pub(crate) fn main_stack_top(&self) -> u64 {
+        self.block() + DATA_OFFSET
+    }
+}
+
+/// The data in the block that starts at `block`.
+fn data_of(block: u64) -> *mut PerCpu {
+    (block + DATA_OFFSET) as *mut PerCpu
+}
+
+/// Lays out the blocks of all CPUs in `memory` (`ids.len()` blocks); the boot CPU's comes first.
+///
+/// # Safety
+///
+/// `base` is aligned to [`BLOCK_SIZE`]; the memory is RAM, mapped, zeroed, and stays ours for ever.
+/// Called once.
+pub(crate) unsafe fn create(base: u64, ids: &[u64]) {
+    assert!(base.is_multiple_of(BLOCK_SIZE) && ids.len() <= MAX_CPUS);
+    for (index, &id) in ids.iter().enumerate() {
+        let data = data_of(base + index as u64 * BLOCK_SIZE);
+        // SAFETY: inside the block, aligned, nobody has a reference yet.
+        unsafe {
+            data.write(PerCpu::new(index as u32, id, CpuData::new()));
+        }
+    }
+    BLOCKS.store(base, Ordering::Release);
+    COUNT.store(ids.len() as u32, Ordering::Release);
+}
+
+/// Calls `main` on the main stack of CPU `index` and never comes back.
+///
+/// # Safety
+///
+/// The blocks exist, nobody runs on that stack.
+pub(crate) unsafe fn enter_block(cpu: &'static PerCpu, main: extern "C" fn() -> !) -> ! {
+    // SAFETY: the caller vouches for the stack.
+    unsafe { cpu::switch_stack(cpu.main_stack_top(), main) }
+}

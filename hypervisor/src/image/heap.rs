@@ -1,0 +1,112 @@
+//! The heap, and where the image lies. Everything is mapped one to one.
+
+use alloc::alloc::{alloc_zeroed, dealloc};
+use core::alloc::Layout;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use paging::{Entries, PhysAddr, TableMemory};
+use spin::Mutex;
+use talc::TalcLock;
+use talc::source::Manual;
+
+use crate::free_memory::FreeMemory;
+
+/// Least heap of the hypervisor: its own page tables, VMCBs, device state. Neither guest memory nor tables of nested paging come
+/// from here.
+const HEAP_MIN: u64 = 32 << 20;
+/// For so many bytes of RAM there is one more of heap: a dirty log has two bits for each page of 4 KiB, which is a fourth of it.
+const RAM_PER_HEAP: u64 = 4096;
+/// Most heap: on some machines it has to lie below 4 GiB.
+const HEAP_MAX: u64 = 1 << 30;
+const PAGE: u64 = 4096;
+
+#[global_allocator]
+static HEAP: TalcLock<Mutex<()>, Manual> = TalcLock::new(Manual);
+
+unsafe extern "C" {
+    static __image_start: u8;
+    static __image_end: u8;
+    static __text_start: u8;
+    static __text_end: u8;
+    static __rodata_start: u8;
+    static __rodata_end: u8;
+    static __data_start: u8;
+    static __data_end: u8;
+}
+
+/// Range between two symbols of the linker script.
+macro_rules! section {
+    ($start:ident, $end:ident) => {{ (&raw const $start).addr() as u64..(&raw const $end).addr() as u64 }};
+}
+
+/// The image's code.
+pub(crate) fn text() -> Range<u64> {
+    section!(__text_start, __text_end)
+}
+
+/// The image's constants.
+pub(crate) fn rodata() -> Range<u64> {
+    section!(__rodata_start, __rodata_end)
+}
+
+/// The image's own range, to be reserved.
+pub(crate) fn image() -> Range<u64> {
+    section!(__image_start, __image_end)
+}
+
+/// Gives the allocator its heap, below `reach`, as far as the boot page tables map memory.
+pub(crate) fn init_heap(free: &mut FreeMemory, reach: u64) -> Result<(), &'static str> {
+    let size = (HEAP_MIN + free.total() / RAM_PER_HEAP).min(HEAP_MAX) & !(PAGE - 1);
+    let base = free.take(size, PAGE, reach).ok_or("no room for the heap")?;
+    // SAFETY: the range was taken from free RAM, is mapped, and is given to nobody else.
+    unsafe { HEAP.lock().claim(base as *mut u8, size as usize) };
+    Ok(())
+}
+
+const TABLE_LAYOUT: Layout = match Layout::from_size_align(PAGE as usize, PAGE as usize) {
+    Ok(layout) => layout,
+    Err(_) => panic!("a page is a valid layout"),
+};
+
+/// Stacks, for backtraces: the blocks of the CPUs.
+static STACKS: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64::new(0));
+
+/// Remembers where the CPUs' blocks are.
+pub(crate) fn set_stacks(range: Range<u64>) {
+    STACKS.0.store(range.start, Ordering::Relaxed);
+    STACKS.1.store(range.end, Ordering::Relaxed);
+}
+
+/// Whether two words at `address` lie in a stack: a CPU's block or the boot stack in the image.
+pub(crate) fn is_stack(address: u64) -> bool {
+    let Some(end) = address.checked_add(16) else { return false };
+    let blocks = STACKS.0.load(Ordering::Relaxed)..STACKS.1.load(Ordering::Relaxed);
+    [blocks, section!(__data_start, __data_end)]
+        .iter()
+        .any(|stack| address >= stack.start && end <= stack.end)
+}
+
+/// The hypervisor's own page tables, from the heap, mapped one to one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeapTables;
+
+// SAFETY: tables come zeroed and page-aligned from the heap, whose memory is mapped one to one for ever, so an
+// address is a valid pointer until the table is freed; freeing is up to the caller's promise.
+unsafe impl TableMemory for HeapTables {
+    fn allocate(&self) -> Option<PhysAddr> {
+        // SAFETY: the size is not zero.
+        let start = unsafe { alloc_zeroed(TABLE_LAYOUT) };
+        (!start.is_null()).then(|| PhysAddr(start.addr() as u64))
+    }
+
+    unsafe fn free(&self, table: PhysAddr) {
+        // SAFETY: the caller vouches for origin and disuse; the layout is the one it was allocated with.
+        unsafe { dealloc(table.0 as *mut u8, TABLE_LAYOUT) };
+    }
+
+    unsafe fn entries(&self, table: PhysAddr) -> &Entries {
+        // SAFETY: the caller vouches for the table; all bit patterns are valid entries.
+        unsafe { &*(table.0 as *const Entries) }
+    }
+}
