@@ -18,12 +18,7 @@
 //!   may be in the allocator, whose lock would be held for ever.
 //! * On Arm CPU_ON hands the stack to the one CPU that it names: there is no offer, and C and G fall away.
 
-use core::sync::atomic::Ordering;
-
-#[cfg(not(test))]
-use core::sync::atomic::AtomicU32;
-#[cfg(test)]
-use loom::sync::atomic::AtomicU32;
+use crate::sync::{AtomicU32, Ordering};
 
 const EXPECTED: u32 = 0;
 const ONLINE: u32 = 1;
@@ -47,6 +42,7 @@ impl Presence {
     }
 
     fn decide(&self, state: u32) -> bool {
+        // Release of E pairs with Acquire of `is_online` and `is_settled`; Acquire on failure, with E of the CPU that was first.
         self.0.compare_exchange(EXPECTED, state, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
@@ -63,11 +59,13 @@ impl Presence {
 
     /// Whether the CPU is online. If so, what it did before is to be seen.
     pub fn is_online(&self) -> bool {
+        // Pairs with `come_online`.
         self.0.load(Ordering::Acquire) == ONLINE
     }
 
     /// Whether it is settled what becomes of it.
     pub fn is_settled(&self) -> bool {
+        // Pairs with `come_online` and `give_up`.
         self.0.load(Ordering::Acquire) != EXPECTED
     }
 }
@@ -79,8 +77,8 @@ pub const fn offer(id: u32, stack_top: u32) -> u64 {
     (id as u64) << 32 | stack_top as u64
 }
 
-#[cfg(test)]
-mod tests {
+#[cfg(all(test, loom))]
+mod model {
     use std::sync::Arc;
 
     use loom::cell::UnsafeCell;

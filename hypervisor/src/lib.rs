@@ -3,7 +3,7 @@
 //! The library holds two kinds of code. Everything outside `arch` and `image` compiles for the host and is tested there:
 //! plain state with effects returned as values, and the [core](vm) of the program, over the traits that an architecture
 //! implements. `arch` implements them on bare metal, and `image` is what both images have besides.
-#![cfg_attr(not(test), no_std)]
+#![cfg_attr(not(any(test, loom)), no_std)]
 
 extern crate alloc;
 
@@ -20,7 +20,10 @@ pub mod hyperv;
 #[cfg(target_os = "none")]
 mod image;
 pub mod loader;
+#[cfg(all(test, loom))]
+mod model;
 pub mod page_pool;
 pub mod quota;
 pub mod sched;
+mod sync;
 pub mod vm;

@@ -13,7 +13,7 @@
 
 use super::lapic::{Lapic, VectorSet};
 use super::message::{Logical, MessageKind, Trigger};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, const_fn, update, zeroed};
 
 const NMI: u32 = 1 << 0;
 const INIT: u32 = 1 << 1;
@@ -48,14 +48,16 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// An empty inbox.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self {
-            pending: [const { AtomicU64::new(0) }; 4],
-            level: [const { AtomicU64::new(0) }; 4],
-            signals: AtomicU32::new(0),
-            logical: AtomicU32::new(0),
+    const_fn! {
+        /// An empty inbox.
+        #[must_use]
+        pub fn new() -> Self {
+            Self {
+                pending: zeroed!(4),
+                level: zeroed!(4),
+                signals: AtomicU32::new(0),
+                logical: AtomicU32::new(0),
+            }
         }
     }
 
@@ -100,14 +102,14 @@ impl Inbox {
 
     /// Posts INIT. It cancels an NMI and a start-up that were posted before.
     pub fn post_init(&self) {
-        self.signals.swap(INIT, Ordering::AcqRel);
+        self.signals.swap(INIT, Ordering::Release);
     }
 
     /// Posts start-up at `page << 12`. The first of several counts.
     pub fn post_startup(&self, page: u8) {
         let startup = STARTUP | u32::from(page) << PAGE_SHIFT;
         // Fails if there is one already. Bounded: it repeats only when another poster got through.
-        _ = self.signals.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |signals| {
+        _ = update(&self.signals, |signals| {
             (signals & STARTUP == 0).then_some(signals | startup)
         });
     }
@@ -156,7 +158,10 @@ impl Inbox {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod model;
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::devices::lapic::{TimerClock, msr};

@@ -15,14 +15,16 @@
 //! A vCPU's state is saved before it appears in any queue, and it is in at most one: under the lock of the queue
 //! it blocks on, and of the queue that it is put into, one after the other, never both.
 
+#[cfg(all(test, loom))]
+mod model;
+pub mod notify;
 pub mod queue;
 pub mod spinning;
 mod turns;
 
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use spin::Mutex;
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering};
 
 pub use queue::{Line, Policy, PutBack, RunQueue, Standing, VcpuIndex};
 pub use turns::{TURNS_MAX, Turns};
@@ -359,7 +361,7 @@ impl Scheduler {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

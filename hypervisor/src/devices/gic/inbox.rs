@@ -13,7 +13,7 @@
 //! that D and E take before its P costs one look that finds nothing.
 
 use super::{Bits, Groups, Sgi, SgiGroup};
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use crate::sync::{AtomicU8, AtomicU64, Ordering, const_fn, zeroed};
 
 /// Bits 31:0: private interrupts, whatever their group.
 const ANY_SHIFT: u32 = 0;
@@ -46,10 +46,12 @@ pub(super) struct Posted {
 }
 
 impl Inbox {
-    /// An empty inbox.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { signals: AtomicU64::new(0), spis: [const { AtomicU64::new(0) }; 4], groups: AtomicU8::new(0) }
+    const_fn! {
+        /// An empty inbox.
+        #[must_use]
+        pub fn new() -> Self {
+            Self { signals: AtomicU64::new(0), spis: zeroed!(4), groups: AtomicU8::new(0) }
+        }
     }
 
     /// Posts an SGI; for each of [`Sgi::targets`]. The caller then changes the notify word.
@@ -103,7 +105,10 @@ impl Inbox {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod model;
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;

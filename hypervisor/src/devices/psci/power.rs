@@ -13,7 +13,7 @@
 //! start is written after the vCPU has read its last.
 
 use super::Status;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, const_fn};
 
 const OFF: u32 = 0;
 /// A caller writes entry and context.
@@ -69,10 +69,12 @@ pub struct Power {
 }
 
 impl Power {
-    /// A vCPU that is off.
-    #[must_use]
-    pub const fn off() -> Self {
-        Self { state: AtomicU32::new(OFF), entry: AtomicU64::new(0), context: AtomicU64::new(0) }
+    const_fn! {
+        /// A vCPU that is off.
+        #[must_use]
+        pub fn off() -> Self {
+            Self { state: AtomicU32::new(OFF), entry: AtomicU64::new(0), context: AtomicU64::new(0) }
+        }
     }
 
     /// Tells the vCPU to start. Then the caller changes its notify word and wakes it.
@@ -130,3 +132,6 @@ impl Power {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod model;

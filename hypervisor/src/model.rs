@@ -1,0 +1,82 @@
+//! What the models share: one poster, one owner of a vCPU, and the notify word between them.
+//!
+//! The word is the real [`Target`], built with loom's atomics. Memory is made of relaxed atomics, so that nothing but the protocol
+//! orders it; a kick and a wake-up order nothing either, they are what `post_event` returns. Run with
+//! `RUSTFLAGS="--cfg loom" cargo test -p quell-hypervisor --release --lib model::`.
+
+use coherence::{CpuId, Notify, Owner, Space, Target};
+use loom::sync::Arc;
+use loom::thread;
+
+/// The CPU that the owner is on.
+pub(crate) const CPU: CpuId = CpuId(5);
+
+/// Runs `scenario` in every interleaving with at most `preemptions` involuntary switches.
+pub(crate) fn explore(preemptions: Option<usize>, scenario: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = preemptions;
+    model.check(scenario);
+}
+
+/// What the owner does when it has found nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// It enters the guest, and stays there until it is kicked.
+    Enter,
+    /// It blocks until it is woken.
+    Halt,
+}
+
+/// The owner's first look at the notify word, as it is.
+pub(crate) fn take_events(owner: &mut Owner<'_>) -> bool {
+    owner.take_events()
+}
+
+/// A wrong one: a look without an order, where the event should be taken.
+pub(crate) fn hint_alone(owner: &mut Owner<'_>) -> bool {
+    owner.target().has_event()
+}
+
+/// One thing is posted to a vCPU by `post`, which announces it by calling what it is given, while the owner looks and goes on:
+/// the owner finds it, or is told. `look` says whether it has found the thing by now.
+pub(crate) fn announced<S, L>(
+    shared: S,
+    way: Way,
+    take: fn(&mut Owner<'_>) -> bool,
+    post: fn(&S, &mut dyn FnMut()),
+    mut look: L,
+) where
+    S: Send + Sync + 'static,
+    L: FnMut(&S) -> bool + Send + 'static,
+{
+    let vcpu = Arc::new((Target::new(), shared));
+    let running = {
+        let vcpu = vcpu.clone();
+        thread::spawn(move || {
+            let (target, shared) = &*vcpu;
+            let mut owner = target.owner().expect("free");
+            let was_told = take(&mut owner);
+            // It looks in any case, as after it has come to a CPU.
+            let mut found = look(shared);
+            assert!(found || !was_told, "announced and not found");
+            let is_refused = !found
+                && match way {
+                    // Guest mode does not end: the guard is forgotten.
+                    Way::Enter => owner.try_enter(CPU).map(core::mem::forget).is_err(),
+                    Way::Halt => !owner.try_halt(Space::UNKNOWN),
+                };
+            if is_refused {
+                assert!(owner.take_events(), "an event is all that may be pending");
+                found = look(shared);
+                assert!(found, "announced and not found");
+            }
+            (found, look)
+        })
+    };
+    let mut note = None;
+    post(&vcpu.1, &mut || note = Some(vcpu.0.post_event()));
+    let (found, mut look) = running.join().unwrap();
+    let told = if way == Way::Enter { Notify::Kick(CPU) } else { Notify::Wake };
+    assert!(found || note == Some(told), "the owner is not told");
+    assert!(found || look(&vcpu.1), "lost");
+}

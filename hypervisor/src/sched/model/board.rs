@@ -1,0 +1,304 @@
+//! CPUs, vCPUs and interrupt lines.
+
+use std::cell::Cell;
+use std::vec::Vec;
+
+use coherence::{CpuId, Owner, Space, Target};
+use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::sched::notify::{self, Machine};
+use crate::sched::{Block, CpuIndex, Line, Nudge, Policy, PutBack, Scheduler, Turn, VcpuIndex};
+
+/// What a guest does when it runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Guest {
+    /// It halts.
+    Halts,
+    /// It runs until it is interrupted.
+    Runs,
+}
+
+pub(super) struct Vcpu {
+    pub(super) target: Target,
+    /// How many things were posted and not found yet.
+    pub(super) inbox: AtomicU64,
+    guest: Guest,
+}
+
+/// All that the CPUs share.
+pub(super) struct Board {
+    pub(super) sched: Scheduler,
+    pub(super) vcpus: Vec<Vcpu>,
+    /// A CPU's interrupt, which pends. It orders nothing.
+    pub(super) lines: Vec<AtomicU64>,
+    /// How many things were found.
+    found: AtomicU64,
+    expected: u64,
+}
+
+impl Board {
+    /// A CPU for each number in `cpus`, from 0 on; none of the vCPUs is runnable. When so many things have been found the CPUs stop.
+    pub(super) fn new(cpus: u32, guests: &[Guest], expected: u64) -> Self {
+        let vcpu = |&guest: &Guest| Vcpu { target: Target::new(), inbox: AtomicU64::new(0), guest };
+        Self {
+            sched: Scheduler::new((0..cpus).collect(), guests.len() as u32, Policy::new(1000)),
+            vcpus: guests.iter().map(vcpu).collect(),
+            lines: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            found: AtomicU64::new(0),
+            expected,
+        }
+    }
+
+    /// A vCPU has blocked on `cpu`, on which nobody runs.
+    pub(super) fn block(&self, cpu: CpuIndex, vcpu: VcpuIndex, deadline: u64) {
+        let _ = self.sched.wake(vcpu, Line::Work);
+        assert_eq!(self.sched.next(cpu, 0).map(|turn| turn.vcpu), Some(vcpu));
+        let mut owner = self.vcpus[vcpu as usize].target.owner().expect("free");
+        let block = self.sched.block(cpu, 0, deadline, || owner.try_halt(Space::UNKNOWN));
+        assert_eq!(block, Block::Next(None));
+    }
+
+    /// A read-modify-write, for a relaxed load may be stale for ever.
+    fn is_done(&self) -> bool {
+        self.found.fetch_or(0, Relaxed) >= self.expected
+    }
+
+    /// Waits for a CPU's interrupt, which it takes; false if all is done instead.
+    pub(super) fn wait(&self, cpu: CpuIndex) -> bool {
+        /// What others do after a few turns, they also do after one in some other execution.
+        const EXPLORED_TURNS: u64 = 2;
+        for turn in 0_u64.. {
+            if self.lines[cpu as usize].swap(0, Relaxed) != 0 {
+                return true;
+            }
+            if self.is_done() {
+                return false;
+            }
+            if turn >= EXPLORED_TURNS {
+                loom::skip_branch();
+            }
+            loom::thread::yield_now();
+        }
+        unreachable!()
+    }
+}
+
+/// What a scenario is made of. Everything that is provided is the real thing, or its order in the run loop.
+pub(super) trait Steps: Sized + 'static {
+    /// A vCPU is here until it is in a queue again, not until it is let go.
+    const HERE_TOO_LONG: bool = false;
+
+    /// A to D.
+    fn post(machine: &impl Machine, vcpu: &Vcpu, index: VcpuIndex) {
+        vcpu.inbox.fetch_add(1, Relaxed);
+        Self::notify(machine, index, &vcpu.target, Line::Work);
+    }
+
+    fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
+        notify::notify(machine, vcpu, target, line);
+    }
+
+    fn nudge(machine: &impl Machine, nudge: Nudge) {
+        notify::nudge(machine, nudge);
+    }
+
+    /// E and F, whether F is due or not: whether the vCPU has to make room.
+    fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
+        let _posted_before = owner.take_events();
+        cpu.look::<Self>(vcpu)
+    }
+
+    /// G.
+    fn try_halt(owner: &mut Owner<'_>) -> bool {
+        owner.try_halt(Space::UNKNOWN)
+    }
+
+    /// L; false if all is done.
+    fn idle(cpu: &Cpu<'_>) -> bool {
+        cpu.board.wait(cpu.index)
+    }
+}
+
+/// The steps as they are.
+pub(super) struct Real;
+
+impl Steps for Real {}
+
+/// Somebody who posts and runs no vCPU: a CPU that serves the host, in its interrupt handler.
+pub(super) struct Outside<'b>(pub(super) &'b Board);
+
+impl Machine for Outside<'_> {
+    fn scheduler(&self) -> &Scheduler {
+        &self.0.sched
+    }
+
+    fn target(&self, vcpu: VcpuIndex) -> Option<&Target> {
+        self.0.vcpus.get(vcpu as usize).map(|vcpu| &vcpu.target)
+    }
+
+    fn is_here(&self, _: VcpuIndex) -> bool {
+        false
+    }
+
+    fn replan(&self) {
+        unreachable!("no vCPU is here")
+    }
+
+    fn kick_idle(&self, cpu: CpuIndex) {
+        // A read-modify-write, for loom may put a relaxed store off for ever.
+        self.0.lines[cpu as usize].swap(1, Relaxed);
+    }
+
+    fn kick_guest(&self, _: VcpuIndex, cpu: CpuIndex) {
+        self.kick_idle(cpu);
+    }
+}
+
+impl Outside<'_> {
+    pub(super) fn post<S: Steps>(&self, vcpu: VcpuIndex) {
+        S::post(self, &self.0.vcpus[vcpu as usize], vcpu);
+    }
+}
+
+/// A CPU that runs vCPUs.
+pub(super) struct Cpu<'b> {
+    pub(super) board: &'b Board,
+    pub(super) index: CpuIndex,
+    /// The vCPU that is here.
+    pub(super) current: Cell<Option<VcpuIndex>>,
+    pub(super) replan: Cell<bool>,
+}
+
+impl Machine for Cpu<'_> {
+    fn scheduler(&self) -> &Scheduler {
+        &self.board.sched
+    }
+
+    fn target(&self, vcpu: VcpuIndex) -> Option<&Target> {
+        self.board.vcpus.get(vcpu as usize).map(|vcpu| &vcpu.target)
+    }
+
+    fn is_here(&self, vcpu: VcpuIndex) -> bool {
+        self.current.get() == Some(vcpu)
+    }
+
+    fn replan(&self) {
+        self.replan.set(true);
+    }
+
+    fn kick_idle(&self, cpu: CpuIndex) {
+        Outside(self.board).kick_idle(cpu);
+    }
+
+    fn kick_guest(&self, vcpu: VcpuIndex, cpu: CpuIndex) {
+        Outside(self.board).kick_guest(vcpu, cpu);
+    }
+}
+
+impl<'b> Cpu<'b> {
+    pub(super) fn new(board: &'b Board, index: CpuIndex) -> Self {
+        Self { board, index, current: Cell::new(None), replan: Cell::new(false) }
+    }
+
+    /// The loop of a CPU, until all is done.
+    pub(super) fn run<S: Steps>(&self) {
+        let mut next = None;
+        while let Some(turn) = next.take().or_else(|| self.wait_for_turn::<S>()) {
+            match self.take_turn::<S>(turn.vcpu) {
+                Some(followed) => next = followed,
+                None => return,
+            }
+        }
+    }
+
+    /// K and L.
+    fn wait_for_turn<S: Steps>(&self) -> Option<Turn> {
+        self.current.set(None);
+        loop {
+            if let Some(turn) = self.board.sched.next(self.index, 0) {
+                return Some(turn);
+            }
+            if !self.wake_expired::<S>() && !S::idle(self) {
+                return None;
+            }
+        }
+    }
+
+    fn wake_expired<S: Steps>(&self) -> bool {
+        let mut any = false;
+        while let Some(vcpu) = self.board.sched.pop_expired(self.index, 0) {
+            S::notify(self, vcpu, &self.board.vcpus[vcpu as usize].target, Line::Timer);
+            any = true;
+        }
+        any
+    }
+
+    /// F: what was posted, then who else wants the CPU.
+    pub(super) fn look<S: Steps>(&self, vcpu: &Vcpu) -> bool {
+        if vcpu.inbox.load(Relaxed) != 0 {
+            self.board.found.fetch_add(vcpu.inbox.swap(0, Relaxed), Relaxed);
+        }
+        let mut outlook = self.board.sched.outlook(self.index, 0);
+        if outlook.timer_expired && self.wake_expired::<S>() {
+            outlook = self.board.sched.outlook(self.index, 0);
+        }
+        outlook.has_waiting
+    }
+
+    /// A vCPU on this CPU; who is next, or `None` if all is done.
+    fn take_turn<S: Steps>(&self, index: VcpuIndex) -> Option<Option<Turn>> {
+        let sched = &self.board.sched;
+        let vcpu = &self.board.vcpus[index as usize];
+        let mut owner = Some(vcpu.target.owner().expect("the vCPU runs on another CPU"));
+        self.current.set(Some(index));
+        loop {
+            let makes_room =
+                S::settle(self, owner.as_mut().unwrap(), vcpu) || !self.enter::<S>(owner.as_mut().unwrap(), vcpu)?;
+            if makes_room {
+                drop(owner.take());
+                if !S::HERE_TOO_LONG {
+                    self.current.set(None);
+                }
+                let (next, nudge) = sched.switch(self.index, 0, PutBack::Yielded);
+                S::nudge(self, nudge);
+                return Some(next);
+            }
+            let block = sched.block(self.index, 0, u64::MAX, || {
+                let has_halted = S::try_halt(owner.as_mut().unwrap());
+                if has_halted {
+                    owner = None;
+                }
+                has_halted
+            });
+            if let Block::Next(next) = block {
+                return Some(next);
+            }
+        }
+    }
+
+    /// The guest runs, as often as it is interrupted; true if it halts, false if the vCPU has to make room, and `None` if all is
+    /// done.
+    fn enter<S: Steps>(&self, owner: &mut Owner<'_>, vcpu: &Vcpu) -> Option<bool> {
+        loop {
+            if self.replan.take() && self.board.sched.outlook_after_wake(self.index, 0).has_waiting {
+                return Some(false);
+            }
+            match owner.try_enter(CpuId(self.index)) {
+                Ok(guest) => {
+                    let goes_on = vcpu.guest == Guest::Halts || self.board.wait(self.index);
+                    guest.leave();
+                    if !goes_on {
+                        return None;
+                    }
+                    if vcpu.guest == Guest::Halts {
+                        return Some(true);
+                    }
+                }
+                Err(pending) => assert!(pending.event),
+            }
+            if S::settle(self, owner, vcpu) {
+                return Some(false);
+            }
+        }
+    }
+}

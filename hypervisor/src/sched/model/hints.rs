@@ -1,0 +1,182 @@
+//! What is read without a queue's lock: that it costs no more than its documentation claims when it is out of date.
+
+use coherence::{CpuId, Notify, Space};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use loom::thread;
+
+use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
+use crate::model::explore;
+use crate::sched::notify::Machine;
+use crate::sched::{Block, Line, PutBack, Scheduler, VcpuIndex};
+
+/// A vCPU that somebody wakes while its CPU has others block with timers: that CPU never waits for longer than until the next of
+/// them.
+fn next_timer(wake: fn(&Scheduler, VcpuIndex)) {
+    let board = Arc::new(Board::new(1, &[Guest::Halts; 2], 0));
+    board.block(0, 0, 50);
+    let _ = board.sched.wake(1, Line::Work);
+    assert_eq!(board.sched.next(0, 0).map(|turn| turn.vcpu), Some(1));
+    let waker = {
+        let board = board.clone();
+        thread::spawn(move || wake(&board.sched, 0))
+    };
+    let block = board.sched.block(0, 0, 100, || true);
+    assert!(matches!(block, Block::Next(_)));
+    assert!(board.sched.next_event(0) <= 100, "a timer is overslept");
+    waker.join().unwrap();
+    assert!(board.sched.next_event(0) <= 100, "a timer is overslept");
+}
+
+#[test]
+fn a_timer_that_is_removed_hides_no_other() {
+    explore(None, || next_timer(|sched, vcpu| _ = sched.wake(vcpu, Line::Work)));
+}
+
+/// The hint is stored after the lock is given up: an older one comes last.
+#[test]
+#[should_panic(expected = "a timer is overslept")]
+fn hint_stored_out_of_the_lock() {
+    explore(None, || {
+        next_timer(|sched, vcpu| {
+            let place = sched.place(0);
+            let timer = {
+                let mut queue = place.queue.lock();
+                queue.remove_timer(vcpu);
+                queue.next_timer()
+            };
+            place.next_timer.store(timer, Relaxed);
+        });
+    });
+}
+
+/// A vCPU that has come to another CPU and blocks there with a timer. Whoever wakes it finds it there.
+fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
+    let shared = Arc::new((Board::new(2, &[Guest::Halts; 2], 0), AtomicU64::new(0)));
+    {
+        let board = &shared.0;
+        let _ = board.sched.enqueue(0, 0, Default::default());
+        let _ = board.sched.enqueue(0, 1, Default::default());
+        assert_eq!(board.sched.next(0, 0).map(|turn| turn.vcpu), Some(0));
+    }
+    let other = {
+        let shared = shared.clone();
+        thread::spawn(move || {
+            let (board, has_blocked) = &*shared;
+            let turn = board.sched.next(1, 0).expect("one waits on CPU 0");
+            assert!(turn.vcpu == 1 && turn.migrated);
+            let mut owner = board.vcpus[1].target.owner().expect("free");
+            let block = board.sched.block(1, 0, 100, || {
+                let has_halted = owner.try_halt(Space::UNKNOWN);
+                has_blocked.store(has_halted.into(), Relaxed);
+                has_halted
+            });
+            block != Block::Refused
+        })
+    };
+    let (board, has_blocked) = &*shared;
+    let has_woken = wakes(board, has_blocked);
+    if has_woken {
+        let _ = board.sched.wake(1, Line::Work);
+    }
+    let has_blocked = other.join().unwrap();
+    if has_woken {
+        assert!(has_blocked);
+        assert_eq!(board.sched.pop_expired(1, 1000), None, "its timer is left behind");
+    }
+}
+
+#[test]
+fn a_vcpu_is_woken_where_it_blocks() {
+    explore(Some(3), || home(|board, _| board.vcpus[1].target.post_event() == Notify::Wake));
+}
+
+/// Who wakes a vCPU is told so by a hint: it may go by where the vCPU was before.
+#[test]
+#[should_panic(expected = "its timer is left behind")]
+fn wake_by_a_hint() {
+    explore(Some(3), || home(|_, has_blocked| has_blocked.load(Relaxed) != 0));
+}
+
+/// CPU 0 puts its vCPU back and has one too many, which goes to CPU 1; that takes the one just put back meanwhile, and enters the
+/// guest. Somebody tells it of the other.
+fn switching<S: Steps>() {
+    let board = Arc::new(Board::new(2, &[Guest::Runs; 3], 0));
+    let _ = board.sched.enqueue(0, 0, Default::default());
+    assert_eq!(board.sched.next(0, 0).map(|turn| turn.vcpu), Some(0));
+    // vCPU 0 has had less than 2 and more than 1 when it is put back.
+    board.sched.place(0).with(|queue| {
+        for (vcpu, virtual_time) in [(1, 10), (2, 1000)] {
+            let standing = queue.standing(virtual_time, Line::Work);
+            let _somebody_runs = queue.enqueue(vcpu, standing, board.sched.policy());
+        }
+    });
+    let other = {
+        let board = board.clone();
+        thread::spawn(move || {
+            let cpu = Cpu::new(&board, 1);
+            let Some(turn) = board.sched.next(1, 500) else { return false };
+            let vcpu = &board.vcpus[turn.vcpu as usize];
+            let mut owner = vcpu.target.owner().expect("the vCPU runs on another CPU");
+            // Guest mode does not end: the guard is forgotten.
+            !S::settle(&cpu, &mut owner, vcpu) && owner.try_enter(CpuId(1)).map(core::mem::forget).is_ok()
+        })
+    };
+    let cpu = Cpu::new(&board, 0);
+    cpu.current.set(Some(0));
+    drop(board.vcpus[0].target.owner().expect("free"));
+    if !S::HERE_TOO_LONG {
+        cpu.current.set(None);
+    }
+    let (next, nudge) = board.sched.switch(0, 500, PutBack::Preempted);
+    assert!(next.is_some());
+    S::nudge(&cpu, nudge);
+    let is_in_guest = other.join().unwrap();
+    let is_told = board.lines[1].load(Relaxed) != 0;
+    assert!(!(is_in_guest && board.sched.has_waiting(1)) || is_told, "a vCPU is not told who waits");
+}
+
+#[test]
+fn a_vcpu_that_was_put_back_is_told_where_it_is() {
+    explore(Some(4), switching::<Real>);
+}
+
+/// N after O: the vCPU is taken for one that is here while another CPU runs it.
+struct HereTooLong;
+
+impl Steps for HereTooLong {
+    const HERE_TOO_LONG: bool = true;
+}
+
+#[test]
+#[should_panic(expected = "a vCPU is not told who waits")]
+fn current_vcpu_forgotten_after_the_switch() {
+    explore(Some(4), switching::<HereTooLong>);
+}
+
+/// A vCPU in the timer line whom an interrupt comes to while another CPU puts it there: it has work, or it is late.
+#[test]
+fn one_that_is_not_promoted_is_late_and_not_lost() {
+    explore(None, || {
+        let board = Arc::new(Board::new(1, &[Guest::Halts; 2], 0));
+        board.block(0, 1, 0);
+        let _ = board.sched.wake(0, Line::Work);
+        assert_eq!(board.sched.next(0, 0).map(|turn| turn.vcpu), Some(0));
+        let poster = {
+            let board = board.clone();
+            thread::spawn(move || Outside(&board).post::<Real>(1))
+        };
+        if let Some(vcpu) = board.sched.pop_expired(0, 0) {
+            let cpu = Cpu::new(&board, 0);
+            cpu.current.set(Some(0));
+            Real::notify(&cpu, vcpu, cpu.target(vcpu).unwrap(), Line::Timer);
+        }
+        poster.join().unwrap();
+        // Later interrupts find it in the line.
+        let was_late = board.sched.homes[1].timer_line.load(Relaxed) != 0;
+        Outside(&board).post::<Real>(1);
+        assert_eq!(board.sched.homes[1].timer_line.load(Relaxed), 0, "it is still late ({was_late})");
+        let Block::Next(Some(turn)) = board.sched.block(0, 0, u64::MAX, || true) else { panic!("it is lost") };
+        assert_eq!(turn.vcpu, 1);
+    });
+}

@@ -1,0 +1,151 @@
+//! The steps with one of them spoilt, and the scenario that notices.
+
+use coherence::{Notify, Owner, Space, Target};
+use loom::sync::atomic::Ordering::Relaxed;
+
+use super::board::{Cpu, Steps, Vcpu};
+use super::scenarios::{halting, halting_under_two, idling, nudging};
+use crate::model::explore;
+use crate::sched::notify::{self, Machine};
+use crate::sched::{Line, Nudge, VcpuIndex};
+
+/// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there.
+macro_rules! mutant {
+    ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:expr, $seen:literal, { $($body:tt)+ }) => {
+        $(#[$doc])+
+        struct $name;
+
+        impl Steps for $name {
+            $($body)+
+        }
+
+        #[test]
+        #[should_panic(expected = $seen)]
+        fn $test() {
+            explore(Some(3), $scenario);
+        }
+    };
+}
+
+mutant! {
+    /// B before A.
+    AnnounceFirst fails event_posted_before_its_thing: halting::<AnnounceFirst>, "maximum number of branches", {
+        fn post(machine: &impl Machine, vcpu: &Vcpu, index: VcpuIndex) {
+            Self::notify(machine, index, &vcpu.target, Line::Work);
+            vcpu.inbox.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+mutant! {
+    /// F before E: the event is taken after the look.
+    LookFirst fails event_taken_after_the_look: halting::<LookFirst>, "maximum number of branches", {
+        fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
+            let makes_room = cpu.look::<Self>(vcpu);
+            let _posted_before = owner.take_events();
+            makes_room
+        }
+    }
+}
+
+mutant! {
+    /// The same for who waits: the outlook is older than the event that announces them.
+    OutlookFirst fails outlook_before_the_event: nudging::<OutlookFirst>, "maximum number of branches", {
+        fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
+            let makes_room = cpu.look::<Self>(vcpu);
+            let _posted_before = owner.take_events();
+            makes_room
+        }
+    }
+}
+
+mutant! {
+    /// G without a look at the word: what came since E is taken away unseen.
+    HaltRegardless fails halt_without_a_second_look: halting::<HaltRegardless>, "maximum number of branches", {
+        fn try_halt(owner: &mut Owner<'_>) -> bool {
+            let _unseen = owner.take_events();
+            owner.try_halt(Space::UNKNOWN)
+        }
+    }
+}
+
+mutant! {
+    /// C without a look at the word: everybody who posts wakes.
+    WakeRegardless fails wake_without_a_look_at_the_word: halting::<WakeRegardless>, "runs on another CPU", {
+        fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
+            let _ = target.post_event();
+            notify::nudge(machine, machine.scheduler().wake(vcpu, line));
+        }
+    }
+}
+
+mutant! {
+    /// The vCPU is not woken: B found it halted.
+    WakeNever fails halted_and_not_woken: halting_under_two::<WakeNever>, "maximum number of branches", {
+        fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, _: Line) {
+            if let Notify::Kick(cpu) = target.post_event() {
+                machine.kick_guest(vcpu, cpu.0);
+            }
+        }
+    }
+}
+
+mutant! {
+    /// J is left out.
+    IdleForgotten fails idle_cpu_not_kicked: idling::<IdleForgotten>, "maximum number of branches", {
+        fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
+            if target.post_event() == Notify::Wake {
+                let _ = machine.scheduler().wake(vcpu, line);
+            }
+        }
+    }
+}
+
+mutant! {
+    /// Interrupts are taken between K and L, which then waits for one that has come.
+    TakeBeforeIdle fails interrupt_taken_before_the_wait: idling::<TakeBeforeIdle>, "maximum number of branches", {
+        fn idle(cpu: &Cpu<'_>) -> bool {
+            cpu.board.lines[cpu.index as usize].swap(0, Relaxed);
+            cpu.board.wait(cpu.index)
+        }
+    }
+}
+
+mutant! {
+    /// M is left out: the vCPU that runs is not told that another waits.
+    RunningForgotten fails running_vcpu_not_told: nudging::<RunningForgotten>, "maximum number of branches", {
+        fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
+            if target.post_event() == Notify::Wake
+                && let Nudge::Idle(cpu) = machine.scheduler().wake(vcpu, line)
+            {
+                machine.kick_idle(cpu);
+            }
+        }
+    }
+}
+
+mutant! {
+    /// M before I: the vCPU that runs is told before the other one is in the queue.
+    TellFirst fails running_vcpu_told_too_early: nudging::<TellFirst>, "maximum number of branches", {
+        fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
+            notify::nudge(machine, Nudge::Running(0));
+            if target.post_event() == Notify::Wake {
+                let _told_already = machine.scheduler().wake(vcpu, line);
+            }
+        }
+    }
+}
+
+mutant! {
+    /// E without an order: the outlook may be older than the event, which is only taken afterwards.
+    TakeRelaxed fails notify_word_read_without_order: nudging::<TakeRelaxed>, "maximum number of branches", {
+        fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
+            let is_due = owner.target().has_event();
+            let makes_room = cpu.look::<Self>(vcpu);
+            if is_due {
+                let _seen_before = owner.take_events();
+            }
+            makes_room
+        }
+    }
+}

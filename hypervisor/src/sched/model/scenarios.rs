@@ -1,0 +1,113 @@
+//! Small programs for the board. Each states what it would catch.
+
+use loom::sync::Arc;
+use loom::thread;
+
+use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
+use crate::model::explore;
+use crate::sched::{Line, VcpuIndex};
+
+/// Runs the CPUs' loops from `first` on, and an outside poster for each vCPU in `posts`, until all that is posted was found.
+fn run<S: Steps>(board: Board, cpus: u32, posts: &'static [VcpuIndex]) {
+    let board = Arc::new(board);
+    let posters = posts.iter().map(|&vcpu| {
+        let board = board.clone();
+        thread::spawn(move || Outside(&board).post::<S>(vcpu))
+    });
+    let posters: Vec<_> = posters.collect();
+    let others = (1..cpus).map(|cpu| {
+        let board = board.clone();
+        thread::spawn(move || Cpu::new(&board, cpu).run::<S>())
+    });
+    let others: Vec<_> = others.collect();
+    Cpu::new(&board, 0).run::<S>();
+    others.into_iter().chain(posters).for_each(|thread| thread.join().unwrap());
+}
+
+/// A vCPU that halts, and a CPU that idles then. Somebody posts to it.
+pub(super) fn halting<S: Steps>() {
+    let board = Board::new(1, &[Guest::Halts], 1);
+    let _ = board.sched.wake(0, Line::Work);
+    run::<S>(board, 1, &[0]);
+}
+
+/// The same with two that post.
+pub(super) fn halting_under_two<S: Steps>() {
+    let board = Board::new(1, &[Guest::Halts], 2);
+    let _ = board.sched.wake(0, Line::Work);
+    run::<S>(board, 1, &[0, 0]);
+}
+
+/// A vCPU that has halted, and a CPU that idles or is about to.
+pub(super) fn idling<S: Steps>() {
+    let board = Board::new(1, &[Guest::Halts], 1);
+    board.block(0, 0, u64::MAX);
+    run::<S>(board, 1, &[0]);
+}
+
+/// A vCPU that runs without end while another one that has halted is woken on its CPU.
+pub(super) fn nudging<S: Steps>() {
+    let board = Board::new(1, &[Guest::Runs, Guest::Halts], 1);
+    board.block(0, 1, u64::MAX);
+    let _ = board.sched.wake(0, Line::Work);
+    run::<S>(board, 1, &[1]);
+}
+
+/// The same, where the one that is to make room halts just then.
+pub(super) fn nudging_one_that_halts<S: Steps>() {
+    let board = Board::new(1, &[Guest::Halts, Guest::Halts], 1);
+    board.block(0, 1, u64::MAX);
+    let _ = board.sched.wake(0, Line::Work);
+    run::<S>(board, 1, &[1]);
+}
+
+/// Two vCPUs that halt on two CPUs; both are posted to, and either may go to the other CPU.
+pub(super) fn two_cpus<S: Steps>() {
+    let board = Board::new(2, &[Guest::Halts, Guest::Halts], 2);
+    board.block(0, 0, u64::MAX);
+    let _ = board.sched.wake(1, Line::Work);
+    run::<S>(board, 2, &[0, 1]);
+}
+
+/// A vCPU whose timer expires while it is posted to, beside one that runs without end.
+pub(super) fn expiring<S: Steps>() {
+    let board = Board::new(1, &[Guest::Halts, Guest::Runs], 1);
+    board.block(0, 0, 0);
+    let _ = board.sched.wake(1, Line::Work);
+    run::<S>(board, 1, &[0]);
+}
+
+#[test]
+fn o4_a_vcpu_that_halts_is_woken() {
+    explore(Some(4), halting::<Real>);
+}
+
+#[test]
+fn o4_a_vcpu_that_halts_is_woken_once_by_two() {
+    explore(Some(3), halting_under_two::<Real>);
+}
+
+#[test]
+fn a_cpu_that_goes_idle_is_kicked() {
+    explore(Some(4), idling::<Real>);
+}
+
+#[test]
+fn a_vcpu_makes_room_for_one_that_is_woken() {
+    explore(Some(3), nudging::<Real>);
+}
+
+#[test]
+fn a_vcpu_that_halts_makes_room_as_well() {
+    explore(Some(3), nudging_one_that_halts::<Real>);
+}
+
+#[test]
+fn two_cpus_lose_nothing_between_them() {
+    explore(Some(2), two_cpus::<Real>);
+}
+
+#[test]
+fn a_timer_that_expires_loses_no_interrupt() {
+    explore(Some(3), expiring::<Real>);
+}
