@@ -78,5 +78,5 @@ pub(crate) fn announced<S, L>(
     let (found, mut look) = running.join().unwrap();
     let told = if way == Way::Enter { Notify::Kick(CPU) } else { Notify::Wake };
     assert!(found || note == Some(told), "the owner is not told");
-    assert!(found || look(&vcpu.1), "lost");
+    assert!(found || look(&vcpu.1), "announced and not found, even later");
 }

@@ -242,7 +242,8 @@ impl<'b> Cpu<'b> {
         if outlook.timer_expired && self.wake_expired::<S>() {
             outlook = self.board.sched.outlook(self.index, 0);
         }
-        outlook.has_waiting
+        // One that halts does so before its slice is over.
+        outlook.has_waiting && vcpu.guest == Guest::Runs
     }
 
     /// A vCPU on this CPU; who is next, or `None` if all is done.

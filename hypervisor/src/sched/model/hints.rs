@@ -52,11 +52,11 @@ fn hint_stored_out_of_the_lock() {
 
 /// A vCPU that has come to another CPU and blocks there with a timer. Whoever wakes it finds it there.
 fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
-    let shared = Arc::new((Board::new(2, &[Guest::Halts; 2], 0), AtomicU64::new(0)));
+    let shared = Arc::new((Board::new(2, &[Guest::Halts; 3], 0), AtomicU64::new(0)));
     {
         let board = &shared.0;
         let _ = board.sched.enqueue(0, 0, Default::default());
-        let _ = board.sched.enqueue(0, 1, Default::default());
+        let _ = board.sched.enqueue(0, 2, Default::default());
         assert_eq!(board.sched.next(0, 0).map(|turn| turn.vcpu), Some(0));
     }
     let other = {
@@ -64,8 +64,8 @@ fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
         thread::spawn(move || {
             let (board, has_blocked) = &*shared;
             let turn = board.sched.next(1, 0).expect("one waits on CPU 0");
-            assert!(turn.vcpu == 1 && turn.migrated);
-            let mut owner = board.vcpus[1].target.owner().expect("free");
+            assert!(turn.vcpu == 2 && turn.migrated);
+            let mut owner = board.vcpus[2].target.owner().expect("free");
             let block = board.sched.block(1, 0, 100, || {
                 let has_halted = owner.try_halt(Space::UNKNOWN);
                 has_blocked.store(has_halted.into(), Relaxed);
@@ -77,7 +77,7 @@ fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
     let (board, has_blocked) = &*shared;
     let has_woken = wakes(board, has_blocked);
     if has_woken {
-        let _ = board.sched.wake(1, Line::Work);
+        let _ = board.sched.wake(2, Line::Work);
     }
     let has_blocked = other.join().unwrap();
     if has_woken {
@@ -88,7 +88,7 @@ fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
 
 #[test]
 fn a_vcpu_is_woken_where_it_blocks() {
-    explore(Some(3), || home(|board, _| board.vcpus[1].target.post_event() == Notify::Wake));
+    explore(Some(3), || home(|board, _| board.vcpus[2].target.post_event() == Notify::Wake));
 }
 
 /// Who wakes a vCPU is told so by a hint: it may go by where the vCPU was before.

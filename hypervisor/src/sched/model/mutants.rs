@@ -4,7 +4,7 @@ use coherence::{Notify, Owner, Space, Target};
 use loom::sync::atomic::Ordering::Relaxed;
 
 use super::board::{Cpu, Steps, Vcpu};
-use super::scenarios::{halting, halting_under_two, idling, nudging};
+use super::scenarios::{halting, halting_under_two, idling, nudging, two_cpus};
 use crate::model::explore;
 use crate::sched::notify::{self, Machine};
 use crate::sched::{Line, Nudge, VcpuIndex};
@@ -71,7 +71,7 @@ mutant! {
 
 mutant! {
     /// C without a look at the word: everybody who posts wakes.
-    WakeRegardless fails wake_without_a_look_at_the_word: halting::<WakeRegardless>, "runs on another CPU", {
+    WakeRegardless fails wake_without_a_look_at_the_word: two_cpus::<WakeRegardless>, "runs on another CPU", {
         fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
             let _ = target.post_event();
             notify::nudge(machine, machine.scheduler().wake(vcpu, line));
