@@ -78,6 +78,7 @@ impl<const N: usize> Arena<N> {
         let start = (self.pages[0].address() / PAGE) as usize;
         let first = |used: usize| (start + used).next_multiple_of(align.max(1)) - start;
         let step = |used: usize| Some(first(used) + count).filter(|end| *end <= N);
+        // Pairs with itself on other processors: what is handed out is handed out once.
         let used = self.used.try_update(Ordering::AcqRel, Ordering::Acquire, step).ok()?;
         self.pages.get(first(used)..first(used) + count)
     }

@@ -111,12 +111,14 @@ impl Target {
     /// C: the section that the target is in, by its count. A read-modify-write: a load could be older than the change of the
     /// tables is to a section that begins now.
     pub(crate) fn section(&self) -> Option<Generation> {
+        // Pairs with `Owner::begin_translation` on the same word: a section that begins later walks the changed tables.
         let word = self.word.fetch_or(0, Ordering::AcqRel);
         (word & word::TRANSLATING != 0).then_some(Generation(word::section(word)))
     }
 
     /// E: whether that section is over. Acquires what was done in it.
     pub(crate) fn has_ended(&self, section: Generation) -> bool {
+        // Pairs with the drop of `Translation`.
         let word = self.word.load(Ordering::Acquire);
         word & word::TRANSLATING == 0 || word::section(word) != section.0
     }

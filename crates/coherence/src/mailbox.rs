@@ -157,6 +157,7 @@ impl Mailbox {
 
     /// f: the newest generation, and what kinds of request led up to it.
     pub(crate) fn sample(&self) -> u64 {
+        // Pairs with `announce`.
         self.header.fetch_and(!(ALL | LISTED), Ordering::AcqRel)
     }
 
@@ -195,6 +196,7 @@ impl Mailbox {
             spin_loop();
         }
         let result = section();
+        // Pairs with the exchange by the next holder.
         self.lock.store(UNLOCKED, Ordering::Release);
         result
     }

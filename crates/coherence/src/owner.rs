@@ -83,6 +83,7 @@ impl<'a> Owner<'a> {
             return false; // one posted after this load makes try_enter and try_halt fail
         }
         // Nobody else clears it.
+        // Pairs with `Target::post_event`.
         self.target.word.fetch_and(!(word::EVENT | word::HALTED), Ordering::AcqRel);
         true
     }
@@ -95,6 +96,7 @@ impl<'a> Owner<'a> {
         if self.target.word.load(Ordering::Relaxed) & word::FLUSH == 0 {
             return None; // one that is issued after this load makes try_enter fail
         }
+        // Pairs with `Target::request` and `request_all_if_idle`.
         let old = self.target.word.fetch_and(!(word::FLUSH | word::ALL), Ordering::AcqRel);
         let (generation, mut work) = self.target.mailbox.take();
         if old & word::ALL != 0 {
@@ -110,6 +112,7 @@ impl<'a> Owner<'a> {
     /// address spaces leave the vCPU alone.
     #[must_use = "false means that there is something to do"]
     pub fn try_halt(&mut self, space: Space) -> bool {
+        // Pairs with `Target::has_halted_elsewhere`.
         self.target.space.store(space.0, Ordering::Release);
         let halt = |word: u64| (word & word::EVENT == 0).then_some(word | word::HALTED);
         update(&self.target.word, halt).is_ok()
@@ -150,6 +153,7 @@ impl<'a> Owner<'a> {
 impl Drop for Owner<'_> {
     fn drop(&mut self) {
         if !is_unwinding() {
+            // Pairs with `Target::owner`.
             self.target.word.fetch_and(!word::OWNED, Ordering::AcqRel);
         }
     }
@@ -170,6 +174,7 @@ impl InGuest<'_> {
 impl Drop for InGuest<'_> {
     fn drop(&mut self) {
         if !is_unwinding() {
+            // Pairs with `Target::is_quiet`, and with requests that come later.
             self.target.word.fetch_and(!word::IN_GUEST, Ordering::AcqRel);
         }
     }
@@ -190,6 +195,7 @@ impl Translation<'_> {
 impl Drop for Translation<'_> {
     fn drop(&mut self) {
         if !is_unwinding() {
+            // Pairs with `Target::is_quiet` and `Target::has_ended`.
             self.target.word.fetch_and(!word::TRANSLATING, Ordering::AcqRel);
         }
     }
@@ -232,6 +238,7 @@ impl FlushWork<'_> {
     /// guest mode, and what it does next as a guest begins with the flush.
     pub fn complete(mut self) {
         self.is_complete = true;
+        // Pairs with `Target::is_quiet`.
         self.target.completed.fetch_max(self.generation.0, Ordering::Release);
     }
 }

@@ -60,6 +60,7 @@ impl Owner<'_> {
     /// halted is removed by whoever claims it ([`Target::owner`]); a wake-up that was handed out
     /// before may still be on its way, and its bearer then finds no owner to be had.
     pub fn remove(self) {
+        // Pairs with `Target::add`: the next owner comes after this one.
         self.target.word.fetch_or(word::ABSENT, Ordering::AcqRel);
         core::mem::forget(self); // OWNED stays set, for `add` to hand on
     }

@@ -15,6 +15,7 @@ pub(crate) fn update(atomic: &AtomicU64, change: impl FnMut(u64) -> Option<u64>)
     // would hide from its search that the exchange races with another thread's load.
     #[cfg(loom)]
     atomic.fetch_or(0, Ordering::Relaxed);
+    // Pairs with every other change of the word: the table of events of each word names them.
     atomic.fetch_update(Ordering::AcqRel, Ordering::Acquire, change)
 }
 

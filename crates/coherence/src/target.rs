@@ -169,6 +169,7 @@ impl Target {
     /// like any other, see [`presence`](crate::presence).
     pub(crate) fn request(&self, scope: Scope<'_>) -> Requested {
         let Posted { generation, widened } = self.mailbox.post(scope);
+        // Pairs with `Owner::take_flush`, `Owner::try_enter`, and the drop of `InGuest`.
         let old = self.word.fetch_or(word::FLUSH, Ordering::AcqRel);
         Requested {
             generation,
@@ -186,7 +187,9 @@ impl Target {
     /// guest did before is visible, and whatever it does later begins with the flush.
     #[inline]
     pub(crate) fn request_all_if_idle(&self) -> bool {
+        // Pairs with `Owner::take_flush` and `Owner::try_enter`.
         self.word.fetch_or(word::FLUSH | word::ALL, Ordering::AcqRel);
+        // Pairs with the drops of `InGuest` and `Translation`.
         self.word.load(Ordering::Acquire) & (word::BUSY | word::ABSENT) == 0
     }
 
@@ -197,10 +200,12 @@ impl Target {
     /// tables. `space` may be of a later halt than the one that was seen; then the guest has run in between, and
     /// has left this address space again.
     pub(crate) fn has_halted_elsewhere(&self, space: u64) -> bool {
+        // Pairs with `Owner::try_halt` and `Owner::try_enter`.
         let old = self.word.fetch_or(0, Ordering::AcqRel);
         if old & (word::HALTED | word::BUSY | word::ABSENT) != word::HALTED {
             return false;
         }
+        // Pairs with `Owner::try_halt`.
         let halted_in = Space(self.space.load(Ordering::Acquire));
         halted_in != Space::UNKNOWN && halted_in != Space(space)
     }
@@ -221,6 +226,7 @@ impl Target {
     /// E. The word is read first: if it shows a later stay in guest mode, `completed` shows the
     /// work that was recorded before that (O before P).
     pub(crate) fn is_quiet(&self, generation: Generation) -> bool {
+        // The word pairs with the drops of `InGuest` and `Translation`, `completed` pairs with `FlushWork::complete`.
         self.word.load(Ordering::Acquire) & word::BUSY == 0
             || self.completed.load(Ordering::Acquire) >= generation.0
     }

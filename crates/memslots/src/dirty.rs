@@ -113,7 +113,7 @@ impl Marks<'_> {
         for (index, marks) in [(index, pages << shift), (index + 1, spilt)] {
             let word = usize::try_from(index).ok().and_then(|index| self.0.get(index));
             if let Some(word) = word.filter(|_| marks != 0) {
-                // u, b: as in `mark`.
+                // u, b: as in `mark`, pairs with `take`.
                 word.fetch_or(marks, Release);
             }
         }

@@ -134,6 +134,7 @@ impl InProgress<'_> {
     pub(crate) fn end(mut self) -> Generation {
         self.make_permanent();
         let next = self.current.numbers.after(self.current.load());
+        // Pairs with `load` and `begin`.
         self.current.word.store(next.0, Release);
         next
     }
@@ -142,6 +143,7 @@ impl InProgress<'_> {
 impl Drop for InProgress<'_> {
     fn drop(&mut self) {
         if self.is_revocable {
+            // Pairs with `load` and `begin`.
             self.current.word.store(self.current.load().aborted().0, Release);
         }
     }

@@ -260,9 +260,11 @@ macro_rules! word {
                 // SAFETY: as in `load`.
                 let atomic = unsafe { $atomic::from_ptr(at) };
                 Some(match op {
+                    // Pairs with whatever the guest does to the word: its instruction has the order of a locked one.
                     Rmw::And(mask) => atomic.fetch_and(mask, AcqRel),
                     Rmw::Or(mask) => atomic.fetch_or(mask, AcqRel),
                     Rmw::CompareExchange { current, new } => {
+                        // As above: pairs with the guest.
                         atomic.compare_exchange(current, new, AcqRel, Acquire).unwrap_or_else(|seen| seen)
                     }
                 })

@@ -258,6 +258,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
     /// or a leaf, whose frame must not. An exchange fails only when one of these has happened, or the
     /// processor has made the leaf dirty; nobody undoes that, so there are few turns.
     pub(crate) fn exchange_framed(&mut self, cell: &AtomicU64, level: Level, new: u64) -> Option<u64> {
+        // Pairs with the exchange of a fault (`descend`) that linked a table here.
         let mut old = cell.load(Acquire);
         loop {
             let leaf = match Entry::decode::<F>(old, level) {
@@ -269,6 +270,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
             {
                 return None;
             }
+            // As above; what is written pairs with whoever loads the entry to walk on (`descend`, `look`).
             match cell.compare_exchange(old, new, AcqRel, Acquire) {
                 Ok(_) => return Some(old),
                 Err(other) => {

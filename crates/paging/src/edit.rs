@@ -148,6 +148,7 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         while boundary & level.offset_mask() != 0 {
             let Some(below) = level.below() else { break };
             let cell = self.table.cell(table, level, boundary);
+            // Pairs with the exchange or store that linked the table it leads to (`descend`, `split_leaf`).
             let entry = cell.load(Acquire);
             (table, level) = match Entry::decode::<F>(entry, level) {
                 Entry::Absent | Entry::Frozen => break,
@@ -181,6 +182,7 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
             // given more rights; nobody takes them back while this is the editor. So there are few.
             loop {
                 self.fill(next, leaf, below);
+                // Pairs with walkers' loads of the entry (`descend`, `look`), which find the table filled; and with a fault's exchange (`meet`).
                 match cell.compare_exchange(leaf, new, AcqRel, Acquire) {
                     Ok(_) => return Ok(next),
                     Err(other) => leaf = other,
@@ -192,6 +194,7 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
             FlushRange { start: span::address_of::<F>(start), len: level.size(), level, tables: false };
         let leaf = self.break_entry(cell, range);
         self.fill(next, leaf, below);
+        // Pairs with walkers' loads of the entry (`descend`, `look`), which find the table filled.
         cell.store(new, Release);
         Ok(next)
     }
@@ -216,6 +219,7 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
             }
         };
         // A store, because nobody but the editor writes an entry that points to a table or is frozen.
+        // Pairs with the load of a fault that finds the entry (`descend`): it comes after the break.
         cell.store(absent, Release);
     }
 
@@ -224,12 +228,14 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         if !self.resizes_in_place() {
             self.break_entry(cell, range);
         }
+        // Pairs with the load of a fault that finds the entry (`descend`): it comes after the break.
         cell.store(leaf, Release);
     }
 
     /// Takes an entry out of use, everywhere, and returns what it was in the end. Faults find it frozen
     /// until it gets its new value.
     fn break_entry(&self, cell: &AtomicU64, range: FlushRange) -> u64 {
+        // Pairs with a fault's exchange of the entry (`descend`, `meet`), which comes before or fails.
         let entry = cell.swap(FROZEN, AcqRel);
         self.table.memory.publish();
         self.table.memory.break_before_make(range);
@@ -252,6 +258,7 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
 
 impl<F: Format, M: TableMemory> Drop for Editor<'_, F, M> {
     fn drop(&mut self) {
+        // Pairs with the exchange in `edit`, by the next editor.
         self.table.is_edited.store(false, Release);
     }
 }

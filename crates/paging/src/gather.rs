@@ -238,6 +238,7 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         // SAFETY: the walker found the table in the tree, so it came from this memory and is not freed;
         // it was cut off by its only parent, so no other gather holds it.
         let first = unsafe { &self.memory.entries(table)[0] };
+        // Pairs with a fault's exchange of the entry (`descend`), which comes before, its table zeroed, or fails.
         let former = first.swap(link(self.held), AcqRel);
         self.held = Some((table, level));
         self.table_count += 1;

@@ -129,10 +129,12 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         let (mut table, mut at) = (self.root, F::ROOT);
         loop {
             let cell = self.cell(table, at, offset);
+            // Pairs with the exchange below, and with the editor's stores that link a table (`split_leaf`).
             let mut entry = cell.load(Acquire);
             if Entry::decode::<F>(entry, at) == Entry::Absent {
                 let is_last = at <= largest;
                 let value = if is_last { new(at) } else { F::table(spare.allocate()?) };
+                // Pairs with the loads of all walkers, the one above among them.
                 entry = match cell.compare_exchange(entry, value, AcqRel, Acquire) {
                     Ok(_) if is_last => {
                         self.memory.publish();
@@ -169,6 +171,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
             return Ok(Installed::Present(there));
         }
         // By exchange: the processor may make the leaf dirty, and an editor may take it away.
+        // Pairs with the editor's exchanges of a leaf (`rewrite`, `exchange_framed`).
         match cell.compare_exchange(entry, repermitted::<F>(entry, at, wanted), AcqRel, Acquire) {
             Ok(_) => {
                 self.memory.publish();

@@ -131,6 +131,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         };
         for piece in pieces(span, level) {
             let cell = self.cell(table, level, piece.span.start);
+            // Pairs with the store below, and with `descend`.
             let entry = Entry::decode::<F>(cell.load(Acquire), level);
             let pa = target.pa(piece.span.start);
             let fits = piece.whole && level <= target.largest && pa.is_aligned(level);
@@ -147,6 +148,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
                     let next = self.memory.allocate().ok_or(MapError::OutOfTables)?;
                     self.memory.publish();
                     // Release: whoever finds the table finds it zeroed.
+                    // It pairs with the loads of all walkers.
                     cell.store(F::table(next), Release);
                     next
                 }

@@ -140,6 +140,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         let (mut table, mut level) = (self.root, F::ROOT);
         loop {
             // Acquire: what the entry points to is read next.
+            // It pairs with the exchange or store that linked the table (`descend`, `split_leaf`).
             let entry = self.cell(table, level, offset).load(Acquire);
             match (Entry::decode::<F>(entry, level), level.below()) {
                 (Entry::Leaf(_), _) => return Look::Mapped(mapping::<F>(entry, level, offset)),
@@ -154,6 +155,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         let Some(offset) = span::offset::<F>(address) else { return false };
         let (mut table, mut at) = (self.root, F::ROOT);
         while at > level {
+            // Pairs with the exchange or store that linked the table (`descend`, `split_leaf`).
             let entry = self.cell(table, at, offset).load(Acquire);
             match (Entry::decode::<F>(entry, at), at.below()) {
                 (Entry::Table(next), Some(below)) => (table, at) = (next, below),
@@ -190,6 +192,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         visit: &mut impl FnMut(u64, Level, u64) -> bool,
     ) -> bool {
         pieces(span, level).all(|piece| {
+            // Pairs with the exchange or store that linked the table (`descend`, `split_leaf`).
             let entry = self.cell(table, level, piece.span.start).load(Acquire);
             match (Entry::decode::<F>(entry, level), level.below()) {
                 (Entry::Table(next), Some(below)) => self.visit(next, below, piece.span, visit),

@@ -15,6 +15,7 @@ use crate::{FlushRange, Format, Level, Permissions, PhysAddr, TableMemory, Table
 impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> {
     /// Visits an entry above the last level.
     pub(crate) fn visit_entry(&mut self, cell: &AtomicU64, level: Level, piece: &Piece) -> Visit {
+        // Pairs with a fault's exchange of the entry (`descend`).
         let entry = cell.load(Acquire);
         match (Entry::decode::<F>(entry, level), level.below()) {
             (Entry::Table(next), Some(below)) => self.visit_table(cell, level, below, next, piece),
@@ -115,6 +116,7 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         }
         let mut start = start;
         for (count, cell) in cells.iter().enumerate() {
+            // Pairs with a fault's exchange of the entry (`descend`).
             let entry = cell.load(Acquire);
             let is_leaf = F::is_present(entry);
             if is_leaf || entry != ABSENT && matches!(self.action, Action::Zap(_)) {
@@ -168,6 +170,7 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         let mut run_start = 0;
         for (index, cell) in cells.iter().enumerate() {
             let entry = cell.load(Relaxed);
+            // The swap pairs with a fault's exchange of the entry (`descend`).
             if F::is_present(entry) {
                 overwrite(cell, ABSENT);
             } else if entry == ABSENT || !F::is_present(cell.swap(ABSENT, AcqRel)) {
@@ -205,6 +208,7 @@ pub(crate) fn rewrite(cell: &AtomicU64, leaf: u64, new: impl Fn(u64) -> u64) -> 
         if value == old {
             return None;
         }
+        // Pairs with a fault's exchange of the entry (`meet`), and with the loads of all walkers.
         match cell.compare_exchange(old, value, AcqRel, Acquire) {
             Ok(_) => return Some((old, value)),
             Err(other) => old = other,

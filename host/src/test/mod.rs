@@ -13,6 +13,8 @@ mod mutants;
 mod names;
 #[cfg(test)]
 mod panics;
+#[cfg(test)]
+mod partners;
 mod progress;
 mod second;
 mod siege;

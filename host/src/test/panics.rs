@@ -179,7 +179,7 @@ fn search(directory: &Path, places: &mut Places) {
 }
 
 /// All Rust sources below a directory.
-fn list(directory: &Path, files: &mut Vec<PathBuf>) {
+pub(super) fn list(directory: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
@@ -191,7 +191,7 @@ fn list(directory: &Path, files: &mut Vec<PathBuf>) {
 }
 
 /// The modules of tests that a file declares and that have files of their own, without their extension.
-fn test_modules(file: &Path, text: &str) -> Vec<PathBuf> {
+pub(super) fn test_modules(file: &Path, text: &str) -> Vec<PathBuf> {
     let below = match file.file_stem().unwrap().to_str() {
         Some("lib" | "main" | "mod") => file.parent().unwrap().to_owned(),
         _ => file.with_extension(""),

@@ -64,11 +64,13 @@ impl Inbox {
     /// What its local APIC takes logical destinations for.
     #[must_use]
     pub fn logical(&self) -> Logical {
+        // No order: see the field.
         Logical::from_bits(self.logical.load(Ordering::Relaxed))
     }
 
     /// Messages find `lapic` here. The owner calls it whenever that has changed.
     pub fn set_address(&self, lapic: &Lapic) {
+        // No order: see the field.
         self.logical.store(lapic.address().logical.to_bits(), Ordering::Relaxed);
     }
 
@@ -94,6 +96,7 @@ impl Inbox {
 
     /// Posts an NMI.
     pub fn post_nmi(&self) {
+        // Pairs with `take_signals`, as the next one.
         if self.signals.fetch_or(NMI, Ordering::Release) & NMI != 0 {
             // If the first has been taken meanwhile, this is one by itself.
             self.signals.fetch_or(SECOND_NMI, Ordering::Release);
@@ -102,6 +105,7 @@ impl Inbox {
 
     /// Posts INIT. It cancels an NMI and a start-up that were posted before.
     pub fn post_init(&self) {
+        // Pairs with `take_signals`, which takes away the vectors that were posted before this.
         self.signals.swap(INIT, Ordering::Release);
     }
 
@@ -109,9 +113,7 @@ impl Inbox {
     pub fn post_startup(&self, page: u8) {
         let startup = STARTUP | u32::from(page) << PAGE_SHIFT;
         // Fails if there is one already. Bounded: it repeats only when another poster got through.
-        _ = update(&self.signals, |signals| {
-            (signals & STARTUP == 0).then_some(signals | startup)
-        });
+        _ = update(&self.signals, |signals| (signals & STARTUP == 0).then_some(signals | startup));
     }
 
     /// Whether there is anything for [`take_signals`](Self::take_signals). The notify word, taken before, has made
@@ -119,15 +121,18 @@ impl Inbox {
     #[must_use]
     #[inline]
     pub fn has_signals(&self) -> bool {
+        // Relaxed: the notify word orders it, `Owner::take_events` before this.
         self.signals.load(Ordering::Relaxed) != 0
     }
 
     /// Takes what was posted besides vectors. INIT takes away the vectors that were posted, and resets `lapic`. The
     /// owner calls it after it has taken the notify word, and [`drain_vectors`](Self::drain_vectors) next.
     pub fn take_signals(&self, lapic: &mut Lapic) -> Signals {
+        // Pairs with `post_init`, `post_nmi` and `post_startup`.
         let signals = self.signals.swap(0, Ordering::Acquire);
         if signals & INIT != 0 {
             // The local APIC comes out of INIT disabled by software, so it would drop them anyway.
+            // Pairs with `post_fixed`.
             self.pending.iter().for_each(|word| _ = word.swap(0, Ordering::Acquire));
             lapic.init();
             self.set_address(lapic);
@@ -145,6 +150,7 @@ impl Inbox {
         for word in 0..4 {
             // The load spares the locked instruction.
             if self.pending[word].load(Ordering::Relaxed) != 0 {
+                // Pairs with `post_fixed`: the level flag is to be seen.
                 let taken = self.pending[word].swap(0, Ordering::Acquire);
                 lapic.accept_word(word, taken, self.level[word].load(Ordering::Relaxed));
             }

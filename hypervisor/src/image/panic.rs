@@ -20,6 +20,7 @@ static PANICKED: AtomicBool = AtomicBool::new(false);
 /// Remembers the bundle's symbols for backtraces.
 pub(crate) fn set_symbols(text: &'static [u8]) {
     SYMBOLS.1.store(text.len(), Ordering::Relaxed);
+    // Pairs with `lookup`: the length is there.
     SYMBOLS.0.store(text.as_ptr().addr() as u64, Ordering::Release);
 }
 
@@ -46,6 +47,7 @@ pub(crate) fn report_exception(what: core::fmt::Arguments<'_>, frame: u64, addre
 /// Silences the other CPUs; the first CPU to get here reports, others stop.
 fn begin_report() {
     cpu::quiesce();
+    // Pairs with the same exchange on another CPU: one of them reports.
     if PANICKED.swap(true, Ordering::SeqCst) {
         cpu::stop();
     }
@@ -98,6 +100,7 @@ fn print_frame(address: u64) {
 
 /// Finds the symbol that covers `address` by reading the sorted text line by line.
 fn lookup(address: u64) -> Option<(&'static str, u64)> {
+    // Pairs with `set_symbols`.
     let base = SYMBOLS.0.load(Ordering::Acquire);
     if base == 0 {
         return None;

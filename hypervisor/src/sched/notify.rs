@@ -46,8 +46,8 @@ use coherence::{Notify, Target};
 
 use super::{CpuIndex, Line, Nudge, Scheduler, VcpuIndex};
 
-/// A machine, as the calling CPU has it.
-pub trait Machine {
+/// What the calling CPU reaches, and how.
+pub trait Reach {
     /// Its queues.
     fn scheduler(&self) -> &Scheduler;
 
@@ -70,42 +70,42 @@ pub trait Machine {
 
 /// B to D: tells a vCPU that something was posted to it (A). A vCPU that blocks goes into `line`.
 #[inline]
-pub fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
+pub fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
     match target.post_event() {
-        Notify::None if line == Line::Work => match machine.scheduler().promote(vcpu) {
+        Notify::None if line == Line::Work => match here.scheduler().promote(vcpu) {
             Nudge::Nothing => {}
-            due => nudge(machine, due),
+            due => nudge(here, due),
         },
         Notify::None => {}
-        Notify::Kick(cpu) => machine.kick_guest(vcpu, cpu.0),
-        Notify::Wake => nudge(machine, machine.scheduler().wake(vcpu, line)),
+        Notify::Kick(cpu) => here.kick_guest(vcpu, cpu.0),
+        Notify::Wake => nudge(here, here.scheduler().wake(vcpu, line)),
     }
 }
 
 /// D: carries out what the scheduler asks for.
 #[inline]
-pub fn nudge(machine: &impl Machine, nudge: Nudge) {
+pub fn nudge(here: &impl Reach, nudge: Nudge) {
     match nudge {
         Nudge::Nothing => {}
         // Q. It need not be told by way of its target.
-        Nudge::Running(vcpu) if machine.is_here(vcpu) => machine.replan(),
-        _ => nudge_other(machine, nudge),
+        Nudge::Running(vcpu) if here.is_here(vcpu) => here.replan(),
+        _ => nudge_other(here, nudge),
     }
 }
 
 #[inline(never)]
-fn nudge_other(machine: &impl Machine, mut nudge: Nudge) {
+fn nudge_other(here: &impl Reach, mut nudge: Nudge) {
     // Goes on only if the vCPU to be told has blocked meanwhile, and is thereby woken: once for each vCPU at most
     // until it has run again.
     while let Nudge::Running(vcpu) = nudge {
-        let Some(target) = machine.target(vcpu) else { return };
+        let Some(target) = here.target(vcpu) else { return };
         match target.post_event() {
             Notify::None => return,
-            Notify::Kick(cpu) => return machine.kick_guest(vcpu, cpu.0),
-            Notify::Wake => nudge = machine.scheduler().wake(vcpu, Line::Work),
+            Notify::Kick(cpu) => return here.kick_guest(vcpu, cpu.0),
+            Notify::Wake => nudge = here.scheduler().wake(vcpu, Line::Work),
         }
     }
     if let Nudge::Idle(cpu) = nudge {
-        machine.kick_idle(cpu);
+        here.kick_idle(cpu);
     }
 }

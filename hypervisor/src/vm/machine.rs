@@ -5,7 +5,7 @@ use core::cell::UnsafeCell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use coherence::{Notify, Target};
+use coherence::Target;
 use hostlink::config::{self, BootCpu, NestedPage, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 use memslots::space::ZapWay;
@@ -24,7 +24,8 @@ use super::slot_memory::{CLEAR_BYTES, SlotMemory};
 use super::space::Space;
 use crate::devices::wall_clock::WallClock;
 use crate::loader::LoadError;
-use crate::sched::{Line, Nudge, Policy, Scheduler, VcpuIndex};
+use crate::sched::notify::{self, Reach};
+use crate::sched::{CpuIndex, Line, Nudge, Policy, Scheduler, VcpuIndex};
 
 /// See [`Machine::tick_max`].
 const TICK_MAX_US: u64 = 20_000;
@@ -276,6 +277,7 @@ impl<A: Arch> Machine<A> {
         beacon.vcpu_count.store(self.vcpu_count(), Ordering::Relaxed);
         beacon.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
         beacon.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
+        // Pairs with the host tool, which reads the rest after it has found this.
         beacon.magic.store(BEACON_MAGIC, Ordering::Release);
     }
 
@@ -296,56 +298,18 @@ impl<A: Arch> Machine<A> {
 
     #[inline]
     fn notify_in(&self, vcpu: &Vcpu<A>, line: Line) {
-        match vcpu.target.post_event() {
-            Notify::None if line == Line::Work => match self.sched.promote(vcpu.index) {
-                Nudge::Nothing => {}
-                nudge => self.nudge(nudge),
-            },
-            Notify::None => {}
-            Notify::Kick(cpu) => self.kick_for(vcpu, cpu.0),
-            Notify::Wake => self.nudge(self.sched.wake(vcpu.index, line)),
-        }
+        notify::notify(self, vcpu.index, &vcpu.target, line);
     }
 
     /// Carries out what the scheduler asks for.
     #[inline]
     pub fn nudge(&self, nudge: Nudge) {
-        match nudge {
-            Nudge::Nothing => {}
-            Nudge::Running(vcpu) if A::this_cpu().current_vcpu.load(Ordering::Relaxed) == vcpu + 1 => {
-                // It is on this CPU, out of guest mode: it need not be told by way of its target.
-                A::this_cpu().replan.set(true);
-            }
-            _ => self.nudge_other(nudge),
-        }
-    }
-
-    #[inline(never)]
-    fn nudge_other(&self, mut nudge: Nudge) {
-        // Goes on only if the vCPU to be told has blocked meanwhile, and is thereby woken: once for each vCPU at most
-        // until it has run again.
-        while let Nudge::Running(vcpu) = nudge {
-            let Some(vcpu) = self.vcpus.get(vcpu as usize) else { return };
-            match vcpu.target.post_event() {
-                Notify::None => return,
-                Notify::Kick(cpu) => return self.kick_for(vcpu, cpu.0),
-                Notify::Wake => nudge = self.sched.wake(vcpu.index, Line::Work),
-            }
-        }
-        if let Nudge::Idle(cpu) = nudge {
-            kick::<A>(cpu);
-        }
-    }
-
-    /// Kicks the CPU that a vCPU is in guest mode on.
-    fn kick_for(&self, vcpu: &Vcpu<A>, cpu: u32) {
-        // Counted for the vCPU that is kicked, by whoever kicks it: the one counter that needs a locked add.
-        self.counters_of(vcpu)[Counter::KickEvent as usize].fetch_add(1, Ordering::Relaxed);
-        kick::<A>(cpu);
+        notify::nudge(self, nudge);
     }
 
     /// Begins a reset: every vCPU stops at its next look at its events. Whoever comes first does this.
     pub fn begin_reset(&self) {
+        // Pairs with `attention`; of two that begin a reset one comes first.
         if self.attention.fetch_or(attention::RESET, Ordering::AcqRel) & attention::RESET == 0 {
             self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));
         }
@@ -354,6 +318,7 @@ impl<A: Arch> Machine<A> {
     /// Whether there is anything that is looked at beside the vCPUs: bits of [`attention`].
     #[inline]
     pub fn attention(&self) -> u32 {
+        // Pairs with `set_requests_wait`, `begin_reset` and the end of `park`.
         self.attention.load(Ordering::Acquire)
     }
 
@@ -364,6 +329,7 @@ impl<A: Arch> Machine<A> {
 
     /// Has the CPU that serves requests look at them, or no longer.
     pub fn set_requests_wait(&self, wait: bool) {
+        // Both pair with `attention`: that pairs with what was received before.
         if wait {
             self.attention.fetch_or(attention::REQUESTS, Ordering::Release);
         } else {
@@ -381,6 +347,7 @@ impl<A: Arch> Machine<A> {
     /// ```
     /// B before C, so A before D.
     pub fn park(&'static self, cpu: &PerCpu<A>) {
+        // Pairs with itself on the other CPUs: the last one finds what all have done.
         if self.parked.fetch_add(1, Ordering::AcqRel) + 1 < self.vcpu_count() {
             return;
         }
@@ -407,10 +374,45 @@ impl<A: Arch> Machine<A> {
         // The plan was made from the same files before.
         self.load_guest(&mut pause)
             .unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
+        // Pairs with `attention`: who finds no reset finds memory as it is to begin with.
         self.attention.fetch_and(!attention::RESET, Ordering::Release);
         for vcpu in &self.vcpus {
             self.nudge(self.sched.wake(vcpu.index, Line::Work));
         }
+    }
+}
+
+impl<A: Arch> Reach for Machine<A> {
+    #[inline]
+    fn scheduler(&self) -> &Scheduler {
+        &self.sched
+    }
+
+    fn target(&self, vcpu: VcpuIndex) -> Option<&Target> {
+        self.vcpus.get(vcpu as usize).map(|vcpu| &vcpu.target)
+    }
+
+    #[inline]
+    fn is_here(&self, vcpu: VcpuIndex) -> bool {
+        // Relaxed: only this CPU writes it.
+        A::this_cpu().current_vcpu.load(Ordering::Relaxed) == vcpu + 1
+    }
+
+    #[inline]
+    fn replan(&self) {
+        A::this_cpu().replan.set(true);
+    }
+
+    fn kick_idle(&self, cpu: CpuIndex) {
+        kick::<A>(cpu);
+    }
+
+    fn kick_guest(&self, vcpu: VcpuIndex, cpu: CpuIndex) {
+        // Counted for the vCPU that is kicked, by whoever kicks it: the one counter that needs a locked add.
+        if let Some(row) = self.counters.get(vcpu as usize) {
+            row[Counter::KickEvent as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        kick::<A>(cpu);
     }
 }
 

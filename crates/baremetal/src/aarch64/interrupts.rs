@@ -135,6 +135,7 @@ static HANDLERS: [AtomicUsize; INTERRUPTS] = [const { AtomicUsize::new(0) }; INT
 
 /// How often the SGI or PPI `id` has been taken, by all processors.
 pub fn count(id: u32) -> u32 {
+    // Pairs with the dispatcher, which counts.
     COUNTS.get(id as usize).map_or(0, |count| count.load(Ordering::Acquire))
 }
 
@@ -142,6 +143,7 @@ pub fn count(id: u32) -> u32 {
 pub fn handle(id: u32, handler: Option<fn(&Frame)>) {
     let address = handler.map_or(0, |handler| handler as usize);
     if let Some(slot) = HANDLERS.get(id as usize) {
+        // Pairs with the dispatcher, which loads it.
         slot.store(address, Ordering::Release);
     }
 }
@@ -156,12 +158,14 @@ static CATCHER: AtomicUsize = AtomicUsize::new(0);
 /// Has exceptions of instructions in the page at `page` go on at the next instruction, with the fault in X16 and X17, on the calling
 /// processor.
 pub fn guard_page(page: u64) {
+    // Pairs with `on_exception`, on the same processor.
     GUARDED_PAGES[number()].store(page, Ordering::Release);
 }
 
 /// Has `catcher` called on exceptions and interrupts that nothing else is for, SErrors and FIQs among them. It says whether the program
 /// can go on where the frame says.
 pub fn catch(catcher: fn(&mut Frame) -> bool) {
+    // Pairs with `catches`.
     CATCHER.store(catcher as usize, Ordering::Release);
 }
 
@@ -228,6 +232,7 @@ fn on_interrupt(frame: &Frame) {
     }
     gic::end(id);
     let (Some(count), Some(handler)) = (COUNTS.get(id as usize), HANDLERS.get(id as usize)) else { return };
+    // The count pairs with `count`, the handler pairs with `handle`.
     count.fetch_add(1, Ordering::AcqRel);
     let handler = handler.load(Ordering::Acquire);
     if handler != 0 {
@@ -238,6 +243,7 @@ fn on_interrupt(frame: &Frame) {
 
 /// Whether somebody knows what to do about it, and has done it.
 fn catches(frame: &mut Frame) -> bool {
+    // Pairs with `catch`.
     match CATCHER.load(Ordering::Acquire) {
         0 => false,
         // SAFETY: `catch` stored it, and nothing else does.
@@ -248,6 +254,7 @@ fn catches(frame: &mut Frame) -> bool {
 /// Goes on where the table of guarded instructions says, with the fault in X16 and X17.
 fn on_exception(frame: &mut Frame) {
     let in_page = || {
+        // Pairs with `guard_page`.
         let page = GUARDED_PAGES[number()].load(Ordering::Acquire);
         (frame.address & !0xfff == page).then(|| frame.address + 4)
     };

@@ -63,11 +63,13 @@ pub fn start(number: usize) -> bool {
 
 /// Whether processor `number` has been started.
 pub fn runs(number: usize) -> bool {
+    // Pairs with `other`, which is ready when it says so.
     ALL[number].runs.load(Ordering::Acquire)
 }
 
 /// Whether processor `number` has something to do.
 pub fn is_busy(number: usize) -> bool {
+    // Pairs with `other`: what the job did is to be seen.
     ALL[number].job.load(Ordering::Acquire) != 0
 }
 
@@ -78,6 +80,7 @@ pub fn wake(number: usize) {
 
 /// Has processor `number`, which runs and has nothing to do, do `job`, and returns at once.
 pub fn give(number: usize, job: Job) {
+    // Pairs with `other`, which takes the job.
     ALL[number].job.store(job as usize, Ordering::Release);
     wake(number);
 }
@@ -95,14 +98,17 @@ pub(super) extern "C" fn other(number: usize) -> ! {
         panic!("processor {number}: {why}");
     }
     let Processor { runs, job, .. } = &ALL[number];
+    // Pairs with `runs`.
     runs.store(true, Ordering::Release);
     loop {
+        // Pairs with `give`.
         match job.load(Ordering::Acquire) {
             0 => interrupts::wait(),
             address => {
                 // SAFETY: `give` stored it, and nothing else does.
                 let work = unsafe { core::mem::transmute::<usize, Job>(address) };
                 work(number);
+                // Pairs with `is_busy`.
                 job.store(0, Ordering::Release);
             }
         }

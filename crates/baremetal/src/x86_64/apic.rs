@@ -107,6 +107,7 @@ fn send(destination: u32, command: u32) {
     if is_x2apic() {
         // WRMSR to the x2APIC is not serialising: what was stored for the target to see is made visible first (APM
         // volume 2, section 16.11.2).
+        // It pairs with the interrupt, whose handler runs after it.
         fence(Ordering::SeqCst);
         let value = u64::from(destination) << 32 | u64::from(ASSERT | command);
         // SAFETY: x2APIC mode is on; the ICR is one register of 64 bits there.

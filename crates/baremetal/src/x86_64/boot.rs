@@ -267,10 +267,12 @@ pub(super) unsafe fn offer_start(apic_id: u32, number: u32) {
     // late runs the same bytes.
     unsafe { core::ptr::copy_nonoverlapping(start, STARTUP_PAGE as *mut u8, length) };
     // The interrupt that starts the processor is sent after all of this is to be seen.
+    // It pairs with the locked exchange of the code on the page.
     OTHER.swap(u64::from(apic_id) << 32 | u64::from(number), Ordering::SeqCst);
 }
 
 /// Takes the offer back, if it has not been taken.
 pub(super) fn withdraw_start() {
+    // Pairs with the locked exchange of the code on the page: one of them takes the offer.
     OTHER.swap(0, Ordering::SeqCst);
 }

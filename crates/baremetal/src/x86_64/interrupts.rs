@@ -147,22 +147,26 @@ static CATCHER: AtomicUsize = AtomicUsize::new(0);
 
 /// Has `catcher` called on exceptions that nothing else is for. It says whether the program can go on where the frame says.
 pub fn catch(catcher: fn(&mut Frame) -> bool) {
+    // Pairs with `catches`.
     CATCHER.store(catcher as usize, Ordering::Release);
 }
 
 /// How often `vector` has been taken, by all processors.
 pub fn count(vector: u8) -> u32 {
+    // Pairs with `dispatch`.
     COUNTS[usize::from(vector)].load(Ordering::Acquire)
 }
 
 /// RFLAGS as the last exception has pushed them, on whatever processor.
 pub fn fault_flags() -> u64 {
+    // Pairs with `on_exception`.
     FAULT_FLAGS.load(Ordering::Acquire)
 }
 
 /// Has `handler` called on `vector`, or nothing any more. An interrupt has been ended at the APIC before.
 pub fn handle(vector: u8, handler: Option<fn(&Frame)>) {
     let address = handler.map_or(0, |handler| handler as usize);
+    // Pairs with `dispatch`.
     HANDLERS[usize::from(vector)].store(address, Ordering::Release);
 }
 
@@ -179,6 +183,7 @@ pub fn disable() {
 /// Has faults of instructions in the page at `page` go on at the address in R13 with the stack in R12, which whoever
 /// calls into the page has put there.
 pub fn guard_page(page: u64) {
+    // Pairs with `on_exception`.
     GUARDED_PAGE.store(page, Ordering::Release);
 }
 
@@ -203,6 +208,7 @@ pub(super) fn build() {
 
 extern "C" fn dispatch(frame: &mut Frame) {
     let vector = frame.vector as u8;
+    // Pairs with `count`.
     COUNTS[usize::from(vector)].fetch_add(1, Ordering::AcqRel);
     match vector {
         VECTOR_NMI => {}
@@ -217,6 +223,7 @@ extern "C" fn dispatch(frame: &mut Frame) {
         }
         _ => apic::end_of_interrupt(),
     }
+    // Pairs with `handle`.
     let handler = HANDLERS[usize::from(vector)].load(Ordering::Acquire);
     if handler != 0 {
         // SAFETY: `handle` stored it, and nothing else does.
@@ -226,6 +233,7 @@ extern "C" fn dispatch(frame: &mut Frame) {
 
 /// Whether somebody knows what to do about it, and has done it.
 fn catches(frame: &mut Frame) -> bool {
+    // Pairs with `catch`.
     match CATCHER.load(Ordering::Acquire) {
         0 => false,
         // SAFETY: `catch` stored it, and nothing else does.
@@ -236,6 +244,7 @@ fn catches(frame: &mut Frame) -> bool {
 /// Goes on where the table of guarded instructions or the guarded page's caller says, in ring 0, with the fault in R11
 /// and R10.
 fn on_exception(vector: u8, frame: &mut Frame) {
+    // Pairs with `fault_flags`; the page pairs with `guard_page`.
     FAULT_FLAGS.store(frame.rflags, Ordering::Release);
     let page = GUARDED_PAGE.load(Ordering::Acquire);
     if let Some(next) = guarded::fixup(frame.rip) {

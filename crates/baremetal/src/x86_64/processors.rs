@@ -74,12 +74,14 @@ pub fn start(number: usize) -> bool {
     boot::withdraw_start();
     reset(number);
     clock::delay(AFTER_INIT_US);
+    // Pairs with `runs`.
     ALL[number].runs.store(false, Ordering::Release);
     false
 }
 
 /// Whether processor `number` has been started, and not been reset since.
 pub fn runs(number: usize) -> bool {
+    // Pairs with `other`, which is ready when it says so.
     ALL[number].runs.load(Ordering::Acquire)
 }
 
@@ -87,12 +89,15 @@ pub fn runs(number: usize) -> bool {
 pub fn reset(number: usize) {
     apic::send_init(apic_id(number));
     let Processor { runs, job, .. } = &ALL[number];
+    // Pairs with `runs`, and the job pairs with `is_busy`.
     runs.store(false, Ordering::Release);
+    // Pairs with `is_busy`.
     job.store(0, Ordering::Release);
 }
 
 /// Whether processor `number` has something to do.
 pub fn is_busy(number: usize) -> bool {
+    // Pairs with `other`: what the job did is to be seen.
     ALL[number].job.load(Ordering::Acquire) != 0
 }
 
@@ -103,6 +108,7 @@ pub fn wake(number: usize) {
 
 /// Has processor `number`, which runs and has nothing to do, do `job`, and returns at once.
 pub fn give(number: usize, job: Job) {
+    // Pairs with `other`, which takes the job.
     ALL[number].job.store(job as usize, Ordering::Release);
     wake(number);
 }
@@ -119,9 +125,11 @@ pub(super) extern "C" fn other(number: u64) -> ! {
     unsafe { tables::load(number) };
     apic::enable();
     let Processor { runs, job, .. } = &ALL[number];
+    // Pairs with `runs`.
     runs.store(true, Ordering::Release);
     loop {
         interrupts::disable();
+        // Pairs with `give`.
         match job.load(Ordering::Acquire) {
             // An interrupt that comes before HLT ends it.
             0 => interrupts::enable_and_hlt(),
@@ -129,6 +137,7 @@ pub(super) extern "C" fn other(number: u64) -> ! {
                 // SAFETY: `give` stored it, and nothing else does.
                 let work = unsafe { core::mem::transmute::<usize, Job>(address) };
                 work(number);
+                // Pairs with `is_busy`.
                 job.store(0, Ordering::Release);
             }
         }

@@ -139,16 +139,19 @@ impl CpuSlot {
 
     /// Makes the caller the slot's CPU; false if somebody is.
     pub(super) fn claim(&self) -> bool {
+        // Pairs with another that claims: one of them comes first.
         self.header.fetch_or(CLAIMED, Ordering::AcqRel) & CLAIMED == 0
     }
 
     /// The slot's CPU uses no translations of its space any more. Releases what it did through them (G2).
     pub(super) fn set_lazy(&self) {
+        // Pairs with `is_lazy`.
         self.header.fetch_or(LAZY, Ordering::AcqRel);
     }
 
     /// b: the slot's CPU is about to use them again.
     pub(super) fn clear_lazy(&self) {
+        // Pairs with `is_lazy`: what was counted before that look is seen from here on.
         self.header.fetch_and(!LAZY, Ordering::AcqRel);
     }
 
@@ -157,6 +160,7 @@ impl CpuSlot {
     /// The look that counts is a read-modify-write: the CPU stops being lazy after it, and then sees the generation
     /// that the caller has counted. The load before it spares others' cache lines; one that is wrong asks once too often.
     pub(super) fn is_lazy(&self) -> bool {
+        // The exchange pairs with `set_lazy` and `clear_lazy`.
         self.header.load(Ordering::Relaxed) & LAZY != 0
             && self.header.fetch_or(0, Ordering::AcqRel) & LAZY != 0
     }
@@ -243,6 +247,7 @@ impl CpuSlot {
     /// The look at t is a read-modify-write, which sees the newest header: an interrupt orders nothing, and it comes
     /// once. Each failure of the exchange is another request, after which there are no words to read: it ends.
     pub(super) fn take(&self) -> Option<Taken> {
+        // Pairs with `count`, as the exchange below.
         let mut header = self.header.fetch_or(0, Ordering::AcqRel);
         while header & PENDING != 0 {
             let is_whole = header & (EVERYTHING | FILLING) == 0;
@@ -252,6 +257,7 @@ impl CpuSlot {
                 request: is_whole.then(|| self.read()),
             };
             let rest = header & !(PENDING | LATE | EVERYTHING);
+            // Pairs with `begin`, which writes the words after they were read, and with `count`.
             match self.header.compare_exchange(header, rest, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(taken),
                 Err(now) => header = now,
@@ -262,11 +268,13 @@ impl CpuSlot {
 
     /// L: acknowledges. Releases what the CPU did through the translations that are gone (G2).
     pub(super) fn complete(&self, count: u64) {
+        // Pairs with `is_complete`.
         self.completed.store(count, Ordering::Release);
     }
 
     /// H: whether request `count` is acknowledged. Acquires what `complete` released.
     pub(super) fn is_complete(&self, count: u64) -> bool {
+        // Pairs with `complete`.
         self.completed.load(Ordering::Acquire) >= count
     }
 }

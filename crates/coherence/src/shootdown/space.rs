@@ -81,6 +81,7 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
     /// Opens a batch. Changes of the tables come after this, and become visible to others after it: page tables are
     /// changed by read-modify-write or under a lock. `ranges` is room for what is to be flushed.
     pub fn batch<'a, C>(&'a self, ranges: &'a mut [PageRange], cargo: C) -> Batch<'a, Pages, C, BANKS> {
+        // Pairs with `others_open`.
         self.open.fetch_add(1, Ordering::AcqRel);
         Batch::new(self, ranges, cargo)
     }
@@ -88,6 +89,7 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
     /// a: `cpu` is about to load the space.
     pub(super) fn join(&self, cpu: usize) {
         if let Some(bank) = self.cpus.get(cpu / 64) {
+            // Pairs with `members`.
             bank.fetch_or(1 << (cpu % 64), Ordering::AcqRel);
         }
     }
@@ -95,6 +97,7 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
     /// f: `cpu` has loaded another one. Releases what it did through this one (G2).
     pub(super) fn leave(&self, cpu: usize) {
         if let Some(bank) = self.cpus.get(cpu / 64) {
+            // Pairs with `members`.
             bank.fetch_and(!(1 << (cpu % 64)), Ordering::AcqRel);
         }
     }
@@ -106,6 +109,7 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
 
     /// B: counts a change of the tables, after it was made; its number.
     pub(super) fn bump(&self) -> u64 {
+        // Pairs with `generation`.
         self.generation
             .fetch_add(1, Ordering::AcqRel)
             .checked_add(1)
@@ -116,6 +120,7 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
     /// what came before it (O3).
     pub(super) fn members(&self) -> TargetSet<BANKS> {
         TargetSet::from_banks(core::array::from_fn(|bank| {
+            // Pairs with `join` and `leave`.
             self.cpus.get(bank).map_or(0, |cpus| cpus.fetch_or(0, Ordering::AcqRel))
         }))
     }
@@ -123,11 +128,13 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
     /// Whether batches other than one that is open are. If that one has met an entry that another has changed, the
     /// other was opened before, and has either been flushed since or is seen here.
     pub(super) fn others_open(&self) -> bool {
+        // Pairs with `batch` and `close`.
         self.open.fetch_or(0, Ordering::AcqRel) > 1
     }
 
     /// A batch has been flushed.
     pub(super) fn close(&self) {
+        // Pairs with `others_open`.
         self.open.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -139,6 +139,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
 
     fn expect_pieces(&self) {
         if !self.has_pieces.load(Relaxed) {
+            // Pairs with `has_pieces`.
             self.has_pieces.store(true, Release);
         }
     }
@@ -304,6 +305,7 @@ impl<'a> Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
+        // Pairs with `take`.
         self.0.store(false, Release);
     }
 }

@@ -183,6 +183,7 @@ pub(crate) fn stop() -> ! {
 
 /// Ends the run with `code`, which the host tool finds in the beacon: PSCI passes none on.
 pub(crate) fn exit(code: ExitCode) -> ! {
+    // Pairs with the host tool's look, which comes from outside.
     image::QUELL_BEACON.exit.store(code as u32, Ordering::Release); // The host tool reads it.
     power::off();
     stop()

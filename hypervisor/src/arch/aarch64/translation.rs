@@ -107,6 +107,7 @@ pub(crate) fn build_tables(
             settle(tables.unmap(block + guard..block + guard + PAGE)?)?;
         }
     }
+    // Pairs with `activate_tables`.
     ROOT.store(tables.root().0, Ordering::Release);
     // The handle goes, the tables stay: nothing frees them but a gather's release.
     Ok(())
@@ -123,6 +124,7 @@ pub(crate) unsafe fn activate_tables() {
     // way of a root of which nothing has been walked. Both map this code.
     unsafe {
         core::arch::asm!("dsb ishst", options(nostack, preserves_flags));
+        // The root pairs with `build_tables`.
         write!("ttbr0_el2", ROOT.load(Ordering::Acquire));
         isb();
         core::arch::asm!("tlbi alle2", "dsb nsh", "isb", options(nostack, preserves_flags));

@@ -102,6 +102,7 @@ fn send(apic_id: u32, low: u32) {
     if X2APIC.load(Ordering::Relaxed) {
         // WRMSR to the x2APIC is not serialising: what was stored for the target to see is made
         // visible first (APM volume 2, section 16.11.2).
+        // It pairs with the interrupt: the target's handler finds it.
         core::sync::atomic::fence(Ordering::SeqCst);
         let value = u64::from(apic_id) << 32 | u64::from(low);
         // SAFETY: x2APIC mode is on; the ICR is one 64-bit register there.

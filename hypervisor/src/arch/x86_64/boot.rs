@@ -255,11 +255,13 @@ impl StartupPage {
     /// Offers the stack that ends at `stack_top`, below 4 GiB, to the CPU with this APIC id.
     pub(crate) fn offer(&self, apic_id: u32, stack_top: u64) {
         debug_assert!(stack_top >> 32 == 0, "blocks lie below 4 GiB");
+        // Pairs with the locked exchange of the code on the page.
         self.word().store(bringup::offer(apic_id, stack_top as u32), Ordering::Release);
     }
 
     /// Takes back what has not been taken; says whether there was anything.
     pub(crate) fn withdraw(&self) -> bool {
+        // Pairs with the locked exchange of the code on the page: one of them takes the offer.
         self.word().swap(0, Ordering::AcqRel) != 0
     }
 }

@@ -76,11 +76,13 @@ pub(crate) fn build_idt() {
         // SAFETY: only the boot CPU runs, and it loads the table afterwards.
         unsafe { IDT[vector] = Gate::interrupt(stub_address(vector), selector, ist) };
     }
+    // Pairs with `load`.
     IDT_READY.store(true, Ordering::Release);
 }
 
 /// Loads GDT, TSS and IDT of the calling CPU.
 pub(crate) fn load(cpu: &'static PerCpu) {
+    // Pairs with the store above, on the boot CPU.
     assert!(IDT_READY.load(Ordering::Acquire), "the IDT is built first");
     // SAFETY: the tables belong to this CPU, which loads them once; they live as long as it does.
     let tables = unsafe { &mut *cpu.arch.tables.get() };

@@ -60,6 +60,7 @@ pub(crate) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u6
             settle(tables.unmap(block + guard..block + guard + PAGE)?)?;
         }
     }
+    // Pairs with `activate_tables`.
     ROOT.store(tables.root().0, Ordering::Release);
     // The handle goes, the tables stay: nothing frees them but a gather's release.
     Ok(())
@@ -72,6 +73,7 @@ pub(crate) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u6
 /// [`build_tables`] is done; everything that the CPU uses is mapped by them.
 pub(crate) unsafe fn activate_tables() {
     let root = x86_64::structures::paging::PhysFrame::containing_address(x86_64::PhysAddr::new(
+        // Pairs with `build_tables`.
         ROOT.load(Ordering::Acquire),
     ));
     // SAFETY: the caller vouches for the tables. Writing CR3 drops every translation of the boot tables

@@ -57,11 +57,13 @@ impl Inbox {
     /// Posts an SGI; for each of [`Sgi::targets`]. The caller then changes the notify word.
     pub fn post_sgi(&self, sgi: Sgi, group: SgiGroup) {
         let shift = if group == SgiGroup::Group0 { GROUP0_SHIFT } else { ANY_SHIFT };
+        // Pairs with `take`.
         self.signals.fetch_or(1 << (shift + u32::from(sgi.intid())), Ordering::Release);
     }
 
     /// Makes private interrupts pending, one bit for each.
     pub fn post_private(&self, intids: u32) {
+        // Pairs with `take`.
         self.signals.fetch_or(u64::from(intids) << ANY_SHIFT, Ordering::Release);
     }
 
@@ -76,6 +78,7 @@ impl Inbox {
     /// that is stored is the last that was written.
     pub fn post_groups(&self, groups: Groups) {
         self.groups.store(groups.bits(), Ordering::Relaxed);
+        // Pairs with `take`: the groups are to be seen.
         self.signals.fetch_or(GROUPS, Ordering::Release);
     }
 
@@ -88,6 +91,7 @@ impl Inbox {
 
     /// Takes everything.
     pub(super) fn take(&self) -> Posted {
+        // Pairs with `post_spi` and `post_groups`: what they announce is to be seen.
         let signals = self.signals.swap(0, Ordering::Acquire);
         let spis = if signals & SPIS == 0 {
             Bits::EMPTY

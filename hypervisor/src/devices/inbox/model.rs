@@ -61,9 +61,7 @@ fn vector_is_found_by(
 /// A signal: INIT, start-up or NMI.
 fn signal_is_found(way: Way, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
     let mut lapic = lapic();
-    announced(Inbox::new(), way, take_word, post, move |inbox| {
-        take(inbox, &mut lapic) != Signals::default()
-    });
+    announced(Inbox::new(), way, take_word, post, move |inbox| take(inbox, &mut lapic) != Signals::default());
 }
 
 fn post_vector(inbox: &Inbox, announce: &mut dyn FnMut()) {

@@ -82,10 +82,12 @@ impl Power {
     /// # Errors
     /// It is on, or told so already. Nothing has changed then.
     pub fn turn_on(&self, start: Start) -> Result<(), CpuOnError> {
+        // Pairs with `turn_off`: the vCPU has read its last start.
         match self.state.compare_exchange(OFF, CLAIMED, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => {
                 self.entry.store(start.entry, Ordering::Relaxed);
                 self.context.store(start.context, Ordering::Relaxed);
+                // Pairs with `take_start`.
                 self.state.store(PENDING, Ordering::Release);
                 Ok(())
             }
@@ -98,6 +100,7 @@ impl Power {
     /// notify word, while the vCPU is off.
     #[must_use]
     pub fn take_start(&self) -> Option<Start> {
+        // Pairs with `turn_on`.
         self.state.compare_exchange(PENDING, ON, Ordering::Acquire, Ordering::Relaxed).ok()?;
         Some(Start {
             entry: self.entry.load(Ordering::Relaxed),
@@ -107,6 +110,7 @@ impl Power {
 
     /// The vCPU is off from now on. For its owner, while it is on: the last thing it does with it.
     pub fn turn_off(&self) {
+        // Pairs with `turn_on` and `affinity`.
         self.state.store(OFF, Ordering::Release);
     }
 
@@ -118,6 +122,7 @@ impl Power {
     /// Whether it is on.
     #[must_use]
     pub fn is_on(&self) -> bool {
+        // Pairs with `turn_off` and `turn_on`.
         self.state.load(Ordering::Acquire) == ON
     }
 
@@ -125,6 +130,7 @@ impl Power {
     #[must_use]
     pub fn affinity(&self) -> AffinityState {
         // Acquire: who sees a vCPU off sees what it wrote before.
+        // It pairs with `turn_off`.
         match self.state.load(Ordering::Acquire) {
             ON => AffinityState::On,
             OFF => AffinityState::Off,

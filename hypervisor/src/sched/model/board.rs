@@ -6,7 +6,7 @@ use std::vec::Vec;
 use coherence::{CpuId, Owner, Space, Target};
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::sched::notify::{self, Machine};
+use crate::sched::notify::{self, Reach};
 use crate::sched::{Block, CpuIndex, Line, Nudge, Policy, PutBack, Scheduler, Turn, VcpuIndex};
 
 /// What a guest does when it runs.
@@ -89,17 +89,17 @@ pub(super) trait Steps: Sized + 'static {
     const HERE_TOO_LONG: bool = false;
 
     /// A to D.
-    fn post(machine: &impl Machine, vcpu: &Vcpu, index: VcpuIndex) {
+    fn post(here: &impl Reach, vcpu: &Vcpu, index: VcpuIndex) {
         vcpu.inbox.fetch_add(1, Relaxed);
-        Self::notify(machine, index, &vcpu.target, Line::Work);
+        Self::notify(here, index, &vcpu.target, Line::Work);
     }
 
-    fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
-        notify::notify(machine, vcpu, target, line);
+    fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
+        notify::notify(here, vcpu, target, line);
     }
 
-    fn nudge(machine: &impl Machine, nudge: Nudge) {
-        notify::nudge(machine, nudge);
+    fn nudge(here: &impl Reach, nudge: Nudge) {
+        notify::nudge(here, nudge);
     }
 
     /// E and F, whether F is due or not: whether the vCPU has to make room.
@@ -127,7 +127,7 @@ impl Steps for Real {}
 /// Somebody who posts and runs no vCPU: a CPU that serves the host, in its interrupt handler.
 pub(super) struct Outside<'b>(pub(super) &'b Board);
 
-impl Machine for Outside<'_> {
+impl Reach for Outside<'_> {
     fn scheduler(&self) -> &Scheduler {
         &self.0.sched
     }
@@ -169,7 +169,7 @@ pub(super) struct Cpu<'b> {
     pub(super) replan: Cell<bool>,
 }
 
-impl Machine for Cpu<'_> {
+impl Reach for Cpu<'_> {
     fn scheduler(&self) -> &Scheduler {
         &self.board.sched
     }
@@ -253,8 +253,8 @@ impl<'b> Cpu<'b> {
         let mut owner = Some(vcpu.target.owner().expect("the vCPU runs on another CPU"));
         self.current.set(Some(index));
         loop {
-            let makes_room =
-                S::settle(self, owner.as_mut().unwrap(), vcpu) || !self.enter::<S>(owner.as_mut().unwrap(), vcpu)?;
+            let makes_room = S::settle(self, owner.as_mut().unwrap(), vcpu)
+                || !self.enter::<S>(owner.as_mut().unwrap(), vcpu)?;
             if makes_room {
                 drop(owner.take());
                 if !S::HERE_TOO_LONG {

@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
 use crate::model::explore;
-use crate::sched::notify::Machine;
+use crate::sched::notify::Reach;
 use crate::sched::{Block, Line, PutBack, Scheduler, VcpuIndex};
 
 /// A vCPU that somebody wakes while its CPU has others block with timers: that CPU never waits for longer than until the next of
@@ -176,7 +176,9 @@ fn one_that_is_not_promoted_is_late_and_not_lost() {
         let was_late = board.sched.homes[1].timer_line.load(Relaxed) != 0;
         Outside(&board).post::<Real>(1);
         assert_eq!(board.sched.homes[1].timer_line.load(Relaxed), 0, "it is still late ({was_late})");
-        let Block::Next(Some(turn)) = board.sched.block(0, 0, u64::MAX, || true) else { panic!("it is lost") };
+        let Block::Next(Some(turn)) = board.sched.block(0, 0, u64::MAX, || true) else {
+            panic!("it is lost")
+        };
         assert_eq!(turn.vcpu, 1);
     });
 }

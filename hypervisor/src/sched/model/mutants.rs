@@ -6,7 +6,7 @@ use loom::sync::atomic::Ordering::Relaxed;
 use super::board::{Cpu, Steps, Vcpu};
 use super::scenarios::{halting, halting_under_two, idling, nudging, two_cpus};
 use crate::model::explore;
-use crate::sched::notify::{self, Machine};
+use crate::sched::notify::{self, Reach};
 use crate::sched::{Line, Nudge, VcpuIndex};
 
 /// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there.
@@ -30,8 +30,8 @@ macro_rules! mutant {
 mutant! {
     /// B before A.
     AnnounceFirst fails event_posted_before_its_thing: halting::<AnnounceFirst>, "maximum number of branches", {
-        fn post(machine: &impl Machine, vcpu: &Vcpu, index: VcpuIndex) {
-            Self::notify(machine, index, &vcpu.target, Line::Work);
+        fn post(here: &impl Reach, vcpu: &Vcpu, index: VcpuIndex) {
+            Self::notify(here, index, &vcpu.target, Line::Work);
             vcpu.inbox.fetch_add(1, Relaxed);
         }
     }
@@ -72,9 +72,9 @@ mutant! {
 mutant! {
     /// C without a look at the word: everybody who posts wakes.
     WakeRegardless fails wake_without_a_look_at_the_word: two_cpus::<WakeRegardless>, "runs on another CPU", {
-        fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
+        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             let _ = target.post_event();
-            notify::nudge(machine, machine.scheduler().wake(vcpu, line));
+            notify::nudge(here, here.scheduler().wake(vcpu, line));
         }
     }
 }
@@ -82,9 +82,9 @@ mutant! {
 mutant! {
     /// The vCPU is not woken: B found it halted.
     WakeNever fails halted_and_not_woken: halting_under_two::<WakeNever>, "maximum number of branches", {
-        fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, _: Line) {
+        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, _: Line) {
             if let Notify::Kick(cpu) = target.post_event() {
-                machine.kick_guest(vcpu, cpu.0);
+                here.kick_guest(vcpu, cpu.0);
             }
         }
     }
@@ -93,9 +93,9 @@ mutant! {
 mutant! {
     /// J is left out.
     IdleForgotten fails idle_cpu_not_kicked: idling::<IdleForgotten>, "maximum number of branches", {
-        fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
+        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             if target.post_event() == Notify::Wake {
-                let _ = machine.scheduler().wake(vcpu, line);
+                let _ = here.scheduler().wake(vcpu, line);
             }
         }
     }
@@ -114,11 +114,11 @@ mutant! {
 mutant! {
     /// M is left out: the vCPU that runs is not told that another waits.
     RunningForgotten fails running_vcpu_not_told: nudging::<RunningForgotten>, "maximum number of branches", {
-        fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
+        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             if target.post_event() == Notify::Wake
-                && let Nudge::Idle(cpu) = machine.scheduler().wake(vcpu, line)
+                && let Nudge::Idle(cpu) = here.scheduler().wake(vcpu, line)
             {
-                machine.kick_idle(cpu);
+                here.kick_idle(cpu);
             }
         }
     }
@@ -127,10 +127,10 @@ mutant! {
 mutant! {
     /// M before I: the vCPU that runs is told before the other one is in the queue.
     TellFirst fails running_vcpu_told_too_early: nudging::<TellFirst>, "maximum number of branches", {
-        fn notify(machine: &impl Machine, vcpu: VcpuIndex, target: &Target, line: Line) {
-            notify::nudge(machine, Nudge::Running(0));
+        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
+            notify::nudge(here, Nudge::Running(0));
             if target.post_event() == Notify::Wake {
-                let _told_already = machine.scheduler().wake(vcpu, line);
+                let _told_already = here.scheduler().wake(vcpu, line);
             }
         }
     }

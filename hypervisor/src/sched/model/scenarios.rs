@@ -104,7 +104,7 @@ fn a_vcpu_that_halts_makes_room_as_well() {
 
 #[test]
 fn two_cpus_lose_nothing_between_them() {
-    explore(Some(2), two_cpus::<Real>);
+    explore(Some(1), two_cpus::<Real>);
 }
 
 #[test]

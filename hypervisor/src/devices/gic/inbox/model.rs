@@ -128,7 +128,8 @@ fn g6_notify_word_read_without_order() {
 fn g6_spis_taken_before_their_signal() {
     explore(None, || {
         let take = |inbox: &Inbox| {
-            let spis = Bits::from_words(core::array::from_fn(|word| inbox.spis[word].swap(0, Ordering::Relaxed)));
+            let spis =
+                Bits::from_words(core::array::from_fn(|word| inbox.spis[word].swap(0, Ordering::Relaxed)));
             let is_signalled = inbox.signals.swap(0, Ordering::Acquire) & SPIS != 0;
             Posted { spis: if is_signalled { spis } else { Bits::EMPTY }, ..Posted::default() }
         };
