@@ -13,9 +13,15 @@ pub(crate) const CPU: CpuId = CpuId(5);
 
 /// Runs `scenario` in every interleaving with at most `preemptions` involuntary switches.
 pub(crate) fn explore(preemptions: Option<usize>, scenario: impl Fn() + Sync + Send + 'static) {
+    let executions = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let count = executions.clone();
     let mut model = loom::model::Builder::new();
     model.preemption_bound = preemptions;
-    model.check(scenario);
+    model.check(move || {
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        scenario();
+    });
+    println!("{} executions", executions.load(std::sync::atomic::Ordering::Relaxed));
 }
 
 /// What the owner does when it has found nothing.

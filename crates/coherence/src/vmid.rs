@@ -97,6 +97,7 @@ impl VmidSlot {
     /// Call it **after** the tables were changed, and give its result to the TLBI. A read-modify-write, lest a CPU that is
     /// given a new VMID at the same moment walk the old tables.
     pub fn current(&self) -> Option<u16> {
+        // Pairs with U, in `present`.
         match vmid(self.word.fetch_or(0, Ordering::AcqRel)) {
             0 => None,
             vmid => Some(vmid),
@@ -169,6 +170,7 @@ impl Assignment<'_> {
     #[inline]
     pub fn executed(self) {
         if self.must_flush {
+            // Pairs with S, in `roll_over`.
             self.place.active.fetch_and(!OWES, Ordering::AcqRel);
         }
     }
@@ -234,6 +236,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
     #[inline]
     pub fn assign(&self, cpu: CpuId, slot: &VmidSlot) -> Assignment<'_> {
         let place = &self.used()[cpu.0 as usize];
+        // A pairs with U, in `present`; B pairs with S, in `roll_over`.
         let wanted = slot.word.load(Ordering::Acquire);
         let former = place.active.swap(wanted, Ordering::AcqRel);
         if former & FLAGS == 0 && generation(former) == generation(wanted) && wanted != 0 {
@@ -255,6 +258,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
     fn settle(&self, cpu: CpuId, former: u64, word: u64) -> Assignment<'_> {
         let place = &self.used()[cpu.0 as usize];
         let must_flush = former & OWES != 0 || generation(former) != generation(word);
+        // Pairs with S, in `roll_over`.
         place.active.swap(if must_flush { word | OWES } else { word }, Ordering::AcqRel);
         Assignment { vmid: vmid(word), must_flush, place }
     }
@@ -270,6 +274,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
             Some(kept) => kept,
             None => self.take(|| self.roll_over(cpu)),
         };
+        // U: pairs with A, in `assign`, and with `VmidSlot::current`.
         slot.word.swap(new, Ordering::AcqRel);
         new
     }
@@ -317,6 +322,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
                 place.reserved.store(0, Ordering::Relaxed);
                 continue;
             }
+            // S: pairs with B, in `assign`.
             let active = place.active.fetch_or(REVOKED, Ordering::AcqRel);
             if active & REVOKED == 0 {
                 // Of an earlier generation, it is that of a CPU between B and D: it does not run.
@@ -329,11 +335,13 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
 
     /// Others wait for the time of one rollover at most.
     fn locked<T>(&self, act: impl FnOnce() -> T) -> T {
+        // Pairs with the store below, of the holder before.
         let enter = || self.gate.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
         while enter().is_err() {
             spin_loop();
         }
         let result = act();
+        // Pairs with the exchange above, of the next holder.
         self.gate.store(0, Ordering::Release);
         result
     }

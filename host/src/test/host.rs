@@ -41,7 +41,7 @@ impl Step {
 }
 
 /// Everything that cargo checks. The bare-metal images are linted for their own target.
-pub(super) const STEPS: [Step; 14] = [
+pub(super) const STEPS: [Step; 15] = [
     step("format", "the sources are formatted", &["fmt", "--all", "--", "--check", "--color", "never"]),
     step(
         "unit-tests",
@@ -59,6 +59,13 @@ pub(super) const STEPS: [Step; 14] = [
         "model-tests-paging",
         "faults, changes and processors at one page table under loom",
         &["test", "--package", "quell-paging", "--lib"],
+    )
+    .under_loom(),
+    // Its unit tests use the same atomics outside of any model.
+    step(
+        "model-tests-hypervisor",
+        "inboxes, PSCI's power states, scheduler, announcements and CPUs that start, under loom",
+        &["test", "--release", "--package", "quell-hypervisor", "--lib", "model::"],
     )
     .under_loom(),
     step(

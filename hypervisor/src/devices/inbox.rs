@@ -10,6 +10,9 @@
 //! If C sees B, D sees A: nothing that was announced is missed. If C comes before B in that word's order,
 //! B finds the vCPU entered (and kicks it) or not entered (and its next entry takes the word again).
 //! A vector that D takes before its B costs one look that finds nothing.
+//!
+//! `post_fixed` sets the level flag before the vector, which releases it; the drain acquires it with the vector. `post_init` comes
+//! after the vectors of the same poster, and whoever takes INIT takes them away. The models beside this module run all of it under loom.
 
 use super::lapic::{Lapic, VectorSet};
 use super::message::{Logical, MessageKind, Trigger};

@@ -59,10 +59,11 @@ impl PerCpu {
 
     /// The data of CPU `index`, if there is such a CPU.
     pub(crate) fn get(index: u32) -> Option<&'static Self> {
-        // Pairs with `create`, as the next one: the blocks are initialised.
+        // Pairs with `create`: the blocks are initialised.
         if index >= COUNT.load(Ordering::Acquire) {
             return None;
         }
+        // Pairs with `create`.
         let block = BLOCKS.load(Ordering::Acquire) + u64::from(index) * BLOCK_SIZE;
         // SAFETY: as in `current`.
         Some(unsafe { &*data_of(block) })
@@ -109,7 +110,7 @@ pub(crate) unsafe fn create(base: u64, ids: &[u64]) {
             data.write(PerCpu::new(index as u32, id, CpuData::new()));
         }
     }
-    // Both pair with `get`: that pairs with the data written above.
+    // Both pair with `get`: the data is written above.
     BLOCKS.store(base, Ordering::Release);
     COUNT.store(ids.len() as u32, Ordering::Release);
 }

@@ -102,6 +102,7 @@ impl Place {
     fn with<R>(&self, act: impl FnOnce(&mut RunQueue) -> R) -> R {
         let mut queue = self.queue.lock();
         let result = act(&mut queue);
+        // Relaxed, but in the lock, so that the newest is stored last. See the table of hints in `notify`.
         self.load.store(queue.load(), Ordering::Relaxed);
         self.next_timer.store(queue.next_timer(), Ordering::Relaxed);
         result
@@ -266,6 +267,7 @@ impl Scheduler {
     /// in `line`.
     pub fn wake(&self, vcpu: VcpuIndex, line: Line) -> Nudge {
         let home = &self.homes[vcpu as usize];
+        // Relaxed: the notify word orders it, by which the caller knows that it may wake.
         let cpu = home.cpu.load(Ordering::Relaxed);
         let placed = self.place(cpu).with(|own| {
             own.remove_timer(vcpu);

@@ -329,10 +329,11 @@ impl<A: Arch> Machine<A> {
 
     /// Has the CPU that serves requests look at them, or no longer.
     pub fn set_requests_wait(&self, wait: bool) {
-        // Both pair with `attention`: that pairs with what was received before.
         if wait {
+            // Pairs with `attention`, as the other one: what was done before is to be seen.
             self.attention.fetch_or(attention::REQUESTS, Ordering::Release);
         } else {
+            // Pairs with `attention`.
             self.attention.fetch_and(!attention::REQUESTS, Ordering::Release);
         }
     }

@@ -10,7 +10,7 @@
 //! A before B before P, C before D before E. The notify word is the one by which a vCPU is kicked and made to look
 //! again. If C sees P, D sees B and E sees A: nothing that was announced is missed. If C comes before P in that word's
 //! order, P finds the vCPU entered (and kicks it) or not entered (and its next entry takes the word again). Something
-//! that D and E take before its P costs one look that finds nothing.
+//! that D and E take before its P costs one look that finds nothing. The models beside this module run it under loom.
 
 use super::{Bits, Groups, Sgi, SgiGroup};
 use crate::sync::{AtomicU8, AtomicU64, Ordering, const_fn, zeroed};

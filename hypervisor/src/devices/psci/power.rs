@@ -10,7 +10,7 @@
 //!
 //! B before C, E before F. A lets one caller in; the others find the vCPU on or pending. If E finds pending, F sees B
 //! of the caller that wrote it. Only the owner leaves `on`, by `turn_off` (Release), whose partner is A: the next
-//! start is written after the vCPU has read its last.
+//! start is written after the vCPU has read its last. The models beside this module run it under loom.
 
 use super::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, const_fn};
@@ -122,8 +122,8 @@ impl Power {
     /// Whether it is on.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        // Pairs with `turn_off` and `turn_on`.
-        self.state.load(Ordering::Acquire) == ON
+        // Relaxed: nothing else is read by it.
+        self.state.load(Ordering::Relaxed) == ON
     }
 
     /// For AFFINITY_INFO.

@@ -122,18 +122,31 @@ fn g6_notify_word_read_without_order() {
     explore(None, || is_found(Way::Enter, hint_alone, post_spi, Inbox::take, spi()));
 }
 
+/// An SPI behind something that was signalled before, so that the owner takes its signals in any case.
+fn spi_is_found_behind_another(take: fn(&Inbox) -> Bits) {
+    let inbox = Inbox::new();
+    inbox.post_private(1);
+    announced(inbox, Way::Enter, take_events, post_spi, move |inbox| {
+        !inbox.is_empty() && take(inbox) == Bits::one(SPI)
+    });
+}
+
+#[test]
+fn g6_an_spi_is_found_behind_another_signal() {
+    explore(None, || spi_is_found_behind_another(|inbox| inbox.take().spis));
+}
+
 /// E before D: what is posted between the two is dropped with its signal.
 #[test]
 #[should_panic(expected = "announced and not found")]
 fn g6_spis_taken_before_their_signal() {
     explore(None, || {
-        let take = |inbox: &Inbox| {
+        spi_is_found_behind_another(|inbox| {
             let spis =
                 Bits::from_words(core::array::from_fn(|word| inbox.spis[word].swap(0, Ordering::Relaxed)));
             let is_signalled = inbox.signals.swap(0, Ordering::Acquire) & SPIS != 0;
-            Posted { spis: if is_signalled { spis } else { Bits::EMPTY }, ..Posted::default() }
-        };
-        is_found(Way::Enter, take_events, post_spi, take, spi());
+            if is_signalled { spis } else { Bits::EMPTY }
+        });
     });
 }
 
