@@ -10,6 +10,7 @@
 //! | `end` | how a run ends before its time |
 //! | `files` | what the boot module holds |
 //! | `machine` | the virtual machine: everything shared by its vCPUs |
+//! | `made` | for tests: a board that is made up |
 //! | `memory` | tables of nested paging |
 //! | `percpu` | the data of each CPU |
 //! | `run` | the loop that each CPU runs for ever |
@@ -25,11 +26,15 @@ pub mod control;
 pub mod end;
 pub mod files;
 pub mod machine;
+#[cfg(test)]
+pub(crate) mod made;
 pub mod memory;
 pub mod percpu;
 pub mod run;
 mod slot_memory;
 pub mod space;
+#[cfg(test)]
+mod tests;
 
 pub use context::{Context, Next};
 pub use files::{CreateError, Files};

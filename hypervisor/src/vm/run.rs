@@ -153,7 +153,7 @@ fn own<A: Arch>(vcpu: &Vcpu<A>) -> ManuallyDrop<Owner<'_>> {
 
 impl<'a, A: Arch> Context<'a, A> {
     /// Begins with the vCPU whose turn it is.
-    fn new(
+    pub(super) fn new(
         vm: &'static Machine<A>,
         cpu: &'static PerCpu<A>,
         turn: &Turn,

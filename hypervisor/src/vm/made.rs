@@ -1,0 +1,598 @@
+//! A board that is made up, for tests on the host: CPUs, a clock, interrupts, the control channel, memory.
+//!
+//! Each CPU is a thread, and one of them runs at a time: they hand the turn on where the core asks the board for something
+//! that may take time (waiting for an interrupt, taking interrupts, running a guest), to the CPU that a generator of
+//! random numbers names. So a run is a function of its seed. The clock goes on by one with each look at it, and when all
+//! CPUs wait it jumps to the next timer. If there is none the run is over: nobody would ever do anything again.
+//!
+//! A test that handles one exit needs no run: [`Made::create`] makes the calling thread CPU 0, and
+//! [`Made::with_vcpu`] gives it a vCPU.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use alloc::alloc::{Layout, alloc_zeroed};
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use hostlink::config::Config;
+use hostlink::ctl::NEXT;
+use hostlink::exit::ExitCode;
+
+use super::arch::Arch;
+use super::context::Context;
+use super::files::{CreateError, Files};
+use super::machine::{self, Machine};
+use super::percpu::PerCpu;
+use super::run;
+use crate::free_memory::FreeMemory;
+use crate::sched::Turn;
+
+/// Ticks per second: one for each nanosecond.
+pub(crate) const HZ: u64 = 1_000_000_000;
+/// Turns of CPUs after which a run is over: nothing that a test does takes so many.
+const TURNS_MAX: u64 = 2_000_000;
+
+/// How a run has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// By the hypervisor's own doing.
+    Exit(ExitCode),
+    /// All CPUs wait, no timer is set, and nothing more comes from outside.
+    Quiet,
+    /// It goes on for ever.
+    Endless,
+    /// A CPU has panicked.
+    Panic,
+}
+
+/// The thread of a CPU ends.
+struct Over;
+
+/// What comes to a CPU from outside.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lines {
+    kick: bool,
+    control: bool,
+    serial: bool,
+    /// When its timer goes off.
+    timer: u64,
+    /// It waits for one of these.
+    waits: bool,
+}
+
+/// Whose turn it is, and what is under way.
+struct Turns {
+    running: u32,
+    lines: Vec<Lines>,
+    random: u64,
+    left: u64,
+    /// CPUs are threads now.
+    is_live: bool,
+    end: Option<End>,
+    /// Bytes for the control channel, and when they come.
+    asked: VecDeque<(u64, Vec<u8>)>,
+    /// What the asker has sent and nobody has read.
+    to_hypervisor: VecDeque<u8>,
+    /// What was answered: whole lines, and the one that is not whole.
+    answers: Vec<String>,
+    line: String,
+}
+
+impl Turns {
+    fn next_random(&mut self) -> u64 {
+        // xorshift64*: Vigna 2016.
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn is_due(&self, cpu: u32, now: u64) -> bool {
+        let Lines { kick, control, serial, timer, .. } = self.lines[cpu as usize];
+        kick || control || serial || timer <= now
+    }
+
+    /// What comes from outside by now.
+    fn deliver(&mut self, now: u64) {
+        while self.asked.front().is_some_and(|&(when, _)| when <= now) {
+            let (_, bytes) = self.asked.pop_front().expect("there is one");
+            self.to_hypervisor.extend(bytes);
+            self.lines[0].control = true;
+        }
+    }
+}
+
+/// The board.
+pub(crate) struct Made<A: Arch> {
+    cpus: Vec<PerCpu<A>>,
+    machine: OnceLock<Machine<A>>,
+    clock: AtomicU64,
+    turns: Mutex<Turns>,
+    /// One for each CPU.
+    turned: Vec<Condvar>,
+    /// Kicks that were sent.
+    kicks: AtomicU64,
+    /// For each CPU the turns of vCPUs that began since it last took interrupts; and the most there ever were.
+    turns_since: Vec<AtomicU32>,
+    turns_most: AtomicU32,
+    /// What the real console has received.
+    console: Mutex<VecDeque<u8>>,
+}
+
+thread_local! {
+    /// The board and the CPU that the calling thread stands for.
+    static HERE: Cell<Option<(&'static (dyn Any + Sync), u32)>> = const { Cell::new(None) };
+}
+
+/// The board of the calling thread, and its CPU.
+fn here<A: Arch>() -> (&'static Made<A>, u32) {
+    let (board, cpu) = HERE.get().expect("a test begins with `Made::create`");
+    let board = (board as &dyn Any).downcast_ref().expect("a test is about one architecture");
+    (board, cpu)
+}
+
+/// Memory of the host's that is a machine's physical memory: that of the calling thread's last machine if it is as large. Nobody
+/// uses that machine any more, and what it has left there is for this one to clear.
+fn memory(bytes: u64) -> Range<u64> {
+    thread_local! {
+        static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    }
+    let (last, size) = LAST.get();
+    if size == bytes {
+        return last..last + bytes;
+    }
+    let layout = Layout::from_size_align(bytes as usize, 2 << 20).expect("a size");
+    // SAFETY: the size is not 0.
+    let start = unsafe { alloc_zeroed(layout) }.expose_provenance() as u64;
+    assert_ne!(start, 0, "no memory for a test");
+    LAST.set((start, bytes));
+    start..start + bytes
+}
+
+impl<A: Arch> Made<A> {
+    /// A machine for this configuration on a board with these CPUs and `bytes` of memory; the calling thread is CPU 0.
+    pub(crate) fn create(
+        cpus: impl IntoIterator<Item = A::CpuData>,
+        bytes: u64,
+        config: &'static str,
+    ) -> Result<&'static Self, CreateError> {
+        let files = Files {
+            kernel: &[],
+            initrd: None,
+            symbols: None,
+            config: Config::parse(config).map_err(CreateError::Config)?,
+        };
+        Self::create_from(cpus, bytes, files)
+    }
+
+    /// The same with these files.
+    pub(crate) fn create_from(
+        cpus: impl IntoIterator<Item = A::CpuData>,
+        bytes: u64,
+        files: Files,
+    ) -> Result<&'static Self, CreateError> {
+        let cpus: Vec<_> =
+            (0..).zip(cpus).map(|(index, data)| PerCpu::new(index, index.into(), data)).collect();
+        let lines = Lines { timer: u64::MAX, ..Lines::default() };
+        let board: &'static Self = Box::leak(Box::new(Self {
+            machine: OnceLock::new(),
+            clock: AtomicU64::new(1000),
+            turns: Mutex::new(Turns {
+                running: 0,
+                lines: alloc::vec![lines; cpus.len()],
+                random: 1,
+                left: TURNS_MAX,
+                is_live: false,
+                end: None,
+                asked: VecDeque::new(),
+                to_hypervisor: VecDeque::new(),
+                answers: Vec::new(),
+                line: String::new(),
+            }),
+            turned: cpus.iter().map(|_| Condvar::new()).collect(),
+            kicks: AtomicU64::new(0),
+            turns_since: cpus.iter().map(|_| AtomicU32::new(0)).collect(),
+            turns_most: AtomicU32::new(0),
+            console: Mutex::new(VecDeque::new()),
+            cpus,
+        }));
+        for cpu in &board.cpus {
+            assert!(cpu.presence.come_online());
+        }
+        HERE.set(Some((board, 0)));
+        let mut free = FreeMemory::default();
+        free.add(memory(bytes));
+        let machine = machine::create(files, &mut free, Some(1_700_000_000))?;
+        assert!(board.machine.set(machine).is_ok());
+        Ok(board)
+    }
+
+    /// The machine.
+    pub(crate) fn machine(&'static self) -> &'static Machine<A> {
+        self.machine.get().expect("it is made with the board")
+    }
+
+    /// Kicks that were sent so far.
+    pub(crate) fn kicks(&self) -> u64 {
+        self.kicks.load(Ordering::Relaxed)
+    }
+
+    /// Most turns of vCPUs that a CPU began without taking interrupts in between.
+    pub(crate) fn turns_without_interrupts(&self) -> u32 {
+        self.turns_most.load(Ordering::Relaxed)
+    }
+
+    /// The time.
+    pub(crate) fn time(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Lets time pass.
+    pub(crate) fn advance(&self, ticks: u64) {
+        self.clock.fetch_add(ticks, Ordering::Relaxed);
+    }
+
+    /// Sends a line over the control channel when it is `when`, at the earliest. Lines come in the order of their times.
+    pub(crate) fn ask(&self, when: u64, line: &str) {
+        let mut turns = self.lock();
+        assert!(turns.asked.back().is_none_or(|&(last, _)| last <= when));
+        turns.asked.push_back((when, [line.as_bytes(), b"\n"].concat()));
+    }
+
+    /// The lines that came back.
+    pub(crate) fn answers(&self) -> Vec<String> {
+        self.lock().answers.clone()
+    }
+
+    /// The real console receives these bytes.
+    pub(crate) fn type_in(&self, bytes: &[u8]) {
+        self.console.lock().expect("no test panics with it").extend(bytes);
+        self.lock().lines[0].serial = true;
+    }
+
+    /// Runs the machine until there is nothing more to do, with the turns of its CPUs in an order that follows from `seed`.
+    pub(crate) fn run(&'static self, seed: u64) -> End {
+        {
+            let mut turns = self.lock();
+            turns.random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            turns.is_live = true;
+            turns.running = 0;
+        }
+        let cpu_thread = |cpu: u32| {
+            HERE.set(Some((self, cpu)));
+            let over = catch_unwind(AssertUnwindSafe(|| -> () {
+                self.wait_for_turn(self.lock(), cpu);
+                if cpu == 0 {
+                    run::start(self.machine());
+                    run::cpu_loop(self.machine())
+                }
+                run::cpu_loop(run::wait_for_start::<A>())
+            }));
+            if over.is_err_and(|why| !why.is::<Over>()) {
+                self.finish(self.lock(), End::Panic);
+            }
+        };
+        std::thread::scope(|scope| {
+            for cpu in 0..self.cpus.len() as u32 {
+                scope.spawn(move || cpu_thread(cpu));
+            }
+        });
+        let mut turns = self.lock();
+        turns.is_live = false;
+        turns.end.take().expect("threads end when the run does")
+    }
+
+    /// Gives a vCPU that nobody runs to CPU 0, which is the calling thread.
+    pub(crate) fn with_vcpu<R>(&'static self, vcpu: u32, act: impl FnOnce(&mut Context<'_, A>) -> R) -> R {
+        let cpu = &self.cpus[0];
+        let mut workspace = A::new_workspace(cpu);
+        let turn = Turn { vcpu, migrated: false };
+        let mut context = Context::new(self.machine(), cpu, &turn, &mut workspace);
+        let result = act(&mut context);
+        A::save_state(&mut context);
+        // SAFETY: the context goes away.
+        unsafe { core::mem::ManuallyDrop::drop(&mut context.owner) };
+        result
+    }
+
+    /// Whether `act` ends the run, and how.
+    pub(crate) fn end_of(&self, act: impl FnOnce()) -> Option<End> {
+        let over = catch_unwind(AssertUnwindSafe(act)).err()?;
+        if !over.is::<Over>() {
+            resume_unwind(over);
+        }
+        self.lock().end.take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Turns> {
+        // A thread that panics has told all that there is to tell.
+        self.turns.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn finish(&self, mut turns: MutexGuard<'_, Turns>, end: End) {
+        turns.end.get_or_insert(end);
+        self.turned.iter().for_each(Condvar::notify_one);
+    }
+
+    /// The run is over for the calling CPU.
+    fn stop(&self, turns: MutexGuard<'_, Turns>, end: End) -> ! {
+        self.finish(turns, end);
+        resume_unwind(Box::new(Over))
+    }
+
+    /// Goes on when it is this CPU's turn.
+    fn wait_for_turn(&self, mut turns: MutexGuard<'_, Turns>, cpu: u32) {
+        loop {
+            if turns.end.is_some() {
+                drop(turns);
+                resume_unwind(Box::new(Over));
+            }
+            if turns.running == cpu {
+                return;
+            }
+            turns = self.turned[cpu as usize].wait(turns).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    /// Hands the turn on.
+    pub(crate) fn pass(&self, cpu: u32, waits: bool) {
+        let mut turns = self.lock();
+        if !turns.is_live {
+            return;
+        }
+        turns.left -= 1;
+        if turns.left == 0 {
+            self.stop(turns, End::Endless);
+        }
+        turns.lines[cpu as usize].waits = waits;
+        loop {
+            let now = self.time();
+            turns.deliver(now);
+            let ready = |&cpu: &u32| !turns.lines[cpu as usize].waits || turns.is_due(cpu, now);
+            let ready: Vec<u32> = (0..self.cpus.len() as u32).filter(ready).collect();
+            if !ready.is_empty() {
+                let choice = turns.next_random() >> 32;
+                turns.running = ready[choice as usize % ready.len()];
+                break;
+            }
+            let timers = turns.lines.iter().map(|lines| lines.timer);
+            let next = timers.chain(turns.asked.front().map(|&(when, _)| when)).min().unwrap_or(u64::MAX);
+            if next == u64::MAX {
+                self.stop(turns, End::Quiet);
+            }
+            self.clock.store(next, Ordering::Relaxed);
+        }
+        if turns.running != cpu {
+            self.turned[turns.running as usize].notify_one();
+            self.wait_for_turn(turns, cpu);
+        }
+    }
+
+    /// Whether an interrupt pends on a CPU.
+    pub(crate) fn is_interrupted(&self, cpu: u32) -> bool {
+        let mut turns = self.lock();
+        let now = self.time();
+        turns.deliver(now);
+        turns.is_due(cpu, now)
+    }
+}
+
+/// What the traits of the core ask the board of the calling thread for. See [`made_board`].
+pub(crate) mod offer {
+    use super::*;
+
+    pub(crate) fn now<A: Arch>() -> u64 {
+        here::<A>().0.clock.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn this_cpu<A: Arch>() -> &'static PerCpu<A> {
+        let (board, cpu) = here::<A>();
+        &board.cpus[cpu as usize]
+    }
+
+    pub(crate) fn cpu<A: Arch>(index: u32) -> Option<&'static PerCpu<A>> {
+        here::<A>().0.cpus.get(index as usize)
+    }
+
+    pub(crate) fn machine<A: Arch>() -> Option<&'static Machine<A>> {
+        here::<A>().0.machine.get()
+    }
+
+    /// Hands the turn on: for whatever may take time.
+    pub(crate) fn pass<A: Arch>() {
+        let (board, cpu) = here::<A>();
+        board.pass(cpu, false);
+    }
+
+    /// Whether an interrupt pends on the calling CPU.
+    pub(crate) fn is_interrupted<A: Arch>() -> bool {
+        let (board, cpu) = here::<A>();
+        board.is_interrupted(cpu)
+    }
+
+    pub(crate) fn take_interrupts<A: Arch>() {
+        pass::<A>();
+        take_what_pends::<A>();
+    }
+
+    /// The turn of a vCPU begins on the calling CPU.
+    pub(crate) fn begin_turn<A: Arch>() {
+        let (board, cpu) = here::<A>();
+        let turns = board.turns_since[cpu as usize].fetch_add(1, Ordering::Relaxed) + 1;
+        board.turns_most.fetch_max(turns, Ordering::Relaxed);
+    }
+
+    /// Takes the interrupts that pend, right after an exit: no other CPU gets its turn before.
+    pub(crate) fn take_what_pends<A: Arch>() {
+        let (board, cpu) = here::<A>();
+        board.turns_since[cpu as usize].store(0, Ordering::Relaxed);
+        loop {
+            let mut turns = board.lock();
+            let now = board.time();
+            turns.deliver(now);
+            let lines = &mut turns.lines[cpu as usize];
+            if core::mem::take(&mut lines.kick) {
+                continue;
+            }
+            if lines.timer <= now {
+                lines.timer = u64::MAX;
+                drop(turns);
+                board.cpus[cpu as usize].timer_armed.set(u64::MAX);
+                run::request_attention::<A>();
+                continue;
+            }
+            if core::mem::take(&mut lines.control) {
+                drop(turns);
+                run::on_control_interrupt::<A>();
+                continue;
+            }
+            if core::mem::take(&mut lines.serial) {
+                drop(turns);
+                run::on_serial_interrupt::<A>();
+                continue;
+            }
+            return;
+        }
+    }
+
+    pub(crate) fn wait_for_interrupt<A: Arch>() {
+        let (board, cpu) = here::<A>();
+        board.pass(cpu, true);
+        take_what_pends::<A>();
+    }
+
+    pub(crate) fn kick<A: Arch>(cpu: &PerCpu<A>) {
+        let board = here::<A>().0;
+        board.kicks.fetch_add(1, Ordering::Relaxed);
+        board.lock().lines[cpu.index as usize].kick = true;
+    }
+
+    pub(crate) fn set_timer<A: Arch>(cpu: &PerCpu<A>, deadline: u64, now: u64) {
+        let armed = cpu.timer_armed.get();
+        if armed <= deadline && armed > now {
+            return;
+        }
+        cpu.timer_armed.set(deadline);
+        here::<A>().0.lock().lines[cpu.index as usize].timer = deadline;
+    }
+
+    pub(crate) fn exit<A: Arch>(code: ExitCode) -> ! {
+        let board = here::<A>().0;
+        board.stop(board.lock(), End::Exit(code))
+    }
+
+    pub(crate) fn receive_control<A: Arch>() -> Option<u8> {
+        here::<A>().0.lock().to_hypervisor.pop_front()
+    }
+
+    /// The asker asks for more when a record has come.
+    pub(crate) fn send_control<A: Arch>(byte: u8) {
+        let mut turns = here::<A>().0.lock();
+        if byte != b'\n' {
+            return turns.line.push(byte.into());
+        }
+        let line = core::mem::take(&mut turns.line);
+        if line.contains(" : ") {
+            turns.to_hypervisor.push_back(NEXT);
+            turns.lines[0].control = true;
+        }
+        turns.answers.push(line);
+    }
+
+    /// Next byte that the real console has received.
+    pub(crate) fn receive_console<A: Arch>() -> Option<u8> {
+        here::<A>().0.console.lock().expect("no test panics with it").pop_front()
+    }
+
+    /// Zeroes memory.
+    ///
+    /// # Safety
+    ///
+    /// It is memory of the board's, and nobody else uses it.
+    pub(crate) unsafe fn zero(start: u64, size: u64) {
+        // SAFETY: the caller vouches for the range.
+        unsafe { core::ptr::write_bytes(start as *mut u8, 0, size as usize) };
+    }
+}
+
+/// Implements the traits of the machine below for an architecture that runs on this board, with this data for each CPU. What
+/// else the architecture says of caches may follow.
+macro_rules! made_board {
+    ($arch:ty, $data:ty $(, $item:item)*) => {
+        impl $crate::vm::arch::Clock for $arch {
+            fn now() -> u64 {
+                $crate::vm::made::offer::now::<Self>()
+            }
+
+            fn hz() -> u64 {
+                $crate::vm::made::HZ
+            }
+        }
+
+        impl $crate::vm::arch::Cpus for $arch {
+            type CpuData = $data;
+
+            fn this_cpu() -> &'static $crate::vm::PerCpu<Self> {
+                $crate::vm::made::offer::this_cpu()
+            }
+
+            fn cpu(index: u32) -> Option<&'static $crate::vm::PerCpu<Self>> {
+                $crate::vm::made::offer::cpu(index)
+            }
+
+            fn take_interrupts() {
+                $crate::vm::made::offer::take_interrupts::<Self>();
+            }
+
+            fn wait_for_interrupt() {
+                $crate::vm::made::offer::wait_for_interrupt::<Self>();
+            }
+
+            fn kick(cpu: &$crate::vm::PerCpu<Self>) {
+                $crate::vm::made::offer::kick(cpu);
+            }
+
+            fn set_timer(cpu: &$crate::vm::PerCpu<Self>, deadline: u64, now: u64) {
+                $crate::vm::made::offer::set_timer(cpu, deadline, now);
+            }
+
+            fn stop() -> ! {
+                unreachable!("no CPU of the board is given up")
+            }
+        }
+
+        impl $crate::vm::arch::Board for $arch {
+            $($item)*
+
+            unsafe fn zero(start: u64, size: u64) {
+                // SAFETY: the caller vouches for the range.
+                unsafe { $crate::vm::made::offer::zero(start, size) };
+            }
+
+            fn receive_control() -> Option<u8> {
+                $crate::vm::made::offer::receive_control::<Self>()
+            }
+
+            fn send_control(byte: u8) {
+                $crate::vm::made::offer::send_control::<Self>(byte);
+            }
+
+            fn exit(code: hostlink::exit::ExitCode) -> ! {
+                $crate::vm::made::offer::exit::<Self>(code)
+            }
+        }
+    };
+}
+pub(crate) use made_board;
+
+/// Lets time pass on the board of the calling thread.
+pub(crate) fn advance<A: Arch>(ticks: u64) {
+    here::<A>().0.advance(ticks);
+}

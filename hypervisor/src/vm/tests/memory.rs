@@ -1,0 +1,128 @@
+//! Changes of guest memory while vCPUs use it.
+
+use core::sync::atomic::Ordering;
+
+use super::Op::*;
+use super::processor::{DEVICE, counted, create};
+use super::*;
+use crate::vm::made::{End, Made as Board};
+use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
+
+const OFF: End = End::Exit(ExitCode::GuestPowerOff);
+/// Where memory is added.
+const ADDED: u64 = 1 << 30;
+const SIZE: u64 = 2 << 20;
+
+fn board(cpus: usize, config: &'static str, programs: &[&[Op]]) -> &'static Board<super::processor::Made> {
+    create(cpus, 64 << 20, config, programs).unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// All vCPUs use memory that comes and goes: whatever was in a TLB is gone before anybody else gets the memory, which is
+/// what an access by an entry of the TLB checks.
+#[test]
+fn memory_that_is_given_back_is_in_no_tlb() {
+    let touch = |vcpu: u64| {
+        [
+            Try(ADDED + vcpu * 0x1000),
+            StoreTry(ADDED + 0x10_0000 + vcpu * 8),
+            Sleep(40_000 + 7000 * vcpu),
+            Work(10_000),
+        ]
+    };
+    let starts = [Start(1), Start(2), Start(3)];
+    let mut programs: Vec<Vec<Op>> =
+        (0..4).map(|vcpu| [&touch(vcpu)[..], &[Back(0, 700), Done]].concat()).collect();
+    programs[0] = [&starts[..], &touch(0), &[Back(3, 700), Done]].concat();
+    let programs: Vec<&[Op]> = programs.iter().map(Vec::as_slice).collect();
+    for (cpus, config) in [
+        (1, "vcpus=4\nmemory=4194304"),
+        (3, "vcpus=4\nmemory=4194304"),
+        (3, "vcpus=4\nmemory=4194304\nboot_cpu=serve\nparanoid=on"),
+        (2, "vcpus=4\nmemory=4194304\nzap=everything\nparanoid=on"),
+        (2, "vcpus=4\nmemory=4194304\nnested_page=4K\nparanoid=on"),
+    ] {
+        for seed in 0..4 {
+            let board = board(cpus, config, &programs);
+            for round in 0..4 {
+                let time = 2000 + round * 8_000_000;
+                board.ask(time, &format!("{} add {ADDED:#x} {SIZE:#x} rw", 2 * round + 1));
+                board.ask(time + 4_000_000, &format!("{} delete 2", 2 * round + 2));
+            }
+            assert_eq!(board.run(seed), OFF, "{config:?}, seed {seed}");
+            let answers = board.answers();
+            for number in 1..=8 {
+                assert!(answers.contains(&format!("{number} ok")), "{config:?}, seed {seed}: {answers:#?}");
+            }
+            assert!(counted(board, Counter::FlushTaken) > 0);
+            assert_eq!(
+                board.machine().guest.cleaned.load(Ordering::Relaxed),
+                2 * 4 * SIZE,
+                "each time it was cleared, and given back"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_flush_that_a_cpu_does_not_do_its_part_of_ends_the_guest() {
+    let programs: &[&[Op]] = &[&[Start(1), Sleep(1000), Sleep(90_000_000)], &[Try(ADDED), SpinFor(9)]];
+    let board = board(2, "vcpus=2\nmemory=4194304\nboot_cpu=serve", programs);
+    board.machine().guest.stalls.store(true, Ordering::Relaxed);
+    board.ask(2000, &format!("1 add {ADDED:#x} {SIZE:#x} rw"));
+    board.ask(4_000_000, "2 delete 2");
+    // The second vCPU is in guest mode, and is not waited for.
+    assert_eq!(board.run(5), End::Exit(ExitCode::GuestStalled));
+    assert_eq!(
+        board.machine().guest.cleaned.load(Ordering::Relaxed),
+        SIZE,
+        "it was cleared, and not given back"
+    );
+}
+
+#[test]
+fn where_there_is_no_memory_is_remembered_until_the_slots_change() {
+    let program: &[Op] = &[
+        Try(ADDED),
+        Try(ADDED),
+        Try(ADDED),
+        Try(DEVICE),
+        Sleep(5_000_000),
+        StoreTry(ADDED),
+        Load(ADDED, 1),
+        Done,
+    ];
+    let board = board(1, "vcpus=1\nmemory=4194304", &[program]);
+    board.ask(1_000_000, &format!("1 add {ADDED:#x} {SIZE:#x} rw"));
+    assert_eq!(board.run(1), OFF);
+    assert_eq!(counted(board, Counter::MmioCached), 2);
+    assert_eq!(counted(board, Counter::MmioSearched) + counted(board, Counter::MmioMarked), 2);
+}
+
+#[test]
+fn memory_that_is_added_is_zero_whatever_was_there_before() {
+    let program: &[Op] = &[
+        Sleep(2_000_000),
+        Load(ADDED, 0),
+        Load(ADDED + SIZE - 8, 0),
+        Store(ADDED, 3),
+        Store(ADDED + SIZE - 8, 4),
+        Sleep(10_000_000),
+        Load(ADDED, 0),
+        Load(ADDED + SIZE - 8, 0),
+        Done,
+    ];
+    let board = board(1, "vcpus=1\nmemory=4194304", &[program]);
+    board.ask(2000, &format!("1 add {ADDED:#x} {SIZE:#x} rw"));
+    board.ask(4_000_000, "2 delete 2");
+    board.ask(6_000_000, &format!("3 add {ADDED:#x} {SIZE:#x} rw"));
+    assert_eq!(board.run(1), OFF);
+}
+
+#[test]
+fn stores_to_memory_that_is_read_only_are_dropped() {
+    let program: &[Op] = &[Sleep(2_000_000), Load(ADDED, 0), StoreTry(ADDED), Load(ADDED, 0), Done];
+    let board = board(1, "vcpus=1\nmemory=4194304", &[program]);
+    board.ask(2000, &format!("1 add {ADDED:#x} {SIZE:#x} ro"));
+    assert_eq!(board.run(1), OFF);
+}

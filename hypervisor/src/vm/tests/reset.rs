@@ -1,0 +1,89 @@
+//! The guest starts again.
+
+use core::sync::atomic::Ordering;
+
+use super::Op::*;
+use super::processor::{counted, create};
+use super::*;
+use crate::vm::made::End;
+use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
+
+const OFF: End = End::Exit(ExitCode::GuestPowerOff);
+
+/// Runs programs of which the first resets the machine three times.
+fn resets_of(seed: u64, cpus: usize, first: &[Op], others: &[&[Op]]) {
+    let programs: Vec<&[Op]> = core::iter::once(first).chain(others.iter().copied()).collect();
+    let config: &'static str = String::leak(format!("vcpus={}\nmemory=4194304", programs.len()));
+    let board = run_to(OFF, cpus, config, seed, &programs);
+    assert_eq!(board.machine().guest.resets.load(Ordering::Relaxed), 3, "seed {seed}");
+    assert_eq!(counted(board, Counter::Resets), 3);
+}
+
+#[test]
+fn a_reset_stops_all_vcpus_and_starts_the_boot_vcpu_alone() {
+    // Who waits, who works, who spins, who is off: all of them stop. Memory is zero again after each.
+    let first: &[Op] = &[
+        Load(0x2000, 0),
+        Start(1),
+        Start(2),
+        Start(3),
+        Store(0x2000, 5),
+        Work(100_000),
+        ResetBelow(3),
+        Done,
+    ];
+    let others: &[&[Op]] = &[
+        &[Load(0x3000, 0), Store(0x3000, 1), WaitFor(9), Done],
+        &[Work(50_000_000), Done],
+        &[Load(0x4000, 0), Store(0x4000, 1), SpinFor(9), Done],
+        &[Done],
+    ];
+    // In the end the others are not done: the first switches off.
+    let first: Vec<Op> = first.iter().copied().map(|op| if op == Done { PowerOff } else { op }).collect();
+    for cpus in 1..=3 {
+        for seed in 0..25 {
+            resets_of(seed, cpus, &first, others);
+        }
+    }
+}
+
+#[test]
+fn of_several_that_reset_one_counts() {
+    let program: &[Op] = &[Work(10_000), ResetBelow(3), PowerOff];
+    let first: &[Op] = &[Start(1), Start(2), Work(10_000), ResetBelow(3), PowerOff];
+    for seed in 0..40 {
+        let board = run_to(OFF, 3, "vcpus=3\nmemory=4194304", seed, &[first, program, program]);
+        assert_eq!(board.machine().guest.resets.load(Ordering::Relaxed), 3, "seed {seed}");
+    }
+}
+
+#[test]
+fn requests_are_served_while_the_guest_is_loaded_again() {
+    let first: &[Op] = &[Work(100_000), ResetBelow(2), PowerOff];
+    for seed in 0..10 {
+        let config = "vcpus=1\nmemory=16777216";
+        let board = create(1, 64 << 20, config, &[first]).unwrap_or_else(|why| panic!("{why}"));
+        // All the time: some of them come in a reset.
+        for number in 0..200 {
+            board.ask(1000 + number * 10_000, &format!("{number} vms"));
+        }
+        assert_eq!(board.run(seed), OFF);
+        assert!(counted(board, Counter::ResetRequests) > 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn what_was_posted_before_a_reset_is_void() {
+    // Before the reset the second is sent an interrupt that it does not take. After it nobody sends, so that it waits for
+    // ever, and with it the machine: had it got the former one, it would switch off.
+    let first: &[Op] = &[SkipAfterReset, Send(1), Start(1), Work(200_000), ResetBelow(1), WaitFor(5)];
+    let second: &[Op] = &[Sleep(100_000), WaitFor(0), PowerOff];
+    let sent: &[Op] = &[SkipAfterReset, Send(1), Start(1), WaitFor(5)];
+    for seed in 0..20 {
+        let config = "vcpus=2\nmemory=4194304";
+        let before: &[Op] = &[Sleep(90_000_000), WaitFor(0), PowerOff];
+        run_to(End::Quiet, 2, config, seed, &[first, before]);
+        run_to(OFF, 2, config, seed, &[sent, second]);
+    }
+}

@@ -1,0 +1,169 @@
+//! The run loop: turns, wake-ups, timers, kicks.
+
+use super::Op::*;
+use super::processor::counted;
+use super::*;
+use crate::sched::TURNS_MAX;
+use crate::vm::made::End;
+use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
+
+const OFF: End = End::Exit(ExitCode::GuestPowerOff);
+
+/// Pairs that send each other interrupts in turn: each waits in HLT for the other's. One that is lost ends the run with
+/// everybody waiting.
+fn ping_pong(pairs: u32, rounds: u32) -> Vec<Vec<Op>> {
+    let mut programs = Vec::new();
+    for pair in 0..pairs {
+        let (first, second) = (2 * pair, 2 * pair + 1);
+        let starts: Vec<Op> = if pair == 0 { (1..2 * pairs).map(Start).collect() } else { Vec::new() };
+        let at = starts.len();
+        programs.push([&starts[..], &[Send(second), WaitFor(second), Back(at, rounds), Done]].concat());
+        programs.push(vec![WaitFor(first), Send(first), Back(0, rounds), Done]);
+    }
+    programs
+}
+
+fn refs(programs: &[Vec<Op>]) -> Vec<&[Op]> {
+    programs.iter().map(Vec::as_slice).collect()
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    let programs = ping_pong(3, 20);
+    for cpus in 1..=4 {
+        for seed in 0..60 {
+            run_to(OFF, cpus, "vcpus=6\nmemory=4194304", seed, &refs(&programs));
+        }
+    }
+}
+
+#[test]
+fn a_cpu_that_serves_runs_no_vcpu_and_no_wake_up_is_lost() {
+    let programs = ping_pong(2, 20);
+    for seed in 0..60 {
+        let config = "vcpus=4\nmemory=4194304\nboot_cpu=serve";
+        let board = run_to(OFF, 3, config, seed, &refs(&programs));
+        assert!(!board.machine().sched.has_cpu(0));
+        assert_eq!(board.machine().sched.cpu_count(), 2);
+    }
+}
+
+#[test]
+fn on_one_cpu_nobody_is_kicked() {
+    let board = run_to(OFF, 1, "vcpus=4\nmemory=4194304", 1, &refs(&ping_pong(2, 50)));
+    assert_eq!(board.kicks(), 0);
+    assert!(counted(board, Counter::SchedHalt) > 100);
+}
+
+#[test]
+fn a_vcpu_in_guest_mode_is_kicked() {
+    // The second never leaves by itself.
+    let first: &[Op] = &[Start(1), Sleep(1_000_000), Send(1), Done];
+    let second: &[Op] = &[SpinFor(0), Done];
+    for seed in 0..50 {
+        let board = run_to(OFF, 2, "vcpus=2\nmemory=4194304", seed, &[first, second]);
+        assert!(counted(board, Counter::KickEvent) >= 1, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_timer_wakes_its_vcpu_at_its_time() {
+    let sleeper: &[Op] = &[Start(1), Sleep(3_000_000), Back(1, 20), Done];
+    let other: &[Op] = &[Sleep(700_000), Back(0, 20), Done];
+    for cpus in 1..=2 {
+        for seed in 0..20 {
+            let board = run_to(OFF, cpus, "vcpus=2\nmemory=4194304", seed, &[sleeper, other]);
+            let latest = board.machine().guest.latest.load(core::sync::atomic::Ordering::Relaxed);
+            assert!(latest < 20_000, "woken {latest} ticks late: seed {seed}");
+            assert!(board.time() > 60_000_000);
+        }
+    }
+}
+
+#[test]
+fn a_timer_of_one_that_waits_interrupts_another_that_works() {
+    // Its slice is longer than all of the sleeps.
+    let sleeper: &[Op] = &[Start(1), Sleep(300_000), Back(1, 10), Done];
+    let worker: &[Op] = &[Work(40_000_000), Done];
+    for seed in 0..20 {
+        let board = run_to(OFF, 1, "vcpus=2\nmemory=4194304\nslice_us=20000", seed, &[sleeper, worker]);
+        let latest = board.machine().guest.latest.load(core::sync::atomic::Ordering::Relaxed);
+        // Who wakes preempts whoever has run for an eighth of a slice; its credit is half of one.
+        assert!(latest < 12_500_000, "woken {latest} ticks late: seed {seed}");
+    }
+}
+
+#[test]
+fn vcpus_that_work_share_a_cpu_by_slices() {
+    let first: &[Op] = &[Start(1), Work(50_000_000), Done];
+    let second: &[Op] = &[Work(50_000_000), Done];
+    for seed in 0..10 {
+        let board = run_to(OFF, 1, "vcpus=2\nmemory=4194304\nslice_us=1000", seed, &[first, second]);
+        let preempted = counted(board, Counter::SchedPreempted);
+        assert!((80..=120).contains(&preempted), "{preempted} slices of 1 ms in 100 ms: seed {seed}");
+        assert!(board.time() < 110_000_000, "nothing is lost");
+    }
+}
+
+#[test]
+fn a_vcpu_that_spins_gives_way_to_the_one_it_waits_for() {
+    let spinner: &[Op] = &[Start(1), SpinFor(1), Send(1), Back(1, 30), Done];
+    let worker: &[Op] = &[Work(200_000), Send(0), WaitFor(0), Back(0, 30), Done];
+    for seed in 0..20 {
+        let board = run_to(OFF, 1, "vcpus=2\nmemory=4194304\nslice_us=100000", seed, &[spinner, worker]);
+        assert!(counted(board, Counter::SchedYield) >= 20, "seed {seed}");
+        assert!(board.time() < 60_000_000, "it keeps its slices: {} ticks", board.time());
+    }
+}
+
+#[test]
+fn a_vcpu_that_waits_for_a_word_is_passed_over_until_it_has_changed() {
+    let spinner: &[Op] = &[Start(1), Start(2), SpinOn(0x1000, 7), Done];
+    let worker: &[Op] = &[Work(20_000_000), Store(0x1000, 7), Done];
+    let other: &[Op] = &[Work(20_000_000), Done];
+    for seed in 0..20 {
+        let config = "vcpus=3\nmemory=4194304\nslice_us=1000";
+        let board = run_to(OFF, 1, config, seed, &[spinner, worker, other]);
+        assert!(counted(board, Counter::SchedPassive) >= 1, "seed {seed}");
+        assert!(board.time() < 60_000_000, "it has turns while it waits: {} ticks", board.time());
+    }
+}
+
+#[test]
+fn interrupts_are_taken_after_so_many_turns_without_an_entry() {
+    let programs = ping_pong(8, 10);
+    for cpus in 1..=3 {
+        for seed in 0..10 {
+            let board = run_to(OFF, cpus, "vcpus=16\nmemory=4194304", seed, &refs(&programs));
+            let most = board.turns_without_interrupts();
+            assert!(most <= TURNS_MAX + 1, "{most} turns: seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn what_ends_a_guest_ends_the_run_with_its_code() {
+    for (op, policy, end) in [
+        (PowerOff, "reboot", ExitCode::GuestPowerOff),
+        (Crash, "reboot", ExitCode::GuestTripleFault),
+        (Reset, "exit", ExitCode::GuestReset),
+    ] {
+        let config: &'static str = match policy {
+            "exit" => "vcpus=2\nmemory=4194304\nreset=exit",
+            _ => "vcpus=2\nmemory=4194304",
+        };
+        run_to(End::Exit(end), 2, config, 3, &[&[Start(1), Work(100_000), op], &[SpinFor(0)]]);
+    }
+    run_to(End::Panic, 1, "vcpus=1\nmemory=4194304\nreset=panic", 3, &[&[Reset]]);
+}
+
+#[test]
+fn what_is_typed_reaches_the_guest() {
+    let program: &[Op] = &[Sleep(1_000_000), Done];
+    let board = super::processor::create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[program]);
+    let board = board.unwrap_or_else(|why| panic!("{why}"));
+    board.type_in(b"hello");
+    assert_eq!(board.run(1), OFF);
+    assert_eq!(*board.machine().guest.console.lock().unwrap(), b"hello");
+}
