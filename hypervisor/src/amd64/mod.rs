@@ -1,12 +1,69 @@
-//! What AMD64's manuals say of events, of privileges and of intercepts, as plain values: `arch::x86_64::svm` does what comes out here.
+//! AMD64 guests with SVM: everything that takes no instruction of a processor, so that it compiles for the host and is tested
+//! there with a processor that is made up.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `audit`, `auditor` | the auditor of entries, and a vCPU's part of it |
+//! | `checks` | what a processor checks before it executes an instruction that is intercepted |
+//! | `code_path` | a vCPU's last walks to its code |
+//! | `cpuid` | what a guest is shown of the processor |
+//! | `debug` | breakpoint addresses |
+//! | `enter` | what is prepared before VMRUN, and what is put in order afterwards |
+//! | `event` | events as the VMCB holds them |
+//! | `exits` | what each exit means |
+//! | `features` | what SVM offers |
+//! | `flush` | what hypercalls ask for |
+//! | `fpu` | floating-point and vector state |
+//! | `guest` | what the vCPUs share |
+//! | `inject` | how events get into the guest |
+//! | `instruction` | the instruction that caused an exit, and where its addresses lead |
+//! | `intercepts` | what a guest exits on |
+//! | `mmio` | accesses to memory that the processor cannot reach |
+//! | `msr` | model-specific registers |
+//! | `nested` | nested page faults |
+//! | `nmi`, `step` | NMIs, and the step over the IRET that ends their handler |
+//! | `overlay` | pages laid over guest memory |
+//! | `processor` | what only a processor can do: the trait that all of this is generic over |
+//! | `registers` | general registers |
+//! | `rom` | the memory behind the guest's expansion ROM |
+//! | `signals` | what comes to a vCPU from outside: signals, vectors, timers |
+//! | `state` | a vCPU's private state |
+//! | `string_port` | INS and OUTS |
+//! | `vmcb` | the control block |
 //!
 //! Sections are those of the AMD64 APM volume 2 (24593, rev. 3.42) if nothing else is said.
 
 pub mod audit;
+pub mod auditor;
 pub mod checks;
+pub mod code_path;
+pub mod cpuid;
+pub mod debug;
+pub mod enter;
 pub mod event;
+pub mod exits;
+pub mod features;
+pub mod flush;
+pub mod fpu;
+pub mod guest;
+pub mod inject;
+pub mod instruction;
 pub mod intercepts;
+pub mod mmio;
+pub mod msr;
+pub mod nested;
 pub mod nmi;
+pub mod overlay;
+pub mod processor;
+pub mod registers;
+pub mod rom;
+pub mod signals;
+pub mod state;
+pub mod step;
+pub mod string_port;
+pub mod vmcb;
+
+pub use processor::Amd64;
 
 /// CR0.PE: protected mode.
 pub const CR0_PE: u64 = 1;

@@ -39,11 +39,6 @@ pub(crate) fn ticks_of_us(us: u64) -> u64 {
     (u128::from(us) * u128::from(hz()) / 1_000_000) as u64
 }
 
-/// Microseconds in `ticks` TSC ticks, begun ones counted as whole ones.
-pub(crate) fn us_of_ticks(ticks: u64) -> u64 {
-    ticks.div_ceil(ticks_of_us(1).max(1))
-}
-
 /// Waits for `us` microseconds.
 pub(crate) fn delay_us(us: u64) {
     let end = now() + ticks_of_us(us);

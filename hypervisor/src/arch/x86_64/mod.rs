@@ -12,13 +12,10 @@
 //! | `clock` | TSC calibration, the one-shot timer |
 //! | `console` | the log's port, the real serial ports behind the guest's |
 //! | `cpu` | the CPU itself: waiting, stacks, the end of the run |
-//! | `guest` | what the vCPUs share |
-//! | `offer` | what all of this is to the core: its traits |
-//! | `flush` | flush hypercalls and changes of guest memory through the engine |
-//! | `overlay` | pages laid over guest memory |
-//! | `rom` | the memory behind the guest's expansion ROM |
-//! | `svm` | VMCB, entry and exit |
-//! | `vcpu` | what a CPU needs to run a vCPU, and what comes to one from outside |
+//! | `offer` | what all of this is to the core and to [`crate::amd64`]: their traits |
+//! | `svm` | VMRUN and the world switch, single translations, vector registers, what SVM offers |
+//!
+//! What takes no instruction is in [`crate::amd64`].
 
 mod apic;
 mod boot;
@@ -26,21 +23,11 @@ mod clock;
 pub(crate) mod console;
 pub(crate) mod cpu;
 mod firmware;
-mod flush;
-mod guest;
 mod interrupts;
 mod offer;
-mod overlay;
-mod rom;
 mod start;
 mod svm;
 mod tables;
 mod translation;
-mod vcpu;
 
 pub(crate) use offer::Local;
-
-/// One of the core's vCPUs.
-type Vcpu = crate::vm::Vcpu<Local>;
-/// A change of a guest's memory.
-type SpaceJob<'a> = crate::vm::space::SpaceJob<'a, Local>;

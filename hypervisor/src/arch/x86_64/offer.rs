@@ -1,29 +1,41 @@
 //! What this architecture offers to the core.
 
 use alloc::vec::Vec;
+use core::arch::asm;
+use core::arch::x86_64::__cpuid_count;
+use core::num::NonZeroU32;
 use core::ops::Range;
+use core::ptr::NonNull;
 
 use coherence::Stalled;
 use hostlink::config::Config;
 use hostlink::exit::ExitCode;
-use memslots::{Memslots, MmioCache};
+use memslots::Memslots;
 use paging::{Amd64Nested, Invalidation, Level};
-use stay::MMIO_PAGES;
+use stay::Cost;
+use tlfs::XMM_WORDS;
+use x86_64::registers::debug::{DebugAddressRegister, Dr0, Dr1, Dr2, Dr3};
+use x86_64::registers::model_specific::Msr;
 
-use super::flush::Ipi;
-use super::guest::{self, Shared};
-use super::svm::state::{Activity, VcpuState};
-use super::vcpu::Workspace;
+use super::svm::{entry, features, fpu, invalidate};
 use super::{clock, console, cpu};
+use crate::amd64::features::Features;
+use crate::amd64::flush::Ipi;
+use crate::amd64::guest::{self, Shared};
+use crate::amd64::registers::Registers;
+use crate::amd64::signals::{self, Workspace};
+use crate::amd64::state::VcpuState;
+use crate::amd64::vmcb::Vmcb;
+use crate::amd64::{Amd64, enter, exits};
 use crate::arch::{Context, Machine, PerCpu, Space};
 use crate::devices::inbox::Inbox;
-use crate::devices::platform;
+use crate::devices::platform::{self, SerialPort};
 use crate::devices::region::Region;
+use crate::hyperv::cpuid::CpuidResult;
 use crate::image;
 use crate::loader::LoadError;
-use crate::sched::spinning::Look;
 use crate::sched::{Turn, VcpuIndex};
-use crate::vm::arch::{Arch, Board, Clock, Cpus, State};
+use crate::vm::arch::{Arch, Board, Clock, Cpus};
 use crate::vm::awaited::Word;
 use crate::vm::memory::NestedTables;
 use crate::vm::space::{FlushScratch, Flushed};
@@ -100,64 +112,6 @@ impl Board for Local {
     }
 }
 
-impl State for VcpuState {
-    type Inbox = Inbox;
-
-    fn reset(&mut self, inbox: &Inbox) {
-        self.reset(inbox);
-    }
-
-    #[inline(always)]
-    fn space(&self) -> coherence::Space {
-        self.space()
-    }
-
-    #[inline(always)]
-    fn is_running(&self) -> bool {
-        self.activity == Activity::Running
-    }
-
-    #[inline(always)]
-    fn update_activity(&mut self) {
-        self.update_activity();
-    }
-
-    #[inline(always)]
-    fn wakes_from_halt(&self) -> bool {
-        self.wakes_from_halt()
-    }
-
-    #[inline(always)]
-    fn next_deadline(&self, now: u64) -> u64 {
-        self.next_deadline(now)
-    }
-
-    #[inline(always)]
-    fn intercept_pause(&mut self, wanted: bool) {
-        self.intercept_pause(wanted);
-    }
-
-    /// It is never looked at: whether the guest spins is known from its PAUSE.
-    #[inline(always)]
-    fn is_look_due(&self, _: u64) -> bool {
-        false
-    }
-
-    #[inline(always)]
-    fn look_whether_it_spins(&mut self, _: u64, _: u64) -> Look {
-        Look::Again(u64::MAX)
-    }
-
-    #[inline(always)]
-    fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES> {
-        &mut self.mmio
-    }
-
-    fn dump(&self, vcpu: VcpuIndex) {
-        self.dump(vcpu);
-    }
-}
-
 impl Arch for Local {
     type Nested = Amd64Nested;
     /// AMD64's stores are seen by walks in program order: there is nothing to add.
@@ -176,7 +130,7 @@ impl Arch for Local {
     }
 
     fn check(config: &Config<'_>) -> Result<(), CreateError> {
-        guest::check(config)
+        guest::check::<Self>(config)
     }
 
     fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
@@ -184,11 +138,11 @@ impl Arch for Local {
     }
 
     fn physical_address_bits() -> u32 {
-        guest::physical_address_bits()
+        guest::physical_address_bits::<Self>()
     }
 
     fn largest_page() -> Level {
-        guest::largest_page()
+        guest::largest_page::<Self>()
     }
 
     /// Always.
@@ -201,11 +155,11 @@ impl Arch for Local {
     }
 
     fn share(config: &Config<'_>, space: &Space) -> Result<Shared, CreateError> {
-        Shared::new(config, space)
+        Shared::new::<Self>(config, space)
     }
 
     fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState {
-        shared.new_vcpu(index)
+        shared.new_vcpu::<Self>(index)
     }
 
     fn new_inbox() -> Inbox {
@@ -245,22 +199,22 @@ impl Arch for Local {
         _: Invalidation<'_>,
         scratch: &mut FlushScratch,
     ) -> Result<Flushed, Stalled> {
-        coherence::flush_space(vm, scratch, &Ipi)
+        coherence::flush_space(vm, scratch, &Ipi::<Self>::new())
     }
 
     #[inline(always)]
     fn load_state(context: &mut Context<'_>, _: &Turn) {
-        context.state.load();
+        context.state.load::<Self>();
     }
 
     #[inline(always)]
     fn reload_state(context: &mut Context<'_>) {
-        context.state.load();
+        context.state.load::<Self>();
     }
 
     #[inline(always)]
     fn save_state(context: &mut Context<'_>) {
-        context.state.save();
+        context.state.save::<Self>();
     }
 
     #[cold]
@@ -270,11 +224,11 @@ impl Arch for Local {
 
     #[inline(always)]
     fn take_signals(context: &mut Context<'_>) {
-        context.take_signals();
+        signals::take_signals(context);
     }
 
     fn expire_timers(context: &mut Context<'_>, now: u64) {
-        context.expire_timers(now);
+        signals::expire_timers(context, now);
     }
 
     /// PAUSE does not say which.
@@ -285,15 +239,159 @@ impl Arch for Local {
 
     #[inline(always)]
     fn enter(context: &mut Context<'_>) -> bool {
-        context.enter()
+        enter::enter(context)
     }
 
     fn take_flush(context: &mut Context<'_>) {
-        context.take_flush();
+        enter::take_flush(context);
     }
 
     #[inline(always)]
     fn handle_exit(context: &mut Context<'_>) -> Next {
-        context.handle_exit()
+        exits::handle_exit(context)
+    }
+}
+
+const MSR_TSC_AUX: u32 = 0xc000_0103;
+const MSR_PATCH_LEVEL: u32 = 0x8b;
+
+impl Amd64 for Local {
+    #[inline(always)]
+    fn features() -> Features {
+        features::get()
+    }
+
+    fn pretend() {
+        features::pretend();
+    }
+
+    fn tags() -> NonZeroU32 {
+        features::tags()
+    }
+
+    #[inline(always)]
+    fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
+        let core::arch::x86_64::CpuidResult { eax, ebx, ecx, edx } = __cpuid_count(leaf, subleaf);
+        CpuidResult { eax, ebx, ecx, edx }
+    }
+
+    #[inline(always)]
+    fn wrong() -> u32 {
+        features::wrong()
+    }
+
+    fn patch_level() -> u64 {
+        // SAFETY: every AMD64 processor has this register; reading it changes nothing.
+        unsafe { Msr::new(MSR_PATCH_LEVEL).read() }
+    }
+
+    #[inline(always)]
+    fn has_tsc_aux() -> bool {
+        features::has_tsc_aux()
+    }
+
+    #[inline(always)]
+    fn read_tsc_aux() -> u64 {
+        // SAFETY: it is called where the MSR is there.
+        unsafe { Msr::new(MSR_TSC_AUX).read() }
+    }
+
+    #[inline(always)]
+    fn write_tsc_aux(value: u64) {
+        // SAFETY: it is called where the MSR is there, and the hypervisor does not use it.
+        unsafe { Msr::new(MSR_TSC_AUX).write(value) };
+    }
+
+    #[inline(always)]
+    fn read_breakpoints() -> [u64; 4] {
+        [Dr0::read(), Dr1::read(), Dr2::read(), Dr3::read()]
+    }
+
+    #[inline(always)]
+    fn write_breakpoints(addresses: [u64; 4]) {
+        let [dr0, dr1, dr2, dr3] = addresses;
+        Dr0::write(dr0);
+        Dr1::write(dr1);
+        Dr2::write(dr2);
+        Dr3::write(dr3);
+    }
+
+    #[inline(always)]
+    fn components() -> u64 {
+        fpu::components()
+    }
+
+    fn fpu_size() -> usize {
+        fpu::size()
+    }
+
+    #[inline(always)]
+    fn read_xcr0() -> u64 {
+        fpu::read_xcr0()
+    }
+
+    #[inline(always)]
+    fn write_xcr0(value: u64) {
+        fpu::write_xcr0(value);
+    }
+
+    #[inline(always)]
+    unsafe fn load_fpu(area: NonNull<u8>) {
+        // SAFETY: the caller vouches for the area.
+        unsafe { fpu::load(area) };
+    }
+
+    #[inline(always)]
+    unsafe fn save_fpu(area: NonNull<u8>) {
+        // SAFETY: the caller vouches for the area.
+        unsafe { fpu::save(area) };
+    }
+
+    #[inline(always)]
+    fn xmm_words() -> [u64; XMM_WORDS] {
+        fpu::xmm_words()
+    }
+
+    /// RFLAGS.IF is set while GIF is 0: a kick that comes then ends guest mode at once.
+    #[inline(always)]
+    fn hold_interrupts() {
+        // SAFETY: SVM is on; IF = 1 with GIF = 0 takes no interrupt.
+        unsafe { asm!("clgi", "sti", options(nomem, nostack)) };
+    }
+
+    #[inline(always)]
+    fn release_interrupts() {
+        // SAFETY: handlers need nothing but the stack; no lock is held here.
+        unsafe { asm!("stgi", "nop", "cli", options(nostack)) };
+    }
+
+    #[inline(always)]
+    unsafe fn run(cpu: &PerCpu, vmcb: &mut Vmcb, registers: &mut Registers) {
+        let guest = core::ptr::from_mut(vmcb).expose_provenance() as u64;
+        // SAFETY: the caller vouches for the guest's block and registers; the host's is this CPU's own.
+        unsafe { entry::run_guest(guest, &raw mut *registers, cpu.arch.host_vmcb.get()) };
+    }
+
+    #[inline(always)]
+    fn invalidate_page(address: u64, asid: u32) {
+        invalidate::invalidate_page(address, asid);
+    }
+
+    fn measure_flushes() -> Cost {
+        // No guest uses any tag yet.
+        invalidate::measure(1)
+    }
+
+    fn transmit(port: SerialPort, byte: u8) {
+        console::guest_transmit(usize::from(port == SerialPort::Com2), byte);
+    }
+
+    fn receive() -> Option<u8> {
+        console::receive()
+    }
+
+    #[cfg(feature = "audit")]
+    fn books(cpu: &PerCpu) -> &core::cell::RefCell<crate::amd64::audit::CpuBooks> {
+        &cpu.arch.books
     }
 }

@@ -10,8 +10,10 @@ use pvh::start_info::MemmapType;
 use pvh::start_info::reader::StartInfoReader;
 use x86_64::instructions::port::Port;
 
-use super::svm::{cpuid, features, instruction};
+use super::svm::features;
 use super::{apic, boot, clock, console, firmware, interrupts, tables, translation};
+use crate::amd64::guest::allocate_pages;
+use crate::amd64::{cpuid, instruction};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
 use crate::image::blocks::{self, BLOCK_SIZE};
@@ -147,7 +149,7 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'
     heap::set_stacks(blocks..blocks + size);
 
     let mut devices = ArrayVec::<u64, 2>::new();
-    devices.extend(apic::probe(cpuid::host_has_x2apic()));
+    devices.extend(apic::probe(cpuid::host_has_x2apic::<Local>()));
     devices.extend(firmware.io_apic);
     translation::build_tables(&info.ram, &devices, blocks..blocks + size)
         .map_err(|_| "the memory map cannot be mapped")?;
@@ -176,7 +178,7 @@ fn silence_interrupts(firmware: &firmware::Machine) {
 
 /// APIC ids of all CPUs, the one that runs now first.
 fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u64, { MAX_CPUS }> {
-    let own = cpuid::host_apic_id();
+    let own = cpuid::host_apic_id::<Local>();
     let others = firmware.apic_ids.iter().copied().filter(|&id| id != own);
     core::iter::once(own).chain(others).take(MAX_CPUS).map(u64::from).collect()
 }
@@ -189,7 +191,8 @@ extern "C" fn bsp_on_block() -> ! {
     unsafe { translation::activate_tables() };
     tables::load(cpu);
     apic::enable();
-    clock::calibrate(later.pm_timer, cpuid::host_has_tsc_deadline()).unwrap_or_else(|why| unsupported(&why));
+    clock::calibrate(later.pm_timer, cpuid::host_has_tsc_deadline::<Local>())
+        .unwrap_or_else(|why| unsupported(&why));
     enable_cpu(cpu);
     let _nobody_gives_up_this_one = cpu.presence.come_online();
     // SAFETY: the module was reserved, so it stays as the boot loader left it.
@@ -215,8 +218,8 @@ extern "C" fn bsp_on_block() -> ! {
 
 /// What each CPU does once for itself after its tables are loaded.
 fn enable_cpu(cpu: &'static PerCpu) {
-    cpu.arch.host_save.set(translation::allocate_pages(1));
-    cpu.arch.host_vmcb.set(translation::allocate_pages(1));
+    cpu.arch.host_save.set(allocate_pages(1));
+    cpu.arch.host_vmcb.set(allocate_pages(1));
     // SAFETY: the pages were just allocated.
     unsafe {
         features::enable(cpu.arch.host_save.get());

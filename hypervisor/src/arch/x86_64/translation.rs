@@ -3,28 +3,18 @@
 //! Everything is mapped one to one. Text may be executed, read-only data read, all other memory written;
 //! nothing can be both written and executed. Page 0 and the guard pages of the stacks are not mapped.
 
-use alloc::alloc::alloc_zeroed;
-use core::alloc::Layout;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use paging::{Amd64Host, Gather, Level, MapError, NeverWalked, PageTable, Permissions, PhysAddr};
 use x86_64::registers::control::{Cr3, Cr3Flags};
 
-use super::svm::cpuid;
+use super::offer::Local;
+use crate::amd64::cpuid;
 use crate::image::blocks::{BLOCK_SIZE, GUARD_PAGES};
 use crate::image::heap::{HeapTables, rodata, text};
 
 const PAGE: u64 = 4096;
-
-/// Zeroed, page-aligned memory from the heap that stays for ever; its address is also its physical address.
-pub(crate) fn allocate_pages(pages: usize) -> u64 {
-    let layout = Layout::from_size_align(pages * PAGE as usize, PAGE as usize).expect("a small layout");
-    // SAFETY: the size is not zero.
-    let start = unsafe { alloc_zeroed(layout) };
-    assert!(!start.is_null(), "the heap is exhausted");
-    start.addr() as u64
-}
 
 /// Root of the tables that all CPUs use.
 static ROOT: AtomicU64 = AtomicU64::new(0);
@@ -34,7 +24,7 @@ static ROOT: AtomicU64 = AtomicU64::new(0);
 /// `ram` is all RAM, `devices` pages of registers, `blocks` the CPUs' blocks, whose guard pages stay unmapped.
 pub(crate) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u64>) -> Result<(), MapError> {
     let mut tables = PageTable::<Amd64Host, _>::new(HeapTables)?;
-    let largest = if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M };
+    let largest = if cpuid::host_has_1g_pages::<Local>() { Level::Page1G } else { Level::Page2M };
     for range in ram {
         let start = range.start.next_multiple_of(PAGE);
         let end = range.end & !(PAGE - 1);

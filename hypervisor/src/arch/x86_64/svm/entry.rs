@@ -2,42 +2,7 @@
 
 use core::arch::naked_asm;
 
-/// General registers of the guest in the processor's own numbering. While the guest runs, RAX and
-/// RSP are in the VMCB. RAX is copied here after each exit and back before each entry, RSP where it matters.
-#[derive(Clone, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Registers(pub(crate) [u64; 16]);
-
-pub(crate) const RAX: usize = 0;
-pub(crate) const RCX: usize = 1;
-pub(crate) const RDX: usize = 2;
-pub(crate) const RBX: usize = 3;
-pub(crate) const RSP: usize = 4;
-pub(crate) const RSI: usize = 6;
-pub(crate) const RDI: usize = 7;
-
-impl Registers {
-    /// Low 32 bits of a register.
-    pub(crate) fn low(&self, register: usize) -> u32 {
-        self.0[register] as u32
-    }
-
-    /// Writes the low 32 bits of a register and zeros the rest, as a 32-bit operation does.
-    pub(crate) fn set_low(&mut self, register: usize, value: u32) {
-        self.0[register] = value.into();
-    }
-
-    /// EDX:EAX.
-    pub(crate) fn edx_eax(&self) -> u64 {
-        u64::from(self.low(RDX)) << 32 | u64::from(self.low(RAX))
-    }
-
-    /// Writes EDX:EAX.
-    pub(crate) fn set_edx_eax(&mut self, value: u64) {
-        self.set_low(RAX, value as u32);
-        self.set_low(RDX, (value >> 32) as u32);
-    }
-}
+use crate::amd64::registers::Registers;
 
 /// Runs the guest until it exits.
 ///

@@ -5,22 +5,16 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::arch::x86_64::__cpuid;
 use core::num::NonZeroU32;
 
-use coherence::CpuId;
-use coherence::asid::AsidAllocator;
 use x86_64::registers::control::{Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
+
+use super::super::offer::Local;
+use crate::amd64::cpuid;
+use crate::amd64::features::Features;
 
 const MSR_VM_CR: u32 = 0xc001_0114;
 const VM_CR_SVM_DISABLED: u64 = 1 << 4;
 const MSR_HOST_SAVE: u32 = 0xc001_0117;
-
-/// CPUID Fn8000_000A EDX.
-const NESTED_PAGING: u32 = 1 << 0;
-const NEXT_RIP: u32 = 1 << 3;
-const CLEAN_BITS: u32 = 1 << 5;
-const FLUSH_BY_ASID: u32 = 1 << 6;
-const DECODE_ASSISTS: u32 = 1 << 7;
-const PAUSE_FILTER: u32 = 1 << 10;
 
 static FEATURES: AtomicU32 = AtomicU32::new(0);
 static ASIDS: AtomicU32 = AtomicU32::new(0);
@@ -31,46 +25,16 @@ static WRONG: AtomicU32 = AtomicU32::new(0);
 /// CPUID leaf 1, ECX: CMPXCHG16B.
 const CX16: u32 = 1 << 13;
 
-/// SVM features of this machine; each one is used where it is there and done without where it is not.
-#[derive(Clone, Copy)]
-pub(crate) struct Features(u32);
-
-impl Features {
-    /// The boot CPU's features; the others are taken to have the same.
-    pub(crate) fn get() -> Self {
-        Self(FEATURES.load(Ordering::Relaxed))
-    }
-
-    /// The processor reports the address of the next instruction.
-    pub(crate) fn next_rip(self) -> bool {
-        self.0 & NEXT_RIP != 0
-    }
-
-    /// The processor keeps parts of the VMCB that are marked clean.
-    pub(crate) fn clean_bits(self) -> bool {
-        self.0 & CLEAN_BITS != 0
-    }
-
-    /// VMRUN can flush one ASID.
-    pub(crate) fn flush_by_asid(self) -> bool {
-        self.0 & FLUSH_BY_ASID != 0
-    }
-
-    /// The processor reports instruction bytes and operands.
-    pub(crate) fn decode_assists(self) -> bool {
-        self.0 & DECODE_ASSISTS != 0
-    }
-
-    /// The processor counts PAUSEs before it exits.
-    pub(crate) fn pause_filter(self) -> bool {
-        self.0 & PAUSE_FILTER != 0
-    }
+/// The boot CPU's features; the others are taken to have the same.
+#[inline(always)]
+pub(crate) fn get() -> Features {
+    Features(FEATURES.load(Ordering::Relaxed))
 }
 
 /// From now on clean bits, and flushes of one ASID, are taken to be there: on a machine that keeps nothing from one VMRUN to the
 /// next both are right whatever it does. Before the first vCPU.
 pub(crate) fn pretend() {
-    FEATURES.fetch_or(CLEAN_BITS | FLUSH_BY_ASID, Ordering::Relaxed);
+    FEATURES.fetch_or(Features::PRETENDED.0, Ordering::Relaxed);
 }
 
 /// Whether the processor has the TSC_AUX register.
@@ -79,15 +43,14 @@ pub(crate) fn has_tsc_aux() -> bool {
 }
 
 /// Bits of CPUID leaf 1's ECX that guests are not shown because the machine gets what they stand for wrong.
-pub(super) fn wrong() -> u32 {
+pub(crate) fn wrong() -> u32 {
     WRONG.load(Ordering::Relaxed)
 }
 
-/// The address space tags of `cpu`; to be called once for each CPU.
-pub(crate) fn asid_allocator(cpu: CpuId) -> AsidAllocator {
+/// Address space tags for guests, on each CPU.
+pub(crate) fn tags() -> NonZeroU32 {
     // One is the host's own.
-    let max = NonZeroU32::new(ASIDS.load(Ordering::Relaxed) - 1).expect("`probe` found at least two");
-    AsidAllocator::new(cpu, max, Features::get().flush_by_asid())
+    NonZeroU32::new(ASIDS.load(Ordering::Relaxed) - 1).expect("`probe` found at least two")
 }
 
 /// Checks that the machine can do what we need. Call on the boot CPU.
@@ -101,7 +64,7 @@ pub(crate) fn probe() -> Result<(), &'static str> {
         return Err("SVM is disabled by the firmware: enable it in the set-up");
     }
     let leaf = __cpuid(0x8000_000a);
-    if leaf.edx & NESTED_PAGING == 0 {
+    if !Features(leaf.edx).nested_paging() {
         return Err("this CPU has SVM without nested paging");
     }
     if leaf.ebx < 2 {
@@ -109,7 +72,7 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     }
     FEATURES.store(leaf.edx, Ordering::Relaxed);
     ASIDS.store(leaf.ebx, Ordering::Relaxed);
-    TSC_AUX.store(super::cpuid::host_has_rdtscp(), Ordering::Relaxed);
+    TSC_AUX.store(cpuid::host_has_rdtscp::<Local>(), Ordering::Relaxed);
     if __cpuid(1).ecx & CX16 != 0 && !super::cx16::leaves_flags() {
         log::info!("CMPXCHG16B damages the flags on this machine: guests are not shown it");
         WRONG.store(CX16, Ordering::Relaxed);

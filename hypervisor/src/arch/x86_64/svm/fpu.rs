@@ -1,25 +1,16 @@
-//! The guest's floating-point and vector state.
-//!
-//! The hypervisor uses none of these registers, so the guest's stay in the processor across exits and are
-//! exchanged only when another vCPU comes onto the CPU. XCR0 stays the guest's too: QEMU 7.2 lets a guest
-//! write it without an exit, so it is read back rather than remembered.
+//! Floating-point and vector registers: turning them on, storing and loading them.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use alloc::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use core::ptr::NonNull;
 
+use tlfs::XMM_WORDS;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
 
-/// XCR0 after reset: x87 only.
-const XCR0_RESET: u64 = 1;
+/// Bytes of an FXSAVE image.
 const LEGACY_SIZE: u32 = 512;
-/// Initial x87 control word and MXCSR, at their places in the FXSAVE image.
-const FCW: (usize, u16) = (0, 0x37f);
-const MXCSR: (usize, u32) = (24, 0x1f80);
-
 /// All components that the processor can save; 0 where there is no XSAVE.
 static COMPONENTS: AtomicU64 = AtomicU64::new(0);
 static SIZE: AtomicU32 = AtomicU32::new(LEGACY_SIZE);
@@ -51,7 +42,8 @@ pub(crate) fn components() -> u64 {
     COMPONENTS.load(Ordering::Relaxed)
 }
 
-fn read_xcr0() -> u64 {
+/// XCR0.
+pub(crate) fn read_xcr0() -> u64 {
     let (low, high): (u32, u32);
     // SAFETY: CR4.OSXSAVE is set.
     unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack)) };
@@ -67,90 +59,62 @@ pub(crate) fn write_xcr0(value: u64) {
     }
 }
 
-/// Whether a guest may set XCR0 to `value`: x87 always, AVX only with SSE, AVX-512 all at once and with AVX,
-/// nothing that the processor lacks (APM volume 2, section 11.5.2).
-pub(crate) fn is_valid_xcr0(value: u64) -> bool {
-    const SSE: u64 = 1 << 1;
-    const AVX: u64 = 1 << 2;
-    const BOUNDS: u64 = 3 << 3;
-    const AVX512: u64 = 7 << 5;
-    value & 1 != 0
-        && value & !components() == 0
-        && (value & AVX == 0 || value & SSE != 0)
-        && matches!(value & BOUNDS, 0 | BOUNDS)
-        && (value & AVX512 == 0 || value & (AVX512 | AVX) == AVX512 | AVX)
+/// Bytes of an image of all components.
+pub(crate) fn size() -> usize {
+    SIZE.load(Ordering::Relaxed) as usize
 }
 
-/// A vCPU's state while it is not on a CPU.
-pub(crate) struct FpuState {
-    area: NonNull<u8>,
-    xcr0: u64,
-}
-
-impl FpuState {
-    /// The state after reset.
-    pub(crate) fn new() -> Self {
-        let layout = Layout::from_size_align(SIZE.load(Ordering::Relaxed) as usize, 64)
-            .expect("the processor's area is a valid layout");
-        // SAFETY: the size is not zero.
-        let area =
-            NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        let mut state = Self { area, xcr0: XCR0_RESET };
-        state.reset();
-        state
-    }
-
-    /// Goes back to the state after reset. An XSAVE image of zeros with an empty component mask means initial values.
-    pub(crate) fn reset(&mut self) {
-        self.xcr0 = XCR0_RESET;
-        // SAFETY: the area is ours and at least 512 bytes long; both places are aligned.
-        unsafe {
-            self.area.as_ptr().write_bytes(0, SIZE.load(Ordering::Relaxed) as usize);
-            self.area.as_ptr().add(FCW.0).cast::<u16>().write(FCW.1);
-            self.area.as_ptr().add(MXCSR.0).cast::<u32>().write(MXCSR.1);
-        }
-    }
-
-    /// Loads the state into the processor, whose XCR0 is as [`enable`] or [`save`](Self::save) left it: everything.
-    pub(crate) fn load(&mut self) {
-        let area = self.area.as_ptr();
-        match components() {
-            // SAFETY: the area holds an image that FXSAVE wrote or `reset` made.
-            0 => unsafe { asm!("fxrstor64 [{}]", in(reg) area, options(nostack)) },
-            components => {
-                // SAFETY: the area is as large as all components need, aligned to 64, and holds an image that
-                // XSAVE wrote or `reset` made.
-                unsafe {
-                    asm!("xrstor64 [{}]", in(reg) area, in("eax") components as u32,
-                        in("edx") (components >> 32) as u32, options(nostack));
-                }
-                if self.xcr0 != components {
-                    write_xcr0(self.xcr0);
-                }
-            }
-        }
-    }
-
-    /// Saves the state from the processor.
-    pub(crate) fn save(&mut self) {
-        let area = self.area.as_ptr();
-        match components() {
-            // SAFETY: the area is ours and long enough.
-            0 => unsafe { asm!("fxsave64 [{}]", in(reg) area, options(nostack)) },
-            components => {
-                self.xcr0 = read_xcr0();
-                if self.xcr0 != components {
-                    write_xcr0(components);
-                }
-                // SAFETY: as in `load`.
-                unsafe {
-                    asm!("xsave64 [{}]", in(reg) area, in("eax") components as u32,
-                        in("edx") (components >> 32) as u32, options(nostack));
-                }
+/// Loads the registers, all components of them.
+///
+/// # Safety
+///
+/// The area has [`size`] bytes, is aligned to 64, and holds an image that [`save`] wrote, or one of zeros but for the control words.
+pub(crate) unsafe fn load(area: NonNull<u8>) {
+    let area = area.as_ptr();
+    match components() {
+        // SAFETY: the caller vouches for the area.
+        0 => unsafe { asm!("fxrstor64 [{}]", in(reg) area, options(nostack)) },
+        components => {
+            // SAFETY: as above; it is as large as all components need.
+            unsafe {
+                asm!("xrstor64 [{}]", in(reg) area, in("eax") components as u32,
+                    in("edx") (components >> 32) as u32, options(nostack));
             }
         }
     }
 }
 
-// SAFETY: the area belongs to the state alone.
-unsafe impl Send for FpuState {}
+/// Saves the registers, all components of them.
+///
+/// # Safety
+///
+/// The area has [`size`] bytes, is aligned to 64, and nobody else uses it.
+pub(crate) unsafe fn save(area: NonNull<u8>) {
+    let area = area.as_ptr();
+    match components() {
+        // SAFETY: the caller vouches for the area.
+        0 => unsafe { asm!("fxsave64 [{}]", in(reg) area, options(nostack)) },
+        components => {
+            // SAFETY: as above; it is as large as all components need.
+            unsafe {
+                asm!("xsave64 [{}]", in(reg) area, in("eax") components as u32,
+                    in("edx") (components >> 32) as u32, options(nostack));
+            }
+        }
+    }
+}
+
+/// XMM0 to XMM5.
+pub(crate) fn xmm_words() -> [u64; XMM_WORDS] {
+    let mut words = [0; XMM_WORDS];
+    // SAFETY: the six registers are stored into the array, which is as large as they are. `enable` has
+    // allowed the instruction on every CPU.
+    unsafe {
+        asm!(
+            "movups [{0}], xmm0", "movups [{0} + 16], xmm1", "movups [{0} + 32], xmm2",
+            "movups [{0} + 48], xmm3", "movups [{0} + 64], xmm4", "movups [{0} + 80], xmm5",
+            in(reg) &raw mut words, options(nostack, preserves_flags),
+        );
+    }
+    words
+}

@@ -14,7 +14,7 @@ const TRIES: usize = 5;
 
 /// Drops the calling CPU's translations of one page under `asid`, global ones and those of a large page around it
 /// included (APM volume 3, INVLPGA).
-pub(super) fn invalidate_page(address: u64, asid: u32) {
+pub(crate) fn invalidate_page(address: u64, asid: u32) {
     // SAFETY: SVM is on; the instruction drops cached translations, which is always allowed.
     unsafe { asm!("invlpga rax, ecx", in("rax") address, in("ecx") asid, options(nostack, preserves_flags)) };
 }

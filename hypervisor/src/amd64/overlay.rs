@@ -23,24 +23,24 @@ struct Saved(Option<Vec<u8>>);
 
 /// Both pages of the one partition.
 #[derive(Default)]
-pub(crate) struct Overlays {
+pub struct Overlays {
     hypercall: Saved,
     tsc: Saved,
 }
 
 impl Overlays {
     /// Whether writes to this register may move a page.
-    pub(crate) fn is_moved_by(number: u32) -> bool {
+    pub fn is_moved_by(number: u32) -> bool {
         matches!(number, msr::GUEST_OS_ID | msr::HYPERCALL | msr::REFERENCE_TSC)
     }
 
     /// Moves the hypercall page.
-    pub(crate) fn move_hypercall_page(&mut self, memory: &GuestMemory<'_>, page: PageMove) {
+    pub fn move_hypercall_page(&mut self, memory: &GuestMemory<'_>, page: PageMove) {
         self.hypercall.relocate(memory, page, &HYPERCALL_CODE);
     }
 
     /// Moves the reference TSC page.
-    pub(crate) fn move_tsc_page(&mut self, memory: &GuestMemory<'_>, page: PageMove, clock: &ReferenceClock) {
+    pub fn move_tsc_page(&mut self, memory: &GuestMemory<'_>, page: PageMove, clock: &ReferenceClock) {
         self.tsc.relocate(memory, page, clock.page().as_bytes());
     }
 }

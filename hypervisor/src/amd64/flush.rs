@@ -1,6 +1,6 @@
 //! What hypercalls ask for: flushes by way of the flush engine, interrupts to several vCPUs.
 
-use core::arch::asm;
+use core::marker::PhantomData;
 use core::ops::ControlFlow;
 
 use coherence::{CpuId, Hardware, Members, Outcome};
@@ -10,15 +10,13 @@ use stay::amd64::{self, Asked, Initiator, Why};
 use stay::{Mistake, Mistakes};
 use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
-use super::clock;
-use super::{Local, Vcpu};
-use crate::arch::{Machine, PerCpu};
+use super::processor::Amd64;
 use crate::hyperv::{Platform, Services};
-use crate::vm::arch::Cpus;
-use crate::vm::end;
 use crate::vm::files::Defects;
 use crate::vm::machine::{self, CounterRow};
+use crate::vm::percpu;
 use crate::vm::space::FlushScratch;
+use crate::vm::{Machine, Vcpu, end};
 
 /// Turns of waiting for a CPU to leave guest mode before the machine is declared broken: seconds, where a kick
 /// takes microseconds.
@@ -28,59 +26,78 @@ const WAIT_TURNS_MAX: u64 = 1 << 32;
 const REKICK_TURNS: u64 = 1 << 14;
 
 /// What is done on behalf of the vCPU that calls.
-pub(crate) struct CallServices<'a> {
-    pub(crate) vm: &'a Machine,
-    pub(crate) caller: &'a Vcpu,
-    pub(crate) scratch: &'a mut FlushScratch,
+pub struct CallServices<'a, A: Amd64> {
+    /// The machine.
+    pub vm: &'a Machine<A>,
+    /// The vCPU that calls.
+    pub caller: &'a Vcpu<A>,
+    /// Where it is noted who is waited for.
+    pub scratch: &'a mut FlushScratch,
 }
 
 /// Kicks by IPI.
-pub(crate) struct Ipi;
+#[derive(Clone, Copy, Debug)]
+pub struct Ipi<A>(PhantomData<A>);
 
-impl Hardware for Ipi {
+impl<A> Ipi<A> {
+    /// Of the machine's CPUs.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<A: Amd64> Hardware for Ipi<A> {
     fn kick(&self, cpu: CpuId) {
-        machine::kick::<Local>(cpu.0);
+        machine::kick::<A>(cpu.0);
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
         core::hint::spin_loop();
         if turns % REKICK_TURNS == REKICK_TURNS - 1 {
             // No working machine gets here. One that has lost a kick gets all of them again.
-            PerCpu::online().for_each(Local::kick);
+            percpu::online::<A>().for_each(A::kick);
         }
         if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }
 
 /// A vCPU that asks for a flush by hypercall, whose counters these are.
-#[derive(Clone, Copy)]
-struct Caller<'a>(&'a CounterRow);
+struct Caller<'a, A>(&'a CounterRow, PhantomData<A>);
 
-impl Caller<'_> {
+impl<A> Clone for Caller<'_, A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for Caller<'_, A> {}
+
+impl<A: Amd64> Caller<'_, A> {
     #[inline(always)]
     fn count(self, counter: Counter, amount: u32) {
         machine::increase(&self.0[counter as usize], amount.into());
     }
 }
 
-impl Mistakes for Caller<'_> {
+impl<A: Amd64> Mistakes for Caller<'_, A> {
     #[inline(always)]
     fn makes(&self, mistake: Mistake) -> bool {
         Defects.makes(mistake)
     }
 }
 
-impl Hardware for Caller<'_> {
+impl<A: Amd64> Hardware for Caller<'_, A> {
     fn kick(&self, cpu: CpuId) {
-        Ipi.kick(cpu);
+        Ipi::<A>::new().kick(cpu);
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
-        Ipi.relax(turns)
+        Ipi::<A>::new().relax(turns)
     }
 }
 
-impl Initiator for Caller<'_> {
+impl<A: Amd64> Initiator for Caller<'_, A> {
     #[inline(always)]
     fn has_asked(&self, asked: Asked, outcome: &Outcome) {
         let counter = match asked {
@@ -106,11 +123,11 @@ impl Initiator for Caller<'_> {
     }
 
     fn now(&self) -> u64 {
-        clock::now()
+        A::now()
     }
 
     fn has_waited(&self, outcome: &Outcome, since: u64) {
-        let waited = clock::us_of_ticks(clock::now().wrapping_sub(since));
+        let waited = A::us_of_ticks(A::now().wrapping_sub(since));
         for (counter, amount) in [
             (Counter::FlushBusy, outcome.targets - outcome.deferred),
             (Counter::FlushDeferred, outcome.deferred),
@@ -125,16 +142,16 @@ impl Initiator for Caller<'_> {
     }
 }
 
-impl Services for CallServices<'_> {
+impl<A: Amd64> Services for CallServices<'_, A> {
     /// Flushes what was asked for, or more where that costs less.
     #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         let (vm, limit) = (self.vm, self.vm.guest.flush_cost.page_limit());
-        let caller = Caller(vm.counters_of(self.caller));
+        let caller = Caller::<A>(vm.counters_of(self.caller), PhantomData);
         let served = amd64::serve(vm, vm.vcpus.len(), call, limit, caller, self.scratch);
         // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
         // still uses.
-        served.unwrap_or_else(|stalled| end::end_stalled_guest::<Local>(&stalled))
+        served.unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled))
     }
 
     #[inline(never)]
@@ -151,12 +168,16 @@ impl Services for CallServices<'_> {
 }
 
 /// Guest memory as the hypercall decoder reads it.
-pub(crate) struct MemorySource<'a> {
-    pub(crate) memslots: &'a Memslots,
-    pub(crate) platform: &'a Platform,
+pub struct MemorySource<'a, A> {
+    /// Guest memory.
+    pub memslots: &'a Memslots,
+    /// How wide addresses are.
+    pub platform: &'a Platform,
+    /// The one whose vector registers are read.
+    pub processor: PhantomData<A>,
 }
 
-impl InputSource for MemorySource<'_> {
+impl<A: Amd64> InputSource for MemorySource<'_, A> {
     fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError> {
         // There is no memory outside, so that it need not be asked first.
         self.memslots.memory().read(Gpa(gpa), into).map_err(|_| match self.platform.has_gpa(gpa) {
@@ -166,17 +187,6 @@ impl InputSource for MemorySource<'_> {
     }
 
     fn xmm_words(&self) -> [u64; XMM_WORDS] {
-        let mut words = [0; XMM_WORDS];
-        // SAFETY: the six registers are stored into the array, which is as large as they are. `fpu::enable` has
-        // allowed the instruction on every CPU, and the hypervisor itself uses no vector registers, so they are
-        // those of the guest that called.
-        unsafe {
-            asm!(
-                "movups [{0}], xmm0", "movups [{0} + 16], xmm1", "movups [{0} + 32], xmm2",
-                "movups [{0} + 48], xmm3", "movups [{0} + 64], xmm4", "movups [{0} + 80], xmm5",
-                in(reg) &raw mut words, options(nostack, preserves_flags),
-            );
-        }
-        words
+        A::xmm_words()
     }
 }

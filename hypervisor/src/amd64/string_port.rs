@@ -5,15 +5,15 @@ use memslots::GuestMemory;
 use paging::Gpa;
 use paging::guest::Access;
 
-use super::entry::{RCX, RDI, RSI};
-
+use super::exits::{with_translation, write_port};
 use super::instruction::{FetchError, fetch_and_decode, translate};
+use super::processor::Amd64;
+use super::registers::{RCX, RDI, RSI};
 use super::state::VcpuState;
 use super::vmcb::{Segment, Vmcb};
-use crate::arch::Context;
 use crate::devices::platform::PortSize;
 use crate::emulator::{add_masked, mask, string_address_size};
-use crate::vm::Next;
+use crate::vm::{Context, Next};
 
 /// Elements that one exit moves; what is left makes the instruction exit again, with interrupts in between.
 const ELEMENTS_PER_EXIT: u64 = 64;
@@ -85,7 +85,7 @@ struct Operation {
 impl Operation {
     /// The operation that `info` describes. What the processor leaves open, as those without decode assists and
     /// emulators do, is taken from the instruction itself.
-    fn new(vmcb: &Vmcb, memory: &GuestMemory<'_>, info: Info) -> Result<Self, FetchError> {
+    fn new<A: Amd64>(vmcb: &Vmcb, memory: &GuestMemory<'_>, info: Info) -> Result<Self, FetchError> {
         let size = info.size();
         let width = PortSize::from_bytes(size).ok_or(FetchError::Protection)?;
         let is_input = info.is_input();
@@ -94,7 +94,7 @@ impl Operation {
         let (address_size, segment) = match (info.address_size(), segment) {
             (Some(size), Some(segment)) => (size, segment),
             (address_size, segment) => {
-                let instruction = fetch_and_decode(vmcb, memory)?;
+                let instruction = fetch_and_decode::<A>(vmcb, memory)?;
                 let decoded = string_address_size(&instruction).ok_or(FetchError::Undefined)?;
                 (address_size.unwrap_or(decoded), segment.unwrap_or(instruction.memory_segment()))
             }
@@ -122,26 +122,35 @@ impl Operation {
     }
 
     /// Where the element's bytes are. As all are translated before one is touched, a fault leaves no half of it.
-    fn locate(&self, state: &VcpuState, memory: &GuestMemory<'_>) -> Result<[Gpa; ELEMENT_MAX], FetchError> {
+    fn locate<A: Amd64>(
+        &self,
+        state: &VcpuState,
+        memory: &GuestMemory<'_>,
+    ) -> Result<[Gpa; ELEMENT_MAX], FetchError> {
         let access = if self.is_input { Access::WRITE } else { Access::empty() };
         let mut places = [Gpa(0); ELEMENT_MAX];
         for (offset, place) in places.iter_mut().enumerate().take(self.size) {
-            *place = translate(&state.vmcb, memory, self.linear(state, offset), access)?;
+            *place = translate::<A>(&state.vmcb, memory, self.linear(state, offset), access)?;
         }
         Ok(places)
     }
 
-    fn load(&self, state: &VcpuState, memory: &GuestMemory<'_>) -> Result<u32, FetchError> {
+    fn load<A: Amd64>(&self, state: &VcpuState, memory: &GuestMemory<'_>) -> Result<u32, FetchError> {
         let mut bytes = [0; ELEMENT_MAX];
-        let places = self.locate(state, memory)?;
+        let places = self.locate::<A>(state, memory)?;
         for (byte, &place) in bytes.iter_mut().zip(&places).take(self.size) {
             memory.read(place, core::slice::from_mut(byte)).map_err(|_| FetchError::Protection)?;
         }
         Ok(u32::from_le_bytes(bytes))
     }
 
-    fn store(&self, state: &VcpuState, memory: &GuestMemory<'_>, value: u32) -> Result<(), FetchError> {
-        let places = self.locate(state, memory)?;
+    fn store<A: Amd64>(
+        &self,
+        state: &VcpuState,
+        memory: &GuestMemory<'_>,
+        value: u32,
+    ) -> Result<(), FetchError> {
+        let places = self.locate::<A>(state, memory)?;
         for (byte, &place) in value.to_le_bytes().iter().zip(&places).take(self.size) {
             memory.write(place, core::slice::from_ref(byte)).map_err(|_| FetchError::Protection)?;
         }
@@ -163,53 +172,55 @@ fn segment_base(vmcb: &Vmcb, segment: Register, is_64bit: bool) -> u64 {
     base
 }
 
-impl Context<'_> {
-    /// INS or OUTS, `info` being the exit's.
-    pub(crate) fn on_string_port(&mut self, info: u64) -> Next {
-        let info = Info(info);
-        let operation = self.with_translation(|state, memory| Operation::new(&state.vmcb, memory, info));
-        let moved = operation.and_then(|operation| self.move_elements(&operation, info.is_repeated()));
-        moved.unwrap_or_else(|error| {
-            self.state.raise_fetch_error(error);
-            Next::Resume
-        })
-    }
+/// INS or OUTS, `info` being the exit's.
+pub fn on_string_port<A: Amd64>(context: &mut Context<'_, A>, info: u64) -> Next {
+    let info = Info(info);
+    let operation = with_translation(context, |state, memory| Operation::new::<A>(&state.vmcb, memory, info));
+    let moved = operation.and_then(|operation| move_elements(context, &operation, info.is_repeated()));
+    moved.unwrap_or_else(|error| {
+        context.state.raise_fetch_error(error);
+        Next::Resume
+    })
+}
 
-    /// Moves as many elements as one exit may; a write that ends or resets the machine is the last.
-    fn move_elements(&mut self, operation: &Operation, is_repeated: bool) -> Result<Next, FetchError> {
-        let mask = operation.address_mask;
-        let size = operation.size as u64;
-        let step = if self.state.vmcb.rflags & RFLAGS_DF == 0 { size } else { size.wrapping_neg() };
-        let count = if is_repeated { self.state.registers.0[RCX] & mask } else { 1 };
-        let mut left = count;
-        let mut next = Next::Resume;
-        while left > 0 && count - left < ELEMENTS_PER_EXIT && next == Next::Resume {
-            next = self.move_element(operation)?;
-            if next == Next::Again {
-                return Ok(next);
-            }
-            left -= 1;
-            add_masked(&mut self.state.registers.0[operation.index()], step, mask);
-            if is_repeated {
-                add_masked(&mut self.state.registers.0[RCX], u64::MAX, mask);
-            }
+/// Moves as many elements as one exit may; a write that ends or resets the machine is the last.
+fn move_elements<A: Amd64>(
+    context: &mut Context<'_, A>,
+    operation: &Operation,
+    is_repeated: bool,
+) -> Result<Next, FetchError> {
+    let mask = operation.address_mask;
+    let size = operation.size as u64;
+    let step = if context.state.vmcb.rflags & RFLAGS_DF == 0 { size } else { size.wrapping_neg() };
+    let count = if is_repeated { context.state.registers.0[RCX] & mask } else { 1 };
+    let mut left = count;
+    let mut next = Next::Resume;
+    while left > 0 && count - left < ELEMENTS_PER_EXIT && next == Next::Resume {
+        next = move_element(context, operation)?;
+        if next == Next::Again {
+            return Ok(next);
         }
-        if left == 0 {
-            let length = self.state.vmcb.exit_info_2.wrapping_sub(self.state.vmcb.rip);
-            self.skip(length);
+        left -= 1;
+        add_masked(&mut context.state.registers.0[operation.index()], step, mask);
+        if is_repeated {
+            add_masked(&mut context.state.registers.0[RCX], u64::MAX, mask);
         }
-        Ok(next)
     }
+    if left == 0 {
+        let length = context.state.vmcb.exit_info_2.wrapping_sub(context.state.vmcb.rip);
+        context.state.skip(length);
+    }
+    Ok(next)
+}
 
-    fn move_element(&mut self, operation: &Operation) -> Result<Next, FetchError> {
-        if operation.is_input {
-            // Reading the port may change the device, so a fault has to come before.
-            self.with_translation(|state, memory| operation.locate(state, memory))?;
-            let value = self.vm.port_read(operation.port, operation.width);
-            self.with_translation(|state, memory| operation.store(state, memory, value))?;
-            return Ok(Next::Resume);
-        }
-        let value = self.with_translation(|state, memory| operation.load(state, memory))?;
-        Ok(self.write_port(operation.port, operation.width, value))
+fn move_element<A: Amd64>(context: &mut Context<'_, A>, operation: &Operation) -> Result<Next, FetchError> {
+    if operation.is_input {
+        // Reading the port may change the device, so a fault has to come before.
+        with_translation(context, |state, memory| operation.locate::<A>(state, memory))?;
+        let value = context.vm.port_read(operation.port, operation.width);
+        with_translation(context, |state, memory| operation.store::<A>(state, memory, value))?;
+        return Ok(Next::Resume);
     }
+    let value = with_translation(context, |state, memory| operation.load::<A>(state, memory))?;
+    Ok(write_port(context, operation.port, operation.width, value))
 }

@@ -7,12 +7,12 @@ use hostlink::rom;
 use memslots::space::Report;
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
 
-use super::SpaceJob;
-use super::translation;
-use crate::arch::Machine;
+use super::guest::allocate_pages;
+use super::processor::Amd64;
 use crate::devices::pci::rom_device::RomLen;
+use crate::vm::Machine;
 use crate::vm::machine::{CounterRow, increase};
-use crate::vm::space::FlushScratch;
+use crate::vm::space::{FlushScratch, SpaceJob};
 
 /// Name of the ROM's slot; RAM has the first ones.
 const SLOT: SlotId = SlotId(u16::MAX);
@@ -20,7 +20,7 @@ const PAGE: usize = 4096;
 
 /// The ROM. Whoever writes to its device's registers holds its lock until [`follow`](Rom::follow) is over, so that the
 /// slots follow in the order of the writes.
-pub(crate) struct Rom {
+pub struct Rom {
     image: PhysAddr,
     len: RomLen,
     /// Where its slot is.
@@ -29,9 +29,9 @@ pub(crate) struct Rom {
 
 impl Rom {
     /// A ROM with its contents, which the guest does not see yet.
-    pub(crate) fn new(len: RomLen) -> Self {
+    pub fn new(len: RomLen) -> Self {
         let bytes = len.bytes() as usize;
-        let image = translation::allocate_pages(bytes / PAGE);
+        let image = allocate_pages(bytes / PAGE);
         // SAFETY: the pages were just allocated for this, and no slot names them yet.
         let image_bytes = unsafe { slice::from_raw_parts_mut(image as *mut u8, bytes) };
         for (line, index) in image_bytes.chunks_exact_mut(rom::LINE as usize).zip(0..) {
@@ -45,9 +45,9 @@ impl Rom {
     /// # Errors
     ///
     /// [`Busy`] while another change of the slots is under way: the access that asks for this is to be tried again.
-    pub(crate) fn follow(
+    pub fn follow<A: Amd64>(
         &mut self,
-        vm: &Machine,
+        vm: &Machine<A>,
         wanted: Option<Gpa>,
         scratch: &mut FlushScratch,
     ) -> Result<Option<Report>, Busy> {
@@ -88,11 +88,11 @@ impl Rom {
 
 /// Another change of the slots is under way.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Busy;
+pub struct Busy;
 
-impl Machine {
+impl<A: Amd64> Machine<A> {
     /// Carries a short job through.
-    fn finish_job(&self, mut job: SpaceJob<'_>, scratch: &mut FlushScratch) -> Report {
+    fn finish_job(&self, mut job: SpaceJob<'_, A>, scratch: &mut FlushScratch) -> Report {
         while self.step_job(&mut job, scratch).is_continue() {}
         let report = job.report();
         drop(job);
@@ -102,7 +102,7 @@ impl Machine {
 }
 
 /// Counts a job that a vCPU's access has caused.
-pub(crate) fn count_job(counters: &CounterRow, report: &Report) {
+pub fn count_job(counters: &CounterRow, report: &Report) {
     for (counter, amount) in [
         (Counter::SlotChanges, 1),
         (Counter::ZapVisited, report.visited),

@@ -6,12 +6,12 @@ use memslots::{AccessError, GuestMemory, Pattern};
 use paging::Gpa;
 use paging::guest::{Access, ControlRegisters, GuestPaging, WalkError};
 
+use super::checks::{self, Refusal};
 use super::code_path::CodePaths;
 use super::cpuid;
-use super::features::Features;
+use super::processor::Amd64;
 use super::state::VcpuState;
 use super::vmcb::{Segment, Vmcb, exit};
-use crate::amd64::checks::{self, Refusal};
 use crate::emulator::Operand;
 
 /// Longest instruction in bytes.
@@ -22,7 +22,7 @@ type Bytes = ArrayVec<u8, INSTRUCTION_MAX>;
 
 /// Why an instruction cannot be looked at; each becomes a fault in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FetchError {
+pub enum FetchError {
     /// #PF at this address with this error code.
     PageFault(u64, u32),
     /// #GP(0): the address is not canonical, or leads to no memory.
@@ -35,7 +35,7 @@ pub(crate) enum FetchError {
 
 impl VcpuState {
     /// Raises the fault that stands for `error`.
-    pub(crate) fn raise_fetch_error(&mut self, error: FetchError) {
+    pub fn raise_fetch_error(&mut self, error: FetchError) {
         match error {
             FetchError::PageFault(address, code) => self.raise_page_fault(address, code),
             FetchError::Protection => self.raise_protection(),
@@ -46,7 +46,7 @@ impl VcpuState {
 }
 
 /// The guest's paging as its registers say.
-fn guest_paging(vmcb: &Vmcb) -> GuestPaging {
+fn guest_paging<A: Amd64>(vmcb: &Vmcb) -> GuestPaging {
     let registers = ControlRegisters {
         cr0: vmcb.cr0,
         cr3: vmcb.cr3,
@@ -54,42 +54,42 @@ fn guest_paging(vmcb: &Vmcb) -> GuestPaging {
         efer: vmcb.efer,
         rflags: vmcb.rflags,
     };
-    GuestPaging::new(&registers, cpuid::physical_address_bits(), cpuid::host_has_1g_pages())
+    GuestPaging::new(&registers, cpuid::physical_address_bits::<A>(), cpuid::host_has_1g_pages::<A>())
 }
 
 /// Where a linear address leads for an access by the guest, when `read` reads the entries.
-fn walk<E>(
+fn walk<A: Amd64, E>(
     vmcb: &Vmcb,
     linear: u64,
     access: Access,
     read: impl FnMut(Gpa) -> Result<u64, E>,
 ) -> Result<Gpa, WalkError<E>> {
     let user = if vmcb.cpl == 3 { Access::USER } else { Access::empty() };
-    guest_paging(vmcb).translate(linear, access | user, read).map(|translation| translation.gpa)
+    guest_paging::<A>(vmcb).translate(linear, access | user, read).map(|translation| translation.gpa)
 }
 
 /// Entries that a walk reads at most.
 const ENTRIES_MAX: usize = 4;
 
 /// Where code at a linear address is, when `read` reads the entries.
-pub(super) fn walk_to_code<E>(
+pub(crate) fn walk_to_code<A: Amd64, E>(
     vmcb: &Vmcb,
     linear: u64,
     read: impl FnMut(Gpa) -> Result<u64, E>,
 ) -> Result<Gpa, WalkError<E>> {
-    walk(vmcb, linear, Access::FETCH, read)
+    walk::<A, _>(vmcb, linear, Access::FETCH, read)
 }
 
 /// Where a linear address leads for an access by the guest, with accessed and dirty bits set as by the processor: its
 /// own walk need not have come so far.
-pub(crate) fn translate(
+pub fn translate<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     linear: u64,
     access: Access,
 ) -> Result<Gpa, FetchError> {
     let mut entries = ArrayVec::<(Gpa, u64), ENTRIES_MAX>::new();
-    let walked = walk(vmcb, linear, access, |gpa| {
+    let walked = walk::<A, _>(vmcb, linear, access, |gpa| {
         let entry = memory.read_u64(gpa)?;
         // There are no more levels.
         let _ = entries.try_push((gpa, entry));
@@ -99,7 +99,7 @@ pub(crate) fn translate(
         WalkError::PageFault(code) => FetchError::PageFault(linear, code.bits()),
         WalkError::NonCanonical | WalkError::Read { .. } => FetchError::Protection,
     })?;
-    let paging = guest_paging(vmcb);
+    let paging = guest_paging::<A>(vmcb);
     let count = entries.len() as u32;
     for (&(at, entry), index) in entries.iter().zip(0..) {
         let used = entry | paging.used_bits(linear, access, index, count);
@@ -114,28 +114,32 @@ pub(crate) fn translate(
 }
 
 /// A byte of the task's state segment, as the processor reads it by itself.
-pub(super) fn read_task(vmcb: &Vmcb, memory: &GuestMemory<'_>, linear: u64) -> Result<u8, FetchError> {
-    let gpa = translate(vmcb, memory, linear, Access::IMPLICIT)?;
+pub(crate) fn read_task<A: Amd64>(
+    vmcb: &Vmcb,
+    memory: &GuestMemory<'_>,
+    linear: u64,
+) -> Result<u8, FetchError> {
+    let gpa = translate::<A>(vmcb, memory, linear, Access::IMPLICIT)?;
     let mut byte = 0;
     memory.read(gpa, core::slice::from_mut(&mut byte)).map_err(|_: AccessError| FetchError::Protection)?;
     Ok(byte)
 }
 
 /// Linear address of the byte at `offset` behind RIP.
-pub(super) fn linear_rip(vmcb: &Vmcb, offset: u64) -> u64 {
+pub(crate) fn linear_rip(vmcb: &Vmcb, offset: u64) -> u64 {
     let rip = vmcb.rip.wrapping_add(offset);
     if vmcb.is_64bit() { rip } else { vmcb.cs.base.wrapping_add(rip) & 0xffff_ffff }
 }
 
 /// Appends `count` bytes of code from `offset` behind RIP; they do not cross a page.
-fn fetch_within_page(
+fn fetch_within_page<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     bytes: &mut Bytes,
     offset: usize,
     count: usize,
 ) -> Result<(), FetchError> {
-    let gpa = translate(vmcb, memory, linear_rip(vmcb, offset as u64), Access::FETCH)?;
+    let gpa = translate::<A>(vmcb, memory, linear_rip(vmcb, offset as u64), Access::FETCH)?;
     let mut buffer = [0; INSTRUCTION_MAX];
     let part = &mut buffer[..count.min(INSTRUCTION_MAX - offset)];
     memory.read(gpa, part).map_err(|_: AccessError| FetchError::Protection)?;
@@ -144,13 +148,13 @@ fn fetch_within_page(
 }
 
 /// Up to `wanted` bytes of code at RIP, fewer if the next page cannot be read.
-fn fetch(vmcb: &Vmcb, memory: &GuestMemory<'_>, wanted: usize) -> Result<Bytes, FetchError> {
+fn fetch<A: Amd64>(vmcb: &Vmcb, memory: &GuestMemory<'_>, wanted: usize) -> Result<Bytes, FetchError> {
     let mut bytes = Bytes::new();
     let in_page = 4096 - (linear_rip(vmcb, 0) & 0xfff) as usize;
-    fetch_within_page(vmcb, memory, &mut bytes, 0, wanted.min(in_page))?;
+    fetch_within_page::<A>(vmcb, memory, &mut bytes, 0, wanted.min(in_page))?;
     if in_page < wanted {
         // The instruction may end before the page does, so this failing is no fault yet.
-        let _ = fetch_within_page(vmcb, memory, &mut bytes, in_page, wanted - in_page);
+        let _ = fetch_within_page::<A>(vmcb, memory, &mut bytes, in_page, wanted - in_page);
     }
     Ok(bytes)
 }
@@ -171,7 +175,7 @@ fn decode(vmcb: &Vmcb, bytes: &[u8]) -> Result<Instruction, FetchError> {
 
 /// Builds the decoder's tables, which it does on first use: that takes thousands of allocations and more stack than
 /// a CPU's block has. Call on the boot stack, with a heap.
-pub(crate) fn build_decoder() {
+pub fn build_decoder() {
     let nop = Decoder::new(64, &[0x90], DecoderOptions::NONE).decode();
     assert_eq!(nop.code(), Code::Nopd, "the decoder works");
 }
@@ -179,7 +183,7 @@ pub(crate) fn build_decoder() {
 /// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer. Where it is not the kernel's
 /// to execute, the fault for that.
 #[inline]
-pub(crate) fn length(
+pub fn length<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
@@ -187,31 +191,31 @@ pub(crate) fn length(
 ) -> Result<u64, FetchError> {
     // One comparison for all that an instruction of the kernel's need not be asked.
     if vmcb.cpl != 0 {
-        return others_length(vmcb, memory, paths, usual);
+        return others_length::<A>(vmcb, memory, paths, usual);
     }
-    allowed_length(vmcb, memory, paths, usual, 0)
+    allowed_length::<A>(vmcb, memory, paths, usual, 0)
 }
 
 #[inline(always)] // It has two callers, one of which knows the privilege level.
-fn allowed_length(
+fn allowed_length<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
     usual: &Pattern,
     cpl: u8,
 ) -> Result<u64, FetchError> {
-    if Features::get().next_rip() && vmcb.next_rip != 0 {
+    if A::features().next_rip() && vmcb.next_rip != 0 {
         return Ok(vmcb.next_rip.wrapping_sub(vmcb.rip));
     }
-    if paths.is_at_rip(vmcb, memory, usual, cpl) {
+    if paths.is_at_rip::<A>(vmcb, memory, usual, cpl) {
         return Ok(usual.len() as u64);
     }
-    decoded_length(vmcb, memory)
+    decoded_length::<A>(vmcb, memory)
 }
 
 #[cold]
 #[inline(never)]
-fn others_length(
+fn others_length<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
@@ -223,39 +227,45 @@ fn others_length(
         _ => checks::Instruction::Kernels,
     };
     match checks::check(instruction, vmcb.conditions()) {
-        Ok(()) => allowed_length(vmcb, memory, paths, usual, vmcb.cpl),
+        Ok(()) => allowed_length::<A>(vmcb, memory, paths, usual, vmcb.cpl),
         Err(Refusal::Undefined) => Err(FetchError::Undefined),
         Err(Refusal::Protection) => Err(FetchError::Protection),
     }
 }
 
 #[cold]
-fn decoded_length(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<u64, FetchError> {
-    let bytes = fetch(vmcb, memory, INSTRUCTION_MAX)?;
+fn decoded_length<A: Amd64>(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<u64, FetchError> {
+    let bytes = fetch::<A>(vmcb, memory, INSTRUCTION_MAX)?;
     Ok(decode(vmcb, &bytes)?.len() as u64)
 }
 
 /// The instruction at RIP.
-pub(super) fn fetch_and_decode(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<Instruction, FetchError> {
-    let bytes = fetch(vmcb, memory, INSTRUCTION_MAX)?;
+pub(crate) fn fetch_and_decode<A: Amd64>(
+    vmcb: &Vmcb,
+    memory: &GuestMemory<'_>,
+) -> Result<Instruction, FetchError> {
+    let bytes = fetch::<A>(vmcb, memory, INSTRUCTION_MAX)?;
     decode(vmcb, &bytes)
 }
 
 /// The instruction at RIP, which has caused a nested page fault.
-pub(super) fn faulting_instruction(vmcb: &Vmcb, memory: &GuestMemory<'_>) -> Result<Instruction, FetchError> {
+pub(crate) fn faulting_instruction<A: Amd64>(
+    vmcb: &Vmcb,
+    memory: &GuestMemory<'_>,
+) -> Result<Instruction, FetchError> {
     let count = usize::from(vmcb.fetched_count).min(INSTRUCTION_MAX);
-    if Features::get().decode_assists() && count > 0 {
+    if A::features().decode_assists() && count > 0 {
         return decode(vmcb, &vmcb.fetched_bytes[..count]);
     }
-    fetch_and_decode(vmcb, memory)
+    fetch_and_decode::<A>(vmcb, memory)
 }
 
 /// A move to a control register at RIP: which one, from which general register, and its length.
-pub(crate) fn decode_control_write(
+pub fn decode_control_write<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
 ) -> Result<(u32, Operand, u64), FetchError> {
-    let instruction = fetch_and_decode(vmcb, memory)?;
+    let instruction = fetch_and_decode::<A>(vmcb, memory)?;
     let control = instruction.op0_register();
     if instruction.mnemonic() != Mnemonic::Mov || !control.is_cr() {
         return Err(FetchError::Undefined);

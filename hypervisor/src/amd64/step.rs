@@ -12,12 +12,13 @@
 //!
 //! APM volume 2, sections 8.2.3 (NMI), 13.1.4 (single step), 15.12 (exception intercepts).
 
-use super::super::clock;
+use super::CR0_PE;
+use super::event;
+use super::intercepts::{self, misc1};
+use super::nmi::{self, Nmi};
+use super::processor::Amd64;
 use super::state::VcpuState;
-use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF, clean, event, exit, misc1};
-use crate::amd64::intercepts;
-use crate::amd64::nmi::{self, Nmi};
-use crate::arch::PerCpu;
+use super::vmcb::{DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF, clean, exit};
 
 /// What an IRET can raise in its place beside #AC, which is always intercepted: #UD, #TS, #NP, #SS, #GP, #PF.
 const IRET_EXCEPTIONS: u32 = 1 << 6 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14;
@@ -30,7 +31,7 @@ const TASK_PATIENCE_US: u64 = 1000;
 
 /// What was in the place of what the step needs.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Step {
+pub struct Step {
     rip: u64,
     /// The task that the IRET ends, if it does.
     task: Option<u16>,
@@ -40,7 +41,7 @@ pub(crate) struct Step {
 
 impl VcpuState {
     /// The guest takes an NMI: the next waits for IRET.
-    pub(crate) fn take_nmi(&mut self) {
+    pub fn take_nmi(&mut self) {
         self.nmi.take();
         self.await_iret();
     }
@@ -52,7 +53,7 @@ impl VcpuState {
     }
 
     /// The guest is at an IRET that is intercepted: it executes it unless an event comes before.
-    pub(crate) fn prepare_iret(&mut self) {
+    pub fn prepare_iret<A: Amd64>(&mut self) {
         let vmcb = &mut *self.vmcb;
         if vmcb.event_injection & event::VALID != 0 {
             return self.await_iret();
@@ -64,7 +65,7 @@ impl VcpuState {
         vmcb.intercept_exceptions |= IRET_EXCEPTIONS;
         vmcb.mark_dirty(clean::ALL);
         if task.is_some() {
-            return self.hasten_exit();
+            return self.hasten_exit::<A>();
         }
         vmcb.rflags |= RFLAGS_TF;
         // What the processor reports is then known to come from this instruction.
@@ -73,17 +74,17 @@ impl VcpuState {
 
     /// Sees to an exit behind an IRET that causes none, if an NMI waits for it.
     #[cold]
-    fn hasten_exit(&self) {
+    fn hasten_exit<A: Amd64>(&self) {
         if self.nmi.contains(Nmi::PENDING) {
-            let now = clock::now();
-            clock::set_timer(PerCpu::current(), now + clock::ticks_of_us(TASK_PATIENCE_US), now);
+            let now = A::now();
+            A::set_timer(A::this_cpu(), now + A::ticks_of_us(TASK_PATIENCE_US), now);
         }
     }
 
     /// Ends the step if there is one, whether the IRET has been executed or not. To be called after each exit, before
     /// anything else looks at RFLAGS and DR6.
     #[inline]
-    pub(crate) fn end_step(&mut self) {
+    pub fn end_step(&mut self) {
         if self.nmi.contains(Nmi::STEPPING) {
             self.finish_step();
         }
@@ -124,7 +125,7 @@ impl VcpuState {
     }
 
     /// Raises in the guest the exception that has been intercepted.
-    pub(crate) fn reflect_exception(&mut self) {
+    pub fn reflect_exception(&mut self) {
         let (error, address) = (self.vmcb.exit_info_1, self.vmcb.exit_info_2);
         match self.vmcb.exit_code - exit::EXCEPTION_0 {
             event::VECTOR_DB => {

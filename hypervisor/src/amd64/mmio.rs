@@ -6,73 +6,70 @@ use memslots::{GuestMemory, Resolution};
 use paging::Gpa;
 use paging::guest::Access;
 
-use crate::arch::Machine;
-use crate::vm::{Next, increase};
+use crate::vm::{Context, Machine, Next, increase};
 use hostlink::counters::Counter;
 
-use super::super::clock;
+use super::exits::with_translation;
 use super::instruction::{FetchError, faulting_instruction, translate};
+use super::processor::Amd64;
 use super::state::VcpuState;
 use super::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean};
-use crate::arch::Context;
 use crate::devices::lapic::{Effect, Lapic};
 use crate::devices::platform::Platform;
 use crate::emulator::{Cpu, Failure, Memory, Outcome, SegmentBases, execute};
 
 const PAGE: u64 = 4096;
 
-impl Context<'_> {
-    /// Carries out the instruction at RIP, whose access the processor could not do. The page of `mmio` is known to have
-    /// no memory behind it.
-    ///
-    /// Decoding, translation and access are one section for the flush engine: an initiator that has changed the
-    /// translation waits until the access is done, or the walk here finds the change (H30).
-    #[inline(never)] // Seldom, and with room for what other exits need not make.
-    pub(super) fn emulate_access(&mut self, mmio: Option<Gpa>) -> Next {
-        let vm = self.vm;
-        self.state.rsp_from_vmcb();
-        let outcome = self.with_translation(|state, memory| {
-            let instruction = faulting_instruction(&state.vmcb, memory)?;
-            let (outcome, effects) = emulate(vm, state, memory, mmio, &instruction);
-            Ok((outcome, effects, instruction.len() as u64))
-        });
-        let (outcome, effects) = match outcome {
-            Ok((outcome, effects, length)) => (outcome.map(|outcome| (outcome, length)), effects),
-            Err(error) => (Err(error), LapicEffects::default()),
-        };
-        match outcome {
-            Ok((Outcome::Done, length)) => {
-                self.state.rsp_to_vmcb();
-                self.skip(length);
-            }
-            Ok((Outcome::Unfinished, _)) => {
-                // What the instruction before it holds off, it does for the first elements only.
-                self.state.vmcb.interrupt_shadow &= !1;
-                if self.state.vmcb.rflags & RFLAGS_TF != 0 {
-                    self.state.raise_debug(DR6_SINGLE_STEP);
-                }
-            }
-            Ok((Outcome::Retry, _)) => {}
-            Err(error) => {
-                log::debug!("vCPU {}: access is not emulated: {error:?}", self.vcpu.index);
-                self.state.raise_fetch_error(error);
+/// Carries out the instruction at RIP, whose access the processor could not do. The page of `mmio` is known to have
+/// no memory behind it.
+///
+/// Decoding, translation and access are one section for the flush engine: an initiator that has changed the
+/// translation waits until the access is done, or the walk here finds the change (H30).
+#[inline(never)] // Seldom, and with room for what other exits need not make.
+pub(crate) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, mmio: Option<Gpa>) -> Next {
+    let vm = context.vm;
+    context.state.rsp_from_vmcb();
+    let outcome = with_translation(context, |state, memory| {
+        let instruction = faulting_instruction::<A>(&state.vmcb, memory)?;
+        let (outcome, effects) = emulate(vm, state, memory, mmio, &instruction);
+        Ok((outcome, effects, instruction.len() as u64))
+    });
+    let (outcome, effects) = match outcome {
+        Ok((outcome, effects, length)) => (outcome.map(|outcome| (outcome, length)), effects),
+        Err(error) => (Err(error), LapicEffects::default()),
+    };
+    match outcome {
+        Ok((Outcome::Done, length)) => {
+            context.state.rsp_to_vmcb();
+            context.state.skip(length);
+        }
+        Ok((Outcome::Unfinished, _)) => {
+            // What the instruction before it holds off, it does for the first elements only.
+            context.state.vmcb.interrupt_shadow &= !1;
+            if context.state.vmcb.rflags & RFLAGS_TF != 0 {
+                context.state.raise_debug(DR6_SINGLE_STEP);
             }
         }
-        self.state.vmcb.mark_dirty(clean::ALL);
-        self.settle_lapic(&effects)
+        Ok((Outcome::Retry, _)) => {}
+        Err(error) => {
+            log::debug!("vCPU {}: access is not emulated: {error:?}", context.vcpu.index);
+            context.state.raise_fetch_error(error);
+        }
     }
+    context.state.vmcb.mark_dirty(clean::ALL);
+    settle_lapic(context, &effects)
+}
 
-    /// What is left of accesses to the local APIC's registers.
-    fn settle_lapic(&mut self, effects: &LapicEffects) -> Next {
-        if effects.targets != 0 {
-            increase(&self.counters[Counter::IrqIpi as usize], effects.targets);
-        }
-        if !effects.is_changed {
-            return Next::Resume;
-        }
-        self.vcpu.inbox.set_address(&self.state.lapic);
-        Next::Timers
+/// What is left of accesses to the local APIC's registers.
+fn settle_lapic<A: Amd64>(context: &mut Context<'_, A>, effects: &LapicEffects) -> Next {
+    if effects.targets != 0 {
+        increase(&context.counters[Counter::IrqIpi as usize], effects.targets);
     }
+    if !effects.is_changed {
+        return Next::Resume;
+    }
+    context.vcpu.inbox.set_address(&context.state.lapic);
+    Next::Timers
 }
 
 /// What accesses to the local APIC's registers leave to be done behind the instruction.
@@ -85,8 +82,8 @@ struct LapicEffects {
 }
 
 /// Carries out an instruction of a vCPU.
-fn emulate(
-    vm: &Machine,
+fn emulate<A: Amd64>(
+    vm: &Machine<A>,
     state: &mut VcpuState,
     memory: &GuestMemory<'_>,
     mmio: Option<Gpa>,
@@ -116,8 +113,8 @@ fn emulate(
 }
 
 /// What a vCPU reaches by its linear addresses.
-struct Reach<'a> {
-    vm: &'a Machine,
+struct Reach<'a, A: Amd64> {
+    vm: &'a Machine<A>,
     vmcb: &'a Vmcb,
     memory: &'a GuestMemory<'a>,
     /// An address in a page that has no memory.
@@ -127,7 +124,7 @@ struct Reach<'a> {
     effects: LapicEffects,
 }
 
-impl Reach<'_> {
+impl<A: Amd64> Reach<'_, A> {
     /// The memory of the page of `gpa`: whether it is read-only; `None` if there is none.
     fn memory_at(&self, gpa: Gpa) -> Option<bool> {
         if self.mmio.is_some_and(|known| known.0 / PAGE == gpa.0 / PAGE) {
@@ -150,7 +147,7 @@ impl Reach<'_> {
 
     /// The vCPU's TSC.
     fn now(&self) -> u64 {
-        clock::now().wrapping_add(self.vmcb.tsc_offset)
+        A::now().wrapping_add(self.vmcb.tsc_offset)
     }
 
     fn write_lapic(&mut self, gpa: Gpa, value: u32) {
@@ -170,12 +167,12 @@ impl Reach<'_> {
     }
 }
 
-impl Memory for Reach<'_> {
+impl<A: Amd64> Memory for Reach<'_, A> {
     type Error = FetchError;
 
     fn translate(&mut self, linear: u64, is_write: bool) -> Result<Gpa, FetchError> {
         let access = if is_write { Access::WRITE } else { Access::empty() };
-        translate(self.vmcb, self.memory, linear, access)
+        translate::<A>(self.vmcb, self.memory, linear, access)
     }
 
     fn is_direct(&mut self, gpa: Gpa, is_write: bool) -> bool {

@@ -4,17 +4,16 @@
 //! to one of them, or to DR7 under either of its names, which might turn them on, causes an exit: it brings them, and the instruction is executed
 //! again. A vCPU whose breakpoints are on brings them along. APM volume 2, sections 13.1.1 and 15.8.1.
 
-use x86_64::registers::debug::{DebugAddressRegister, Dr0, Dr1, Dr2, Dr3};
-
+use super::intercepts;
+use super::processor::Amd64;
 use super::vmcb::{Vmcb, clean};
-use crate::amd64::intercepts;
 
 /// DR7: the enable bits of all four breakpoints.
 const DR7_ENABLED: u64 = 0xff;
 
 /// DR0 to DR3 of one vCPU.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct DebugRegisters {
+pub(crate) struct DebugRegisters {
     values: [u64; 4],
     /// They are in the processor, not here.
     are_loaded: bool,
@@ -23,21 +22,17 @@ pub(super) struct DebugRegisters {
 impl DebugRegisters {
     /// The vCPU comes onto this CPU.
     #[inline]
-    pub(super) fn arrive(&mut self, vmcb: &mut Vmcb) {
+    pub(crate) fn arrive<A: Amd64>(&mut self, vmcb: &mut Vmcb) {
         vmcb.intercept_dr = intercepts::DEBUG;
         if vmcb.dr7 & DR7_ENABLED != 0 {
-            self.load(vmcb);
+            self.load::<A>(vmcb);
         }
     }
 
     /// The vCPU uses them.
     #[cold]
-    pub(super) fn load(&mut self, vmcb: &mut Vmcb) {
-        let [dr0, dr1, dr2, dr3] = self.values;
-        Dr0::write(dr0);
-        Dr1::write(dr1);
-        Dr2::write(dr2);
-        Dr3::write(dr3);
+    pub(crate) fn load<A: Amd64>(&mut self, vmcb: &mut Vmcb) {
+        A::write_breakpoints(self.values);
         self.are_loaded = true;
         vmcb.intercept_dr = 0;
         vmcb.mark_dirty(clean::INTERCEPTS);
@@ -45,15 +40,15 @@ impl DebugRegisters {
 
     /// The vCPU leaves this CPU.
     #[inline]
-    pub(super) fn leave(&mut self) {
+    pub(crate) fn leave<A: Amd64>(&mut self) {
         if self.are_loaded {
-            self.save();
+            self.save::<A>();
         }
     }
 
     #[cold]
-    fn save(&mut self) {
-        self.values = [Dr0::read(), Dr1::read(), Dr2::read(), Dr3::read()];
+    fn save<A: Amd64>(&mut self) {
+        self.values = A::read_breakpoints();
         self.are_loaded = false;
     }
 }

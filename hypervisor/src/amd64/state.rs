@@ -4,31 +4,33 @@ use alloc::boxed::Box;
 
 use coherence::Space;
 use coherence::asid::AsidSlot;
-use x86_64::registers::model_specific::Msr;
-
 use memslots::MmioCache;
 use stay::MMIO_PAGES;
 use stay::amd64::{TranslationControls, changes_translations};
 
+use super::CR0_PE;
+use super::RFLAGS_RF;
 use super::auditor::Auditor;
 use super::code_path::CodePaths;
 use super::debug::DebugRegisters;
-use super::entry::{RAX, RBX, RDX, RSI, RSP, Registers};
-use super::features::{self, Features};
 use super::fpu::FpuState;
+use super::intercepts::{self, misc1};
+use super::nmi::Nmi;
+use super::processor::Amd64;
+use super::registers::{RAX, RBX, RDX, RSI, RSP, Registers};
 use super::step::Step;
-use super::vmcb::{self, CR0_PE, EFER_SVME, Segment, Vmcb, clean, misc1, vintr};
+use super::vmcb::{self, DR6_SINGLE_STEP, EFER_SVME, RFLAGS_TF, Segment, Vmcb, clean, vintr};
 use super::{cpuid, msr};
-use crate::amd64::intercepts;
-use crate::amd64::nmi::Nmi;
 use crate::devices::inbox::Inbox;
 use crate::devices::lapic::{Lapic, TimerClock};
 use crate::hyperv::Vp;
 use crate::loader::{self, EntryState};
+use crate::sched::VcpuIndex;
+use crate::sched::spinning::Look;
+use crate::vm::arch::State;
 
 /// CR0.ET, which is always set.
 const CR0_ET: u64 = 1 << 4;
-const MSR_TSC_AUX: u32 = 0xc000_0103;
 /// PAT after reset (APM volume 2, section 7.8.2).
 const PAT_RESET: u64 = 0x0007_0406_0007_0406;
 /// PAUSEs in a row that make the processor exit, where it counts them; and how far apart they may be.
@@ -41,7 +43,7 @@ fn segment(from: loader::Segment) -> Segment {
 
 /// What a vCPU is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Activity {
+pub enum Activity {
     /// It has instructions to run.
     Running,
     /// It executed HLT and waits for an interrupt.
@@ -52,37 +54,47 @@ pub(crate) enum Activity {
 
 /// Tables that all vCPUs share: which ports and MSRs cause exits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Permissions {
+pub struct Permissions {
     /// Physical address of the I/O permission map.
-    pub(crate) io: u64,
+    pub io: u64,
     /// Physical address of the MSR permission map.
-    pub(crate) msr: u64,
+    pub msr: u64,
     /// Root of the nested page table.
-    pub(crate) nested_root: u64,
+    pub nested_root: u64,
 }
 
 /// A vCPU's private state.
-pub(crate) struct VcpuState {
-    pub(crate) vmcb: Box<Vmcb>,
-    pub(crate) registers: Registers,
-    pub(crate) lapic: Lapic,
-    pub(crate) hyperv: Vp,
-    pub(crate) asid: AsidSlot,
-    pub(crate) auditor: Auditor,
-    pub(crate) activity: Activity,
+pub struct VcpuState {
+    /// The control block.
+    pub vmcb: Box<Vmcb>,
+    /// General registers.
+    pub registers: Registers,
+    /// The local APIC.
+    pub lapic: Lapic,
+    /// The Hyper-V interface's part.
+    pub hyperv: Vp,
+    /// Its address space tag.
+    pub asid: AsidSlot,
+    /// What the auditor knows.
+    pub auditor: Auditor,
+    /// Whether it runs.
+    pub activity: Activity,
     /// An exception to raise at the next entry: the value for `event_injection`.
-    pub(crate) exception: Option<u64>,
-    pub(crate) nmi: Nmi,
+    pub exception: Option<u64>,
+    /// NMIs.
+    pub nmi: Nmi,
     /// Of use while `nmi` says so.
-    pub(super) step: Step,
+    pub(crate) step: Step,
     /// What the guest reads from TSC_ADJUST.
-    pub(crate) tsc_adjust: u64,
+    pub tsc_adjust: u64,
+    /// CPUID leaf 1's EAX, which is in EDX after INIT.
+    signature: u32,
     /// CPUID as this vCPU sees it.
-    pub(crate) view: cpuid::View,
+    pub view: cpuid::View,
     /// The way to its code.
-    pub(crate) code: CodePaths,
+    pub code: CodePaths,
     /// Pages without memory that it has accessed last.
-    pub(crate) mmio: MmioCache<MMIO_PAGES>,
+    pub mmio: MmioCache<MMIO_PAGES>,
     fpu: FpuState,
     debug: DebugRegisters,
     tsc_aux: u64,
@@ -90,7 +102,7 @@ pub(crate) struct VcpuState {
 
 impl VcpuState {
     /// A vCPU after power-on, waiting for start-up.
-    pub(crate) fn new(
+    pub fn new<A: Amd64>(
         vp_index: u32,
         view: cpuid::View,
         clock: TimerClock,
@@ -108,19 +120,20 @@ impl VcpuState {
             nmi: Nmi::default(),
             step: Step::default(),
             tsc_adjust: 0,
+            signature: cpuid::answer::<A>(1, 0, view).eax,
             view,
             code: CodePaths::default(),
             mmio: MmioCache::new(),
-            fpu: FpuState::new(),
+            fpu: FpuState::new::<A>(),
             debug: DebugRegisters::default(),
             tsc_aux: 0,
         };
-        state.set_controls(permissions);
+        state.set_controls::<A>(permissions);
         state.set_init_state();
         state
     }
 
-    fn set_controls(&mut self, permissions: &Permissions) {
+    fn set_controls<A: Amd64>(&mut self, permissions: &Permissions) {
         let vmcb = &mut *self.vmcb;
         vmcb.intercept_cr = vmcb::CR_WRITE_4;
         vmcb.intercept_exceptions = intercepts::EXCEPTIONS;
@@ -130,14 +143,14 @@ impl VcpuState {
         vmcb.nested_control = 1;
         vmcb.nested_cr3 = permissions.nested_root;
         vmcb.interrupt_control = vintr::MASKING;
-        if Features::get().pause_filter() {
+        if A::features().pause_filter() {
             vmcb.pause_filter_count = PAUSE_COUNT;
             vmcb.pause_filter_threshold = PAUSE_THRESHOLD;
         }
     }
 
     /// The processor's state after INIT: APM volume 2, table 14-1. The FPU keeps its state.
-    pub(crate) fn set_init_state(&mut self) {
+    pub fn set_init_state(&mut self) {
         self.end_step();
         let data = Segment { selector: 0, attributes: 0x093, limit: 0xffff, base: 0 };
         let vmcb = &mut *self.vmcb;
@@ -158,7 +171,7 @@ impl VcpuState {
         (vmcb.event_injection, vmcb.interrupt_shadow) = (0, 0);
         self.registers = Registers::default();
         self.vmcb.rsp = 0;
-        self.registers.set_low(RDX, cpuid::answer(1, 0, self.view).eax);
+        self.registers.set_low(RDX, self.signature);
         self.exception = None;
         self.nmi = Nmi::default();
         self.vmcb.mark_dirty(clean::ALL);
@@ -167,7 +180,7 @@ impl VcpuState {
     }
 
     /// Everything as after power-on, waiting for start-up. What was posted before is void.
-    pub(crate) fn reset(&mut self, inbox: &Inbox) {
+    pub fn reset(&mut self, inbox: &Inbox) {
         let _signals = inbox.take_signals(&mut self.lapic);
         inbox.drain_vectors(&mut self.lapic);
         self.set_init_state();
@@ -184,7 +197,7 @@ impl VcpuState {
     }
 
     /// A start-up IPI arrived: begins in real mode at `page`.
-    pub(crate) fn start_up(&mut self, page: u8) {
+    pub fn start_up(&mut self, page: u8) {
         let base = u64::from(page) << 12;
         self.vmcb.cs = Segment { selector: u16::from(page) << 8, attributes: 0x09b, limit: 0xffff, base };
         self.vmcb.rip = 0;
@@ -193,7 +206,7 @@ impl VcpuState {
     }
 
     /// Lets the boot vCPU begin at a kernel's entry point, as [`EntryState`] describes.
-    pub(crate) fn start_kernel(&mut self, entry: &EntryState) {
+    pub fn start_kernel(&mut self, entry: &EntryState) {
         let data = segment(loader::DATA);
         let vmcb = &mut *self.vmcb;
         vmcb.cs = segment(loader::CODE);
@@ -213,67 +226,80 @@ impl VcpuState {
 
     /// The address space that it is in.
     #[inline(always)]
-    pub(crate) fn space(&self) -> Space {
+    pub fn space(&self) -> Space {
         self.vmcb.translation_controls().space()
     }
 
     /// Control registers have been written on the guest's behalf; before, they were `old`.
     #[inline(always)]
-    pub(crate) fn settle_translations(&mut self, old: TranslationControls) {
+    pub fn settle_translations(&mut self, old: TranslationControls) {
         if changes_translations(old, self.vmcb.translation_controls()) {
             self.asid.owe_flush();
         }
     }
 
-    /// Loads what VMRUN and [`run_guest`](super::entry::run_guest) do not exchange.
-    pub(crate) fn load(&mut self) {
-        self.fpu.load();
-        self.debug.arrive(&mut self.vmcb);
-        if features::has_tsc_aux() {
-            // SAFETY: the MSR is there, and the hypervisor does not use it.
-            unsafe { Msr::new(MSR_TSC_AUX).write(self.tsc_aux) };
+    /// Loads what VMRUN and [`Amd64::run`] do not exchange.
+    pub fn load<A: Amd64>(&mut self) {
+        self.fpu.load::<A>();
+        self.debug.arrive::<A>(&mut self.vmcb);
+        if A::has_tsc_aux() {
+            A::write_tsc_aux(self.tsc_aux);
         }
         self.vmcb.mark_dirty(clean::ALL);
     }
 
     /// Saves what [`load`](Self::load) loaded.
-    pub(crate) fn save(&mut self) {
-        self.fpu.save();
-        self.debug.leave();
-        if features::has_tsc_aux() {
-            // SAFETY: as in `load`.
-            self.tsc_aux = unsafe { Msr::new(MSR_TSC_AUX).read() };
+    pub fn save<A: Amd64>(&mut self) {
+        self.fpu.save::<A>();
+        self.debug.leave::<A>();
+        if A::has_tsc_aux() {
+            self.tsc_aux = A::read_tsc_aux();
         }
     }
 
     /// The guest wants to read or write a debug register: it does so at the next entry.
     #[cold]
-    pub(crate) fn load_debug_registers(&mut self) {
-        self.debug.load(&mut self.vmcb);
+    pub fn load_debug_registers<A: Amd64>(&mut self) {
+        self.debug.load::<A>(&mut self.vmcb);
+    }
+
+    /// Goes on behind an instruction of `length` bytes.
+    pub fn skip(&mut self, length: u64) {
+        let vmcb = &mut *self.vmcb;
+        let next = vmcb.rip.wrapping_add(length);
+        vmcb.rip = if vmcb.is_64bit() { next } else { next & 0xffff_ffff };
+        vmcb.interrupt_shadow &= !1;
+        if vmcb.rflags & (RFLAGS_TF | RFLAGS_RF) != 0 {
+            // RF has done its work, and TF does its own.
+            vmcb.rflags &= !RFLAGS_RF;
+            if vmcb.rflags & RFLAGS_TF != 0 {
+                self.raise_debug(DR6_SINGLE_STEP);
+            }
+        }
     }
 
     /// Copies RAX out of the VMCB after an exit.
-    pub(crate) fn rax_from_vmcb(&mut self) {
+    pub fn rax_from_vmcb(&mut self) {
         self.registers.0[RAX] = self.vmcb.rax;
     }
 
     /// Copies RAX into the VMCB before an entry.
-    pub(crate) fn rax_to_vmcb(&mut self) {
+    pub fn rax_to_vmcb(&mut self) {
         self.vmcb.rax = self.registers.0[RAX];
     }
 
     /// Copies RSP out of the VMCB, before an instruction is emulated that may name it.
-    pub(crate) fn rsp_from_vmcb(&mut self) {
+    pub fn rsp_from_vmcb(&mut self) {
         self.registers.0[RSP] = self.vmcb.rsp;
     }
 
     /// Copies RSP into the VMCB, after an instruction has been emulated that may have changed it.
-    pub(crate) fn rsp_to_vmcb(&mut self) {
+    pub fn rsp_to_vmcb(&mut self) {
         self.vmcb.rsp = self.registers.0[RSP];
     }
 
     /// Has the processor exit on PAUSE, or not.
-    pub(crate) fn intercept_pause(&mut self, wanted: bool) {
+    pub fn intercept_pause(&mut self, wanted: bool) {
         let bits = self.vmcb.intercept_misc1;
         let new = if wanted { bits | misc1::PAUSE } else { bits & !misc1::PAUSE };
         if new != bits {
@@ -285,7 +311,7 @@ impl VcpuState {
     /// When this vCPU wants to be looked at for one of its timers, as a value of the host's TSC, which is `now`: one
     /// that is not later if a timer has expired already, `u64::MAX` if none runs.
     #[inline]
-    pub(crate) fn next_deadline(&self, now: u64) -> u64 {
+    pub fn next_deadline(&self, now: u64) -> u64 {
         // The local APIC counts in the guest's TSC, which may have wrapped against the host's.
         let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
         let lapic =
@@ -295,7 +321,7 @@ impl VcpuState {
     }
 
     /// Registers for the log when the guest has shut down.
-    pub(crate) fn dump(&self, vcpu: u32) {
+    pub fn dump(&self, vcpu: u32) {
         let (v, r) = (&*self.vmcb, &self.registers.0);
         log::error!("vCPU {vcpu} shut down: triple fault at {:#06x}:{:#018x}", v.cs.selector, v.rip);
         log::error!("  rax {:#018x} rbx {:#018x} rcx {:#018x} rdx {:#018x}", r[0], r[3], r[1], r[2]);
@@ -311,5 +337,63 @@ impl VcpuState {
             v.gdtr.base,
             v.gdtr.limit
         );
+    }
+}
+
+impl State for VcpuState {
+    type Inbox = Inbox;
+
+    fn reset(&mut self, inbox: &Inbox) {
+        Self::reset(self, inbox);
+    }
+
+    #[inline(always)]
+    fn space(&self) -> coherence::Space {
+        self.space()
+    }
+
+    #[inline(always)]
+    fn is_running(&self) -> bool {
+        self.activity == Activity::Running
+    }
+
+    #[inline(always)]
+    fn update_activity(&mut self) {
+        self.update_activity();
+    }
+
+    #[inline(always)]
+    fn wakes_from_halt(&self) -> bool {
+        self.wakes_from_halt()
+    }
+
+    #[inline(always)]
+    fn next_deadline(&self, now: u64) -> u64 {
+        self.next_deadline(now)
+    }
+
+    #[inline(always)]
+    fn intercept_pause(&mut self, wanted: bool) {
+        self.intercept_pause(wanted);
+    }
+
+    /// It is never looked at: whether the guest spins is known from its PAUSE.
+    #[inline(always)]
+    fn is_look_due(&self, _: u64) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn look_whether_it_spins(&mut self, _: u64, _: u64) -> Look {
+        Look::Again(u64::MAX)
+    }
+
+    #[inline(always)]
+    fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES> {
+        &mut self.mmio
+    }
+
+    fn dump(&self, vcpu: VcpuIndex) {
+        self.dump(vcpu);
     }
 }

@@ -1,7 +1,10 @@
 //! What the vCPUs of a guest share on AMD64: the Hyper-V partition, devices, what flushes cost.
 
+use alloc::alloc::alloc_zeroed;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::alloc::Layout;
+use core::marker::PhantomData;
 use core::ops::Range;
 
 use hostlink::config::Config;
@@ -9,17 +12,12 @@ use memslots::{Gpa, Memslots};
 use paging::Level;
 use spin::Mutex;
 
-use super::Vcpu;
-use super::clock;
-use super::console;
 use super::flush::{CallServices, MemorySource};
 use super::overlay::Overlays;
+use super::processor::Amd64;
 use super::rom::Rom;
-use super::svm::state::{Permissions, VcpuState};
-use super::svm::{cpuid, features, invalidate, msr};
-use super::translation;
-use crate::arch::Space;
-use crate::arch::{Machine, PerCpu};
+use super::state::{Permissions, VcpuState};
+use super::{cpuid, msr};
 use crate::devices::acpi;
 use crate::devices::apic_ids::Assignment;
 use crate::devices::lapic::TimerClock;
@@ -32,8 +30,8 @@ use crate::loader::{self, LoadError, MemoryLayout, layout};
 use crate::sched::VcpuIndex;
 use crate::vm::GUEST;
 use crate::vm::machine::place;
-use crate::vm::space::FlushScratch;
-use crate::vm::{CreateError, Files, control};
+use crate::vm::space::{FlushScratch, Space};
+use crate::vm::{CreateError, Files, Machine, PerCpu, Vcpu, control};
 use stay::{Cost, Measured};
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
@@ -41,45 +39,49 @@ const APIC_HZ: u64 = 1_000_000_000;
 const PAGE: u64 = 4096;
 
 /// Width of guest physical addresses.
-pub(crate) fn physical_address_bits() -> u32 {
-    cpuid::physical_address_bits()
+pub fn physical_address_bits<A: Amd64>() -> u32 {
+    cpuid::physical_address_bits::<A>()
 }
 
 /// Largest page of the nested page table here.
-pub(crate) fn largest_page() -> Level {
-    if cpuid::host_has_1g_pages() { Level::Page1G } else { Level::Page2M }
+pub fn largest_page<A: Amd64>() -> Level {
+    if cpuid::host_has_1g_pages::<A>() { Level::Page1G } else { Level::Page2M }
 }
 
 /// Refuses a configuration that this image or processor cannot serve.
-pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
+pub fn check<A: Amd64>(config: &Config<'_>) -> Result<(), CreateError> {
     match config.switches.defect {
         Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
         Some(defect) if !defect.is_of_amd64() => Err(CreateError::ForeignDefect(defect)),
         _ if !config.switches.pretend => Ok(()),
         _ if !cfg!(feature = "audit") => Err(CreateError::NoAuditor),
         _ => {
-            features::pretend();
+            A::pretend();
             Ok(())
         }
     }
 }
 
 /// Guest physical ranges of RAM.
-pub(crate) fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+pub fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
     Ok(MemoryLayout::new(size)?.slots().into_iter().collect())
 }
 
 /// What the vCPUs share beyond memory and scheduler.
-pub(crate) struct Shared {
+pub struct Shared {
     apic_ids: Assignment,
     /// Bits of CR4 that the guest may set.
-    pub(crate) cr4_mask: u64,
+    pub cr4_mask: u64,
     /// What flushing costs here.
-    pub(crate) flush_cost: Cost,
-    pub(crate) partition: Partition,
-    pub(crate) platform: Mutex<Platform>,
-    pub(crate) overlays: Mutex<Overlays>,
-    pub(crate) rom: Mutex<Rom>,
+    pub flush_cost: Cost,
+    /// The Hyper-V partition.
+    pub partition: Partition,
+    /// Devices.
+    pub platform: Mutex<Platform>,
+    /// Pages laid over guest memory.
+    pub overlays: Mutex<Overlays>,
+    /// The memory behind the expansion ROM.
+    pub rom: Mutex<Rom>,
     layout: MemoryLayout,
     permissions: Permissions,
     vcpus: u32,
@@ -87,27 +89,27 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// For a guest whose nested page table is `space`'s.
-    pub(crate) fn new(config: &Config<'_>, space: &Space) -> Result<Self, CreateError> {
+    pub fn new<A: Amd64>(config: &Config<'_>, space: &Space<A>) -> Result<Self, CreateError> {
         let platform = hyperv::Platform {
             flush_hypercall: config.flush == hostlink::config::FlushMode::Hypercall,
-            invariant_tsc: cpuid::host_has_invariant_tsc(),
+            invariant_tsc: cpuid::host_has_invariant_tsc::<A>(),
             nested_paging: true,
-            tsc_hz: clock::hz(),
+            tsc_hz: A::hz(),
             apic_hz: APIC_HZ,
-            gpa_bits: cpuid::physical_address_bits() as u8,
+            gpa_bits: cpuid::physical_address_bits::<A>() as u8,
         };
         Ok(Self {
             apic_ids: Assignment::new(config.vcpus, config.switches.apic_ids),
-            cr4_mask: cpuid::guest_cr4_mask(),
-            flush_cost: measure_flushes(config.switches.flush_pages),
-            partition: Partition::new(platform, clock::now()).ok_or(CreateError::Clock)?,
+            cr4_mask: cpuid::guest_cr4_mask::<A>(),
+            flush_cost: measure_flushes::<A>(config.switches.flush_pages),
+            partition: Partition::new(platform, A::now()).ok_or(CreateError::Clock)?,
             platform: Mutex::new(Platform::new()),
             overlays: Mutex::new(Overlays::default()),
             rom: Mutex::new(Rom::new(RomLen::default())),
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
             permissions: Permissions {
                 io: permission_map(3, |map| map.fill(0xff)),
-                msr: permission_map(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map),
+                msr: permission_map(msr::PERMISSION_MAP_PAGES, msr::fill_permission_map::<A>),
                 nested_root: space.root().0,
             },
             vcpus: config.vcpus,
@@ -115,7 +117,7 @@ impl Shared {
     }
 
     /// The state of a vCPU after power-on.
-    pub(crate) fn new_vcpu(&self, index: VcpuIndex) -> VcpuState {
+    pub fn new_vcpu<A: Amd64>(&self, index: VcpuIndex) -> VcpuState {
         let view = cpuid::View {
             apic_id: self.apic_ids.translate(index),
             vcpus: self.vcpus,
@@ -123,13 +125,13 @@ impl Shared {
             osxsave: false,
             invariant_tsc: false,
         };
-        let timer_clock = TimerClock { tsc_hz: clock::hz(), apic_hz: APIC_HZ };
-        VcpuState::new(index, view, timer_clock, &self.permissions)
+        let timer_clock = TimerClock { tsc_hz: A::hz(), apic_hz: APIC_HZ };
+        VcpuState::new::<A>(index, view, timer_clock, &self.permissions)
     }
 
     /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the entry. Steps are short, with a
     /// `pause` between them.
-    pub(crate) fn load(
+    pub fn load(
         &self,
         files: &Files,
         vcpus: u32,
@@ -153,9 +155,9 @@ impl Shared {
 }
 
 /// Finds out what flushing costs on this machine; `limit` is preferred to the limit that follows from it.
-fn measure_flushes(limit: Option<u32>) -> Cost {
+fn measure_flushes<A: Amd64>(limit: Option<u32>) -> Cost {
     // No vCPU has run yet, so nobody uses any tag.
-    let cost = invalidate::measure(1).limited_to(limit);
+    let cost = A::measure_flushes().limited_to(limit);
     let Measured { page, miss, entries, .. } = cost.measured();
     log::info!(
         "INVLPGA takes {page} ticks, a TLB miss {miss}, {entries} entries: up to {} pages are flushed one by one",
@@ -164,17 +166,31 @@ fn measure_flushes(limit: Option<u32>) -> Cost {
     cost
 }
 
+/// Zeroed, page-aligned memory from the heap that stays for ever; its address is also its physical address.
+///
+/// # Panics
+///
+/// If there is none: before the first guest.
+#[must_use]
+pub fn allocate_pages(pages: usize) -> u64 {
+    let layout = Layout::from_size_align(pages * PAGE as usize, PAGE as usize).expect("a small layout");
+    // SAFETY: the size is not zero.
+    let start = unsafe { alloc_zeroed(layout) };
+    assert!(!start.is_null(), "the heap is exhausted");
+    start.expose_provenance() as u64
+}
+
 /// Allocates a permission map and fills it in; returns its physical address.
 fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
-    let address = translation::allocate_pages(pages);
+    let address = allocate_pages(pages);
     // SAFETY: the pages were just allocated for this.
     fill(unsafe { core::slice::from_raw_parts_mut(address as *mut u8, pages * PAGE as usize) });
     address
 }
 
-impl Machine {
+impl<A: Amd64> Machine<A> {
     /// All devices as after power-on. No vCPU runs.
-    pub(crate) fn reset_devices(&'static self, cpu: &PerCpu) {
+    pub fn reset_devices(&'static self, cpu: &PerCpu<A>) {
         self.guest.partition.reset();
         *self.guest.overlays.lock() = Overlays::default();
         self.reset_rom(cpu);
@@ -182,12 +198,12 @@ impl Machine {
     }
 
     /// The ROM is not decoded after a reset. No vCPU runs.
-    fn reset_rom(&'static self, cpu: &PerCpu) {
+    fn reset_rom(&'static self, cpu: &PerCpu<A>) {
         let mut scratch = Box::new(FlushScratch::new());
         // A request from outside may just be changing the slots. It goes on on the CPU that serves requests, and that may
         // be this one.
         while self.guest.rom.lock().follow(self, None, &mut scratch).is_err() {
-            super::cpu::take_interrupts();
+            A::take_interrupts();
             if !control::serve(self, cpu) {
                 core::hint::spin_loop();
             }
@@ -196,7 +212,7 @@ impl Machine {
 
     /// Delivers an interrupt message; returns to how many vCPUs.
     #[inline]
-    pub(crate) fn deliver(&self, message: Message, sender: u32) -> u64 {
+    pub fn deliver(&self, message: Message, sender: u32) -> u64 {
         match (message.kind, message.destination.single(sender)) {
             (MessageKind::Lowest(_), _) | (_, None) => self.deliver_by_search(message, sender),
             (_, Some(id)) => self.post(id, message),
@@ -218,12 +234,12 @@ impl Machine {
     }
 
     #[inline]
-    fn vcpu_with_apic_id(&self, apic_id: u32) -> Option<&Vcpu> {
+    fn vcpu_with_apic_id(&self, apic_id: u32) -> Option<&Vcpu<A>> {
         self.vcpus.get(self.guest.apic_ids.translate(apic_id) as usize)
     }
 
     /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns to how many, which is 0 if there is no such one.
-    pub(crate) fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
+    pub fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
         let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
         self.post_fixed_to(vcpu, vector);
         1
@@ -231,7 +247,7 @@ impl Machine {
 
     /// The same to a vCPU that is known.
     #[inline]
-    pub(crate) fn post_fixed_to(&self, vcpu: &Vcpu, vector: u8) {
+    pub fn post_fixed_to(&self, vcpu: &Vcpu<A>, vector: u8) {
         vcpu.inbox.post_fixed(vector, Trigger::Edge);
         self.notify(vcpu);
     }
@@ -248,7 +264,7 @@ impl Machine {
     }
 
     /// IN from a port, with what the real console has received meanwhile.
-    pub(crate) fn port_read(&self, port: u16, width: PortSize) -> u32 {
+    pub fn port_read(&self, port: u16, width: PortSize) -> u32 {
         let value = self.guest.platform.lock().port_read(port, width, || self.wall_ns());
         if port == SerialPort::Com1.base() {
             self.receive_console();
@@ -257,10 +273,10 @@ impl Machine {
     }
 
     /// Passes on what the real console has received, as far as the guest's FIFO has room.
-    pub(crate) fn receive_console(&self) {
+    pub fn receive_console(&self) {
         let mut platform = self.guest.platform.lock();
         while platform.can_receive(SerialPort::Com1) {
-            let Some(byte) = console::receive() else { break };
+            let Some(byte) = A::receive() else { break };
             let (_, message) = platform.receive(SerialPort::Com1, &[byte]);
             if let Some(message) = message {
                 self.deliver(message, u32::MAX);
@@ -269,22 +285,26 @@ impl Machine {
     }
 
     /// Guest memory as the hypercall decoder reads it.
-    pub(crate) fn memory_source(&self) -> MemorySource<'_> {
-        MemorySource { memslots: self.space.slots(), platform: self.guest.partition.platform() }
+    pub fn memory_source(&self) -> MemorySource<'_, A> {
+        MemorySource {
+            memslots: self.space.slots(),
+            platform: self.guest.partition.platform(),
+            processor: PhantomData,
+        }
     }
 
     /// What hypercalls of a vCPU ask for.
-    pub(crate) fn call_services<'a>(
+    pub fn call_services<'a>(
         &'a self,
-        caller: &'a Vcpu,
+        caller: &'a Vcpu<A>,
         scratch: &'a mut FlushScratch,
-    ) -> CallServices<'a> {
+    ) -> CallServices<'a, A> {
         CallServices { vm: self, caller, scratch }
     }
 
     /// Prints what the guest says about its crash.
     #[cold]
-    pub(crate) fn report_crash(&self, vcpu: VcpuIndex, report: &CrashReport) {
+    pub fn report_crash(&self, vcpu: VcpuIndex, report: &CrashReport) {
         log::error!(target: GUEST, "vCPU {vcpu}: the guest crashed: {:x?}", report.parameters);
         let Some((gpa, length)) = report.message.and_then(|message| message.end()) else { return };
         let mut text = [0; crash::TEXT_MAX];

@@ -1,12 +1,11 @@
 //! Model-specific registers of the guest. What is not named here raises #GP.
 
-use core::arch::x86_64::__cpuid;
 use core::ops::RangeInclusive;
 
-use x86_64::registers::model_specific::Msr;
-
+use super::EFER_LMA;
+use super::processor::Amd64;
 use super::state::VcpuState;
-use super::vmcb::{CR0_PG, EFER_FFXSR, EFER_LMA, EFER_LME, EFER_NXE, EFER_SCE, EFER_SVME, Vmcb, clean};
+use super::vmcb::{CR0_PG, EFER_FFXSR, EFER_LME, EFER_NXE, EFER_SCE, EFER_SVME, Vmcb, clean};
 use crate::devices::{GeneralProtection, lapic};
 
 const TSC: u32 = 0x10;
@@ -47,12 +46,12 @@ const PASS_THROUGH: [u32; 10] =
     [SYSENTER_CS, SYSENTER_ESP, SYSENTER_EIP, STAR, LSTAR, CSTAR, SFMASK, FS_BASE, GS_BASE, KERNEL_GS_BASE];
 
 /// Size of the permission map: two bits each for three ranges of 8192 MSRs (APM volume 2, section 15.11).
-pub(crate) const PERMISSION_MAP_PAGES: usize = 2;
+pub const PERMISSION_MAP_PAGES: usize = 2;
 
 /// Fills in a permission map of zeros: exits for all MSRs but those that are passed through.
-pub(crate) fn fill_permission_map(map: &mut [u8]) {
+pub fn fill_permission_map<A: Amd64>(map: &mut [u8]) {
     map.fill(0xff);
-    let tsc_aux = super::features::has_tsc_aux().then_some(TSC_AUX);
+    let tsc_aux = A::has_tsc_aux().then_some(TSC_AUX);
     for number in PASS_THROUGH.into_iter().chain(tsc_aux) {
         let range = match number {
             0..=0x1fff => 0,
@@ -67,7 +66,7 @@ pub(crate) fn fill_permission_map(map: &mut [u8]) {
 }
 
 /// Registers that are passed through, as after reset.
-pub(crate) fn reset_pass_through(vmcb: &mut Vmcb) {
+pub fn reset_pass_through(vmcb: &mut Vmcb) {
     (vmcb.star, vmcb.lstar, vmcb.cstar, vmcb.sfmask) = (0, 0, 0, 0);
     (vmcb.sysenter_cs, vmcb.sysenter_esp, vmcb.sysenter_eip) = (0, 0, 0);
     vmcb.kernel_gs_base = 0;
@@ -75,13 +74,13 @@ pub(crate) fn reset_pass_through(vmcb: &mut Vmcb) {
 
 /// Whether the local APIC answers this MSR.
 #[inline]
-pub(crate) fn is_lapic(number: u32) -> bool {
+pub fn is_lapic(number: u32) -> bool {
     matches!(number, 0x800..=0x8ff | lapic::msr::TSC_DEADLINE | lapic::msr::APIC_BASE)
 }
 
 impl VcpuState {
     /// RDMSR, of everything but the Hyper-V registers, when the host's TSC is `now`.
-    pub(crate) fn read_msr(&self, number: u32, now: u64) -> Result<u64, GeneralProtection> {
+    pub fn read_msr<A: Amd64>(&self, number: u32, now: u64) -> Result<u64, GeneralProtection> {
         if is_lapic(number) {
             let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
             return self.lapic.read_msr(number, guest_now);
@@ -89,8 +88,7 @@ impl VcpuState {
         Ok(match number {
             TSC => now.wrapping_add(self.vmcb.tsc_offset),
             TSC_ADJUST => self.tsc_adjust,
-            // SAFETY: every AMD64 processor has this register; reading it changes nothing.
-            PATCH_LEVEL => unsafe { Msr::new(PATCH_LEVEL).read() },
+            PATCH_LEVEL => A::patch_level(),
             DEBUG_CONTROL => 0,
             PAT => self.vmcb.pat,
             EFER => self.vmcb.efer & !EFER_SVME,
@@ -105,7 +103,7 @@ impl VcpuState {
 
     /// WRMSR of what the [local APIC answers](is_lapic), when the host's TSC is `now`.
     #[inline]
-    pub(crate) fn write_lapic(
+    pub fn write_lapic(
         &mut self,
         number: u32,
         value: u64,
@@ -115,7 +113,12 @@ impl VcpuState {
     }
 
     /// WRMSR, of everything but the local APIC's and the Hyper-V registers, when the host's TSC is `now`.
-    pub(crate) fn write_msr(&mut self, number: u32, value: u64, now: u64) -> Result<(), GeneralProtection> {
+    pub fn write_msr<A: Amd64>(
+        &mut self,
+        number: u32,
+        value: u64,
+        now: u64,
+    ) -> Result<(), GeneralProtection> {
         match number {
             TSC => {
                 let delta = value.wrapping_sub(now.wrapping_add(self.vmcb.tsc_offset));
@@ -128,7 +131,7 @@ impl VcpuState {
                 self.vmcb.mark_dirty(clean::NESTED);
                 self.settle_translations(old);
             }
-            EFER => self.write_efer(value)?,
+            EFER => self.write_efer::<A>(value)?,
             // Configuration that the guest may have its way with in name: nothing depends on it here.
             PATCH_LEVEL | SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
             number if PERFORMANCE.contains(&number) => {}
@@ -146,8 +149,8 @@ impl VcpuState {
 
     /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is the processor's
     /// (APM volume 2, section 3.1.7).
-    fn write_efer(&mut self, value: u64) -> Result<(), GeneralProtection> {
-        let edx = __cpuid(0x8000_0001).edx;
+    fn write_efer<A: Amd64>(&mut self, value: u64) -> Result<(), GeneralProtection> {
+        let edx = A::cpuid(0x8000_0001, 0).edx;
         let nxe = if edx & 1 << 20 != 0 { EFER_NXE } else { 0 };
         let ffxsr = if edx & 1 << 25 != 0 { EFER_FFXSR } else { 0 };
         let writable = EFER_SCE | EFER_LME | nxe | ffxsr;

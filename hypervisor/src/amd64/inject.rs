@@ -1,32 +1,33 @@
 //! Getting events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20 and 15.21.
 
+use super::checks::Refusal;
+use super::event::{self, Combined};
+use super::intercepts::misc1;
+use super::nmi::Nmi;
+use super::processor::Amd64;
 use super::state::{Activity, VcpuState};
-use super::vmcb::{CR0_PE, DR6_BREAKPOINTS, RFLAGS_IF, RFLAGS_RF, clean, event, misc1, vintr};
-use crate::amd64::checks::Refusal;
-use crate::amd64::event::Combined;
-use crate::amd64::nmi::Nmi;
-use crate::arch::{Local, PerCpu};
+use super::vmcb::{DR6_BREAKPOINTS, RFLAGS_IF, clean, vintr};
+use super::{CR0_PE, RFLAGS_RF};
 use crate::vm::Next;
-use crate::vm::arch::Cpus;
 
 /// Write intercept of CR8.
 const CR_WRITE_8: u32 = 1 << (16 + 8);
 
 impl VcpuState {
     /// Raises #UD at the current instruction.
-    pub(crate) fn raise_undefined(&mut self) {
+    pub fn raise_undefined(&mut self) {
         self.exception = Some(event::exception(event::VECTOR_UD));
     }
 
     /// Raises #GP(0) at the current instruction.
-    pub(crate) fn raise_protection(&mut self) {
+    pub fn raise_protection(&mut self) {
         // Real mode has no error codes.
         let error = if self.vmcb.cr0 & CR0_PE != 0 { event::ERROR_VALID } else { 0 };
         self.exception = Some(event::exception(event::VECTOR_GP) | error);
     }
 
     /// Raises the fault that stands for a check of the processor's.
-    pub(crate) fn raise_refusal(&mut self, refusal: Refusal) {
+    pub fn raise_refusal(&mut self, refusal: Refusal) {
         match refusal {
             Refusal::Undefined => self.raise_undefined(),
             Refusal::Protection => self.raise_protection(),
@@ -34,7 +35,7 @@ impl VcpuState {
     }
 
     /// Raises #PF at the current instruction.
-    pub(crate) fn raise_page_fault(&mut self, address: u64, error: u32) {
+    pub fn raise_page_fault(&mut self, address: u64, error: u32) {
         self.vmcb.cr2 = address;
         self.vmcb.mark_dirty(clean::ALL);
         let code = event::exception(event::VECTOR_PF) | event::ERROR_VALID;
@@ -42,7 +43,7 @@ impl VcpuState {
     }
 
     /// Raises #DB behind the instruction that has been completed, with these bits in DR6.
-    pub(crate) fn raise_debug(&mut self, bits: u64) {
+    pub fn raise_debug(&mut self, bits: u64) {
         self.vmcb.dr6 = self.vmcb.dr6 & !DR6_BREAKPOINTS | bits;
         self.vmcb.mark_dirty(clean::ALL);
         self.exception = Some(event::exception(event::VECTOR_DB));
@@ -50,7 +51,7 @@ impl VcpuState {
 
     /// An exit cut the delivery of an event short: it is delivered again. Software interrupts and
     /// breakpoints are not, because their instruction is executed again.
-    pub(crate) fn recover_event(&mut self) {
+    pub fn recover_event(&mut self) {
         let info = self.vmcb.exit_interrupt_info;
         if info & event::VALID == 0 {
             return;
@@ -62,18 +63,18 @@ impl VcpuState {
     }
 
     /// Whether the exit cut the delivery of an event short: then it was not the instruction at RIP that caused it.
-    pub(crate) fn was_delivering(&self) -> bool {
+    pub fn was_delivering(&self) -> bool {
         self.vmcb.exit_interrupt_info & event::VALID != 0
     }
 
     /// The event whose delivery was cut short cannot be delivered, because what it takes lies where there is no memory to
     /// push to or to read from. The guest gets a double fault for it; if that is what could not be delivered, it shuts down.
-    pub(crate) fn raise_delivery_failure(&mut self) {
+    pub fn raise_delivery_failure(&mut self) {
         self.exception = Some(event::double_fault(self.vmcb.cr0 & CR0_PE != 0));
     }
 
     /// Settles what becomes of the exception that has been raised, if any, where the delivery of an event was cut short.
-    pub(crate) fn settle_delivery(&mut self) -> Next {
+    pub fn settle_delivery(&mut self) -> Next {
         let Some(second) = self.exception else { return Next::Resume };
         match event::combine(self.vmcb.event_injection, second) {
             // The entry sees to what was cut short.
@@ -89,7 +90,7 @@ impl VcpuState {
 
     /// Fills in the event for the next entry, or arranges for an exit as soon as the guest can take one.
     /// Returns the vector of an interrupt that goes in.
-    pub(crate) fn prepare_events(&mut self) -> Option<u8> {
+    pub fn prepare_events<A: Amd64>(&mut self) -> Option<u8> {
         let is_arranged = self.is_window_arranged();
         if !is_arranged && self.has_no_events() {
             return None;
@@ -109,11 +110,11 @@ impl VcpuState {
             injected = self.inject_next();
         }
         if self.nmi.contains(Nmi::AT_IRET) {
-            self.prepare_iret();
+            self.prepare_iret::<A>();
         }
         if self.nmi.is_deliverable() && self.vmcb.event_injection & event::VALID != 0 {
             // It comes next: the kick is taken once the event is delivered.
-            Local::kick(PerCpu::current());
+            A::kick(A::this_cpu());
         }
         if is_arranged || self.nmi.is_deliverable() || self.lapic.highest_irr().is_some() {
             self.request_window();
@@ -198,7 +199,7 @@ impl VcpuState {
     }
 
     /// Takes over what the guest did to its task priority while it ran.
-    pub(crate) fn sync_tpr(&mut self) {
+    pub fn sync_tpr(&mut self) {
         let tpr = (self.vmcb.interrupt_control & vintr::TPR_MASK) as u8;
         if tpr != self.lapic.tpr() >> 4 {
             self.lapic.set_tpr(tpr << 4);
@@ -206,7 +207,7 @@ impl VcpuState {
     }
 
     /// Sets the task priority: the local APIC's, and the one that CR8 is while the guest runs.
-    pub(crate) fn set_task_priority(&mut self, tpr: u8) {
+    pub fn set_task_priority(&mut self, tpr: u8) {
         self.lapic.set_tpr(tpr);
         let control = &mut self.vmcb.interrupt_control;
         *control = *control & !vintr::TPR_MASK | u64::from(tpr >> 4);
@@ -214,13 +215,13 @@ impl VcpuState {
     }
 
     /// Whether a vCPU in HLT has a reason to go on.
-    pub(crate) fn wakes_from_halt(&self) -> bool {
+    pub fn wakes_from_halt(&self) -> bool {
         let interrupt = self.lapic.pending().is_some() && self.vmcb.rflags & RFLAGS_IF != 0;
         interrupt || self.nmi.is_deliverable()
     }
 
     /// Leaves HLT if there is a reason.
-    pub(crate) fn update_activity(&mut self) {
+    pub fn update_activity(&mut self) {
         if self.activity == Activity::Halted && self.wakes_from_halt() {
             self.activity = Activity::Running;
         }

@@ -4,6 +4,7 @@ use memslots::{GuestMemory, Pattern};
 use stay::amd64::Walks;
 
 use super::instruction::{linear_rip, walk_to_code};
+use super::processor::Amd64;
 use super::vmcb::Vmcb;
 use crate::vm::files::Defects;
 
@@ -27,20 +28,20 @@ impl Regime {
 
 /// The walks that a vCPU remembers.
 #[derive(Default)]
-pub(crate) struct CodePaths(Walks<Regime>);
+pub struct CodePaths(Walks<Regime>);
 
 impl CodePaths {
     /// Whether the bytes at RIP are `usual`. False also if that is not known: the code cannot be read, or crosses a
     /// page. Call in a section, with the memory of that section, and with the VMCB's privilege level, which most callers know.
     #[inline(always)] // Two callers, of which one is seldom and the other on the way of most exits.
-    pub(crate) fn is_at_rip(
+    pub fn is_at_rip<A: Amd64>(
         &mut self,
         vmcb: &Vmcb,
         memory: &GuestMemory<'_>,
         usual: &Pattern,
         cpl: u8,
     ) -> bool {
-        let walk = |page, read: &mut dyn FnMut(_) -> _| walk_to_code(vmcb, page, read).ok();
+        let walk = |page, read: &mut dyn FnMut(_) -> _| walk_to_code::<A, _>(vmcb, page, read).ok();
         self.0.has_at(linear_rip(vmcb, 0), Regime::of(vmcb, cpl), memory, usual, &Defects, walk)
     }
 }

@@ -1,12 +1,13 @@
 //! The auditor of a vCPU's entries, in an image that has one; in the others it is nothing.
 
-use super::vmcb::Vmcb;
 #[cfg(feature = "audit")]
-use crate::amd64::audit::{VcpuBooks, Words};
-use crate::arch::PerCpu;
+use super::audit::{VcpuBooks, Words};
+use super::processor::Amd64;
+use super::vmcb::Vmcb;
+use crate::vm::PerCpu;
 
 /// What it knows of a vCPU.
-pub(crate) struct Auditor {
+pub struct Auditor {
     #[cfg(feature = "audit")]
     books: VcpuBooks,
 }
@@ -14,42 +15,47 @@ pub(crate) struct Auditor {
 #[cfg(feature = "audit")]
 impl Auditor {
     /// Of a vCPU that has never run.
-    pub(crate) fn new(index: u32) -> Self {
+    pub fn new(index: u32) -> Self {
         Self { books: VcpuBooks::new(index) }
     }
 
     /// The vCPU has taken a flush of everything.
-    pub(crate) fn take_flush(&mut self) {
+    pub fn take_flush(&mut self) {
         self.books.take_flush();
     }
 
     /// Right before VMRUN.
-    pub(crate) fn check(&self, cpu: &PerCpu, vmcb: &Vmcb) {
-        if let Err(finding) = self.books.check(&cpu.arch.books.borrow(), cpu.index, words(vmcb)) {
+    pub fn check<A: Amd64>(&self, cpu: &PerCpu<A>, vmcb: &Vmcb) {
+        if let Err(finding) = self.books.check(&A::books(cpu).borrow(), cpu.index, words(vmcb)) {
             panic!("audit: {finding}");
         }
     }
 
     /// Right after it, if the guest has run.
-    pub(crate) fn note(&mut self, cpu: &PerCpu, vmcb: &Vmcb) {
-        self.books.note(&mut cpu.arch.books.borrow_mut(), cpu.index, words(vmcb));
+    pub fn note<A: Amd64>(&mut self, cpu: &PerCpu<A>, vmcb: &Vmcb) {
+        self.books.note(&mut A::books(cpu).borrow_mut(), cpu.index, words(vmcb));
     }
 }
 
 #[cfg(not(feature = "audit"))]
 impl Auditor {
-    pub(crate) const fn new(_: u32) -> Self {
+    /// Of a vCPU.
+    #[must_use]
+    pub const fn new(_: u32) -> Self {
         Self {}
     }
 
+    /// Nothing.
     #[inline(always)]
-    pub(crate) const fn take_flush(&mut self) {}
+    pub const fn take_flush(&mut self) {}
 
+    /// Nothing.
     #[inline(always)]
-    pub(crate) const fn check(&self, _: &PerCpu, _: &Vmcb) {}
+    pub const fn check<A: Amd64>(&self, _: &PerCpu<A>, _: &Vmcb) {}
 
+    /// Nothing.
     #[inline(always)]
-    pub(crate) const fn note(&mut self, _: &PerCpu, _: &Vmcb) {}
+    pub const fn note<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vmcb) {}
 }
 
 #[cfg(feature = "audit")]

@@ -1,0 +1,193 @@
+//! One stay in the guest: what is prepared before, VMRUN, and what is put in order afterwards.
+
+use core::sync::atomic::Ordering;
+
+use coherence::CpuId;
+use coherence::asid::{AsidSlot, Assignment};
+use hostlink::counters::Counter;
+use memslots::Gpa;
+use stay::amd64::{self, Mode, Taken, Why};
+use stay::{Mistake, Mistakes};
+
+use super::auditor::Auditor;
+use super::processor::Amd64;
+use super::registers::Registers;
+use super::state::VcpuState;
+use super::vmcb::{CR4_PAE, CR4_PCIDE, Vmcb, clean, exit};
+use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
+use crate::vm::files::Defects;
+use crate::vm::{Context, Machine, PerCpu, increase};
+
+/// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked
+/// at first, and returns false.
+pub fn enter<A: Amd64>(context: &mut Context<'_, A>) -> bool {
+    if context.state.prepare_events::<A>().is_some() {
+        context.count(Counter::IrqInjected);
+    }
+    offer_lazy_eoi(context);
+    context.state.rax_to_vmcb();
+    let (mut processor, slot) = Svm::of(context.vm, context.cpu, context.state);
+    if !amd64::enter(&mut processor, &mut context.owner, &mut context.workspace.asids, slot) {
+        settle_lazy_eoi(context);
+        // Not before: the entry that no request stops need not look for one twice.
+        take_flush(context);
+        return false;
+    }
+    after_exit(context);
+    true
+}
+
+/// Takes a flush that pends: carries it out, or has the next VMRUN do so.
+#[cold]
+pub fn take_flush<A: Amd64>(context: &mut Context<'_, A>) {
+    let (mut processor, slot) = Svm::of(context.vm, context.cpu, context.state);
+    let limit = context.vm.guest.flush_cost.page_limit();
+    let (owner, asids) = (&mut context.owner, &context.workspace.asids);
+    let Some(taken) = amd64::take_flush(&mut processor, owner, asids, slot, limit) else { return };
+    context.count(Counter::FlushTaken);
+    if matches!(taken, Taken::Everything | Taken::Whole(_)) {
+        context.state.auditor.take_flush();
+    }
+    match taken {
+        Taken::Nothing => {}
+        Taken::Everything => context.count(Counter::FlushWhole),
+        Taken::Whole(why) => {
+            context.count(Counter::FlushWhole);
+            context.count(match why {
+                Why::Pcid => Counter::FlushWholePcid,
+                Why::LegacyPaging => Counter::FlushWholeLegacy,
+                Why::Pieces => Counter::FlushWholePieces,
+                Why::ManyRanges | Why::ManyPages => Counter::FlushWholeMerged,
+            });
+        }
+        Taken::Pages { ranges, pages } => {
+            increase(&context.counters[Counter::FlushRanges as usize], ranges);
+            increase(&context.counters[Counter::FlushPages as usize], pages);
+        }
+    }
+}
+
+fn after_exit<A: Amd64>(context: &mut Context<'_, A>) {
+    let vmcb = &mut *context.state.vmcb;
+    context.cpu.last_exit.store(vmcb.exit_code, Ordering::Relaxed);
+    vmcb.clean_bits = clean::ALL;
+    vmcb.event_injection = 0;
+    context.state.rax_from_vmcb();
+    context.state.sync_tpr();
+    context.state.recover_event();
+    settle_lazy_eoi(context);
+}
+
+/// Tells the guest that it need not write the end-of-interrupt register, where nothing would follow from it.
+fn offer_lazy_eoi<A: Amd64>(context: &mut Context<'_, A>) {
+    if !context.state.hyperv.has_assist_page() {
+        return;
+    }
+    let lapic = &context.state.lapic;
+    let Some(vector) = lapic.highest_isr() else { return };
+    let nothing_follows = lapic.can_lazy_eoi(vector);
+    let view = ApicView { in_service: Some(vector), level: false, pending: !nothing_follows };
+    if let Some(gpa) = context.state.hyperv.arm_eoi(&view) {
+        // If there is no memory, settling finds the field unreadable and takes the offer back.
+        let _ = context.vm.space.slots().memory().write_u32(Gpa(gpa), NO_EOI_REQUIRED);
+    }
+}
+
+/// Finds out whether the guest has made use of the offer, and withdraws it.
+#[inline]
+fn settle_lazy_eoi<A: Amd64>(context: &mut Context<'_, A>) {
+    if let Some(gpa) = context.state.hyperv.armed_eoi() {
+        settle_offer(context, gpa);
+    }
+}
+
+#[inline(never)] // Apart from the exits without an offer, which are most.
+fn settle_offer<A: Amd64>(context: &mut Context<'_, A>, gpa: u64) {
+    let memory = context.vm.space.slots().memory();
+    let field = memory.read_u32(Gpa(gpa)).unwrap_or(NO_EOI_REQUIRED);
+    match context.state.hyperv.settle_eoi(field) {
+        Some(Settled::Ended(_)) => {
+            // It was edge-triggered, so nobody else waits for the end.
+            let _nothing_follows = context.state.lapic.eoi();
+        }
+        Some(Settled::Withdrawn) => {
+            let _ = memory.write_u32(Gpa(gpa), 0);
+        }
+        None => {}
+    }
+}
+
+/// The processor with a vCPU's state.
+struct Svm<'a, A: Amd64> {
+    vm: &'a Machine<A>,
+    cpu: &'a PerCpu<A>,
+    vmcb: &'a mut Vmcb,
+    registers: &'a mut Registers,
+    auditor: &'a mut Auditor,
+}
+
+impl<'a, A: Amd64> Svm<'a, A> {
+    /// With this vCPU's state; and its tag.
+    #[inline(always)]
+    fn of(vm: &'a Machine<A>, cpu: &'a PerCpu<A>, state: &'a mut VcpuState) -> (Self, &'a mut AsidSlot) {
+        let VcpuState { vmcb, registers, asid, auditor, .. } = state;
+        (Self { vm, cpu, vmcb, registers, auditor }, asid)
+    }
+}
+
+impl<A: Amd64> Mistakes for Svm<'_, A> {
+    #[inline(always)]
+    fn makes(&self, mistake: Mistake) -> bool {
+        Defects.makes(mistake)
+    }
+}
+
+impl<A: Amd64> amd64::Processor for Svm<'_, A> {
+    #[inline(always)]
+    fn id(&self) -> CpuId {
+        CpuId(self.cpu.index)
+    }
+
+    #[inline(always)]
+    fn set_tag(&mut self, assignment: &Assignment) {
+        self.vmcb.asid = assignment.asid;
+        self.vmcb.tlb_control = assignment.control as u8;
+        if assignment.changed || !A::features().clean_bits() {
+            self.vmcb.clean_bits = 0;
+        }
+    }
+
+    #[inline(always)]
+    fn hold_interrupts(&mut self) {
+        A::hold_interrupts();
+    }
+
+    #[inline(always)]
+    fn run(&mut self) -> bool {
+        self.auditor.check(self.cpu, self.vmcb);
+        // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its memory only.
+        unsafe { A::run(self.cpu, self.vmcb, self.registers) };
+        let has_run = self.vmcb.exit_code as u32 != exit::INVALID as u32;
+        if has_run {
+            self.auditor.note(self.cpu, self.vmcb);
+        }
+        has_run
+    }
+
+    #[inline(always)]
+    fn take_interrupts(&mut self) {
+        A::release_interrupts();
+    }
+
+    fn invalidate_page(&mut self, address: u64, asid: u32) {
+        A::invalidate_page(address, asid);
+    }
+
+    fn mode(&self) -> Mode {
+        Mode {
+            pcid: self.vmcb.cr4 & CR4_PCIDE != 0,
+            pae: self.vmcb.cr4 & CR4_PAE != 0,
+            pieces: self.vm.space.has_pieces(),
+        }
+    }
+}

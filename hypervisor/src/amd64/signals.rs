@@ -1,0 +1,75 @@
+//! What a CPU needs to run a vCPU, and what comes to a vCPU from outside: signals, vectors, timers.
+
+use coherence::CpuId;
+use coherence::asid::AsidAllocator;
+use hostlink::counters::Counter;
+use tlfs::InputPage;
+
+use super::processor::Amd64;
+use super::state::Activity;
+use crate::devices::message::Trigger;
+use crate::vm::space::FlushScratch;
+use crate::vm::{Context, PerCpu, increase};
+
+/// What a CPU needs besides its vCPU; allocated once.
+pub struct Workspace {
+    /// The CPU's address space tags.
+    pub asids: AsidAllocator,
+    /// Where it is noted who is waited for.
+    pub scratch: FlushScratch,
+    /// Where a hypercall's input is copied to.
+    pub page: InputPage,
+}
+
+impl Workspace {
+    /// For the calling CPU.
+    pub fn new<A: Amd64>(cpu: &PerCpu<A>) -> Self {
+        Self {
+            asids: AsidAllocator::new(CpuId(cpu.index), A::tags(), A::features().flush_by_asid()),
+            scratch: FlushScratch::new(),
+            page: InputPage::new(),
+        }
+    }
+}
+
+/// Takes what was posted: interrupts, INIT, start-up and NMI.
+#[inline(always)] // Most often there is a vector or nothing, and little to do.
+pub fn take_signals<A: Amd64>(context: &mut Context<'_, A>) {
+    if context.vcpu.inbox.has_signals() {
+        take_rare_signals(context);
+    }
+    context.vcpu.inbox.drain_vectors(&mut context.state.lapic);
+}
+
+/// INIT, start-up and NMI.
+#[inline(never)]
+fn take_rare_signals<A: Amd64>(context: &mut Context<'_, A>) {
+    let signals = context.vcpu.inbox.take_signals(&mut context.state.lapic);
+    if signals.init {
+        context.state.set_init_state();
+        context.state.activity = Activity::WaitForStartup;
+    }
+    if let Some(page) = signals.startup
+        && context.state.activity == Activity::WaitForStartup
+    {
+        context.state.start_up(page);
+    }
+    for _ in 0..signals.nmis {
+        context.state.nmi.post();
+    }
+}
+
+/// A timer of the vCPU has expired.
+pub fn expire_timers<A: Amd64>(context: &mut Context<'_, A>, now: u64) {
+    let guest_now = now.wrapping_add(context.state.vmcb.tsc_offset);
+    let mut expired = u64::from(context.state.lapic.expire(guest_now).is_some());
+    if context.state.hyperv.next_deadline_tsc().is_some_and(|deadline| deadline <= now) {
+        for vector in context.state.hyperv.expire(&context.vm.guest.partition, now) {
+            context.state.lapic.accept_fixed(vector, Trigger::Edge);
+            expired += 1;
+        }
+    }
+    if expired != 0 {
+        increase(&context.counters[Counter::IrqTimer as usize], expired);
+    }
+}
