@@ -5,7 +5,8 @@
 
 use super::RFLAGS_VM;
 
-const CR4_OSXSAVE: u64 = 1 << 18;
+/// CR4.OSXSAVE.
+pub const CR4_OSXSAVE: u64 = 1 << 18;
 /// RFLAGS.IOPL.
 const IOPL_SHIFT: u32 = 12;
 

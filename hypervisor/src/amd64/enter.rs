@@ -10,10 +10,11 @@ use stay::amd64::{self, Mode, Taken, Why};
 use stay::{Mistake, Mistakes};
 
 use super::auditor::Auditor;
+use super::exits::table::INVALID;
 use super::processor::Amd64;
 use super::registers::Registers;
 use super::state::VcpuState;
-use super::vmcb::{CR4_PAE, CR4_PCIDE, Vmcb, clean, exit};
+use super::vmcb::{CR4_PAE, CR4_PCIDE, Vmcb, clean};
 use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
 use crate::vm::files::Defects;
 use crate::vm::{Context, Machine, PerCpu, increase};
@@ -167,7 +168,7 @@ impl<A: Amd64> amd64::Processor for Svm<'_, A> {
         self.auditor.check(self.cpu, self.vmcb);
         // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its memory only.
         unsafe { A::run(self.cpu, self.vmcb, self.registers) };
-        let has_run = self.vmcb.exit_code as u32 != exit::INVALID as u32;
+        let has_run = self.vmcb.exit_code as u32 != INVALID as u32;
         if has_run {
             self.auditor.note(self.cpu, self.vmcb);
         }

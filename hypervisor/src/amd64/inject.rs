@@ -2,16 +2,13 @@
 
 use super::checks::Refusal;
 use super::event::{self, Combined};
-use super::intercepts::misc1;
+use super::intercepts::{CR_WRITE_8, misc1};
 use super::nmi::Nmi;
 use super::processor::Amd64;
 use super::state::{Activity, VcpuState};
 use super::vmcb::{DR6_BREAKPOINTS, RFLAGS_IF, clean, vintr};
 use super::{CR0_PE, RFLAGS_RF};
 use crate::vm::Next;
-
-/// Write intercept of CR8.
-const CR_WRITE_8: u32 = 1 << (16 + 8);
 
 impl VcpuState {
     /// Raises #UD at the current instruction.
@@ -62,11 +59,6 @@ impl VcpuState {
         }
     }
 
-    /// Whether the exit cut the delivery of an event short: then it was not the instruction at RIP that caused it.
-    pub fn was_delivering(&self) -> bool {
-        self.vmcb.exit_interrupt_info & event::VALID != 0
-    }
-
     /// The event whose delivery was cut short cannot be delivered, because what it takes lies where there is no memory to
     /// push to or to read from. The guest gets a double fault for it; if that is what could not be delivered, it shuts down.
     pub fn raise_delivery_failure(&mut self) {
@@ -96,7 +88,7 @@ impl VcpuState {
             return None;
         }
         // There may be one from an entry that did not come about.
-        self.end_step();
+        let _own = self.end_step();
         let mut injected = None;
         if let Some(exception) = self.exception.take() {
             // An exception while an event was being delivered: what was cut short is an interrupt, which comes

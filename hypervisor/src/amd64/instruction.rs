@@ -9,9 +9,10 @@ use paging::guest::{Access, ControlRegisters, GuestPaging, WalkError};
 use super::checks::{self, Refusal};
 use super::code_path::CodePaths;
 use super::cpuid;
+use super::exits::Exit;
 use super::processor::Amd64;
 use super::state::VcpuState;
-use super::vmcb::{Segment, Vmcb, exit};
+use super::vmcb::{Segment, Vmcb};
 use crate::emulator::Operand;
 
 /// Longest instruction in bytes.
@@ -187,13 +188,15 @@ pub fn length<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
+    exit: &Exit,
     usual: &Pattern,
+    whose: checks::Instruction,
 ) -> Result<u64, FetchError> {
     // One comparison for all that an instruction of the kernel's need not be asked.
     if vmcb.cpl != 0 {
-        return others_length::<A>(vmcb, memory, paths, usual);
+        return others_length::<A>(vmcb, memory, paths, exit, usual, whose);
     }
-    allowed_length::<A>(vmcb, memory, paths, usual, 0)
+    allowed_length::<A>(vmcb, memory, paths, exit, usual, 0)
 }
 
 #[inline(always)] // It has two callers, one of which knows the privilege level.
@@ -201,11 +204,12 @@ fn allowed_length<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
+    exit: &Exit,
     usual: &Pattern,
     cpl: u8,
 ) -> Result<u64, FetchError> {
-    if A::features().next_rip() && vmcb.next_rip != 0 {
-        return Ok(vmcb.next_rip.wrapping_sub(vmcb.rip));
+    if A::features().next_rip() && exit.next_rip != 0 {
+        return Ok(exit.next_rip.wrapping_sub(vmcb.rip));
     }
     if paths.is_at_rip::<A>(vmcb, memory, usual, cpl) {
         return Ok(usual.len() as u64);
@@ -219,15 +223,12 @@ fn others_length<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
     paths: &mut CodePaths,
+    exit: &Exit,
     usual: &Pattern,
+    whose: checks::Instruction,
 ) -> Result<u64, FetchError> {
-    let instruction = match vmcb.exit_code {
-        exit::CPUID | exit::PAUSE | exit::VMMCALL => checks::Instruction::Anybodys,
-        exit::XSETBV => checks::Instruction::SetExtendedControl,
-        _ => checks::Instruction::Kernels,
-    };
-    match checks::check(instruction, vmcb.conditions()) {
-        Ok(()) => allowed_length::<A>(vmcb, memory, paths, usual, vmcb.cpl),
+    match checks::check(whose, vmcb.conditions()) {
+        Ok(()) => allowed_length::<A>(vmcb, memory, paths, exit, usual, vmcb.cpl),
         Err(Refusal::Undefined) => Err(FetchError::Undefined),
         Err(Refusal::Protection) => Err(FetchError::Protection),
     }
@@ -252,10 +253,12 @@ pub(crate) fn fetch_and_decode<A: Amd64>(
 pub(crate) fn faulting_instruction<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
+    exit: &Exit,
 ) -> Result<Instruction, FetchError> {
-    let count = usize::from(vmcb.fetched_count).min(INSTRUCTION_MAX);
+    let (count, bytes) = exit.fetched;
+    let count = usize::from(count).min(INSTRUCTION_MAX);
     if A::features().decode_assists() && count > 0 {
-        return decode(vmcb, &vmcb.fetched_bytes[..count]);
+        return decode(vmcb, &bytes[..count]);
     }
     fetch_and_decode::<A>(vmcb, memory)
 }

@@ -92,6 +92,24 @@ pub const EXCEPTIONS: u32 = 1 << 1 | 1 << 17 | 1 << 18;
 /// and an intercept goes by the name in the instruction.
 pub const DEBUG: u32 = 0x000f | (0x000f | 1 << 5 | 1 << 7) << 16;
 
+/// What an IRET can raise in its place beside #AC, while it is [stepped over](super::step): #UD, #TS, #NP, #SS, #GP, #PF.
+pub const IRET_EXCEPTIONS: u32 = 1 << 6 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14;
+
+/// Moves to CR4, always.
+pub const CR_WRITE_4: u32 = 1 << (16 + 4);
+/// Moves to CR8, while its value decides whether an interrupt can be delivered.
+pub const CR_WRITE_8: u32 = 1 << (16 + 8);
+
+/// All that is ever intercepted: control registers, debug registers, exceptions, and the three words above.
+pub const EVER: [u32; 6] = [
+    CR_WRITE_4 | CR_WRITE_8,
+    DEBUG,
+    EXCEPTIONS | IRET_EXCEPTIONS,
+    ALWAYS[0] | misc1::VINTR | misc1::IRET | misc1::PAUSE,
+    ALWAYS[1],
+    ALWAYS[2],
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;

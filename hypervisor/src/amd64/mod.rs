@@ -18,9 +18,7 @@
 //! | `inject` | how events get into the guest |
 //! | `instruction` | the instruction that caused an exit, and where its addresses lead |
 //! | `intercepts` | what a guest exits on |
-//! | `mmio` | accesses to memory that the processor cannot reach |
 //! | `msr` | model-specific registers |
-//! | `nested` | nested page faults |
 //! | `nmi`, `step` | NMIs, and the step over the IRET that ends their handler |
 //! | `overlay` | pages laid over guest memory |
 //! | `processor` | what only a processor can do: the trait that all of this is generic over |
@@ -28,7 +26,6 @@
 //! | `rom` | the memory behind the guest's expansion ROM |
 //! | `signals` | what comes to a vCPU from outside: signals, vectors, timers |
 //! | `state` | a vCPU's private state |
-//! | `string_port` | INS and OUTS |
 //! | `vmcb` | the control block |
 //!
 //! Sections are those of the AMD64 APM volume 2 (24593, rev. 3.42) if nothing else is said.
@@ -49,9 +46,7 @@ pub mod guest;
 pub mod inject;
 pub mod instruction;
 pub mod intercepts;
-pub mod mmio;
 pub mod msr;
-pub mod nested;
 pub mod nmi;
 pub mod overlay;
 pub mod processor;
@@ -60,7 +55,6 @@ pub mod rom;
 pub mod signals;
 pub mod state;
 pub mod step;
-pub mod string_port;
 pub mod vmcb;
 
 pub use processor::Amd64;

@@ -19,7 +19,7 @@ use super::nmi::Nmi;
 use super::processor::Amd64;
 use super::registers::{RAX, RBX, RDX, RSI, RSP, Registers};
 use super::step::Step;
-use super::vmcb::{self, DR6_SINGLE_STEP, EFER_SVME, RFLAGS_TF, Segment, Vmcb, clean, vintr};
+use super::vmcb::{DR6_SINGLE_STEP, EFER_SVME, RFLAGS_TF, Segment, Vmcb, clean, vintr};
 use super::{cpuid, msr};
 use crate::devices::inbox::Inbox;
 use crate::devices::lapic::{Lapic, TimerClock};
@@ -135,7 +135,7 @@ impl VcpuState {
 
     fn set_controls<A: Amd64>(&mut self, permissions: &Permissions) {
         let vmcb = &mut *self.vmcb;
-        vmcb.intercept_cr = vmcb::CR_WRITE_4;
+        vmcb.intercept_cr = intercepts::CR_WRITE_4;
         vmcb.intercept_exceptions = intercepts::EXCEPTIONS;
         [vmcb.intercept_misc1, vmcb.intercept_misc2, vmcb.intercept_misc3] = intercepts::ALWAYS;
         vmcb.iopm_base = permissions.io;
@@ -151,7 +151,7 @@ impl VcpuState {
 
     /// The processor's state after INIT: APM volume 2, table 14-1. The FPU keeps its state.
     pub fn set_init_state(&mut self) {
-        self.end_step();
+        let _own = self.end_step();
         let data = Segment { selector: 0, attributes: 0x093, limit: 0xffff, base: 0 };
         let vmcb = &mut *self.vmcb;
         vmcb.cs = Segment { selector: 0xf000, attributes: 0x09b, limit: 0xffff, base: 0xffff_0000 };

@@ -14,14 +14,12 @@
 
 use super::CR0_PE;
 use super::event;
+use super::exits::Exit;
 use super::intercepts::{self, misc1};
 use super::nmi::{self, Nmi};
 use super::processor::Amd64;
 use super::state::VcpuState;
-use super::vmcb::{DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF, clean, exit};
-
-/// What an IRET can raise in its place beside #AC, which is always intercepted: #UD, #TS, #NP, #SS, #GP, #PF.
-const IRET_EXCEPTIONS: u32 = 1 << 6 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14;
+use super::vmcb::{DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF, clean};
 
 /// DR7: accesses to debug registers raise #DB.
 const DR7_GENERAL_DETECT: u64 = 1 << 13;
@@ -62,7 +60,7 @@ impl VcpuState {
         self.step = Step { rip: vmcb.rip, task, dr6: vmcb.dr6, trap_flag: vmcb.rflags & RFLAGS_TF };
         self.nmi.insert(Nmi::STEPPING);
         vmcb.intercept_misc1 &= !misc1::IRET;
-        vmcb.intercept_exceptions |= IRET_EXCEPTIONS;
+        vmcb.intercept_exceptions |= intercepts::IRET_EXCEPTIONS;
         vmcb.mark_dirty(clean::ALL);
         if task.is_some() {
             return self.hasten_exit::<A>();
@@ -82,16 +80,14 @@ impl VcpuState {
     }
 
     /// Ends the step if there is one, whether the IRET has been executed or not. To be called after each exit, before
-    /// anything else looks at RFLAGS and DR6.
+    /// anything else looks at RFLAGS and DR6. Whether a #DB is the step's own.
     #[inline]
-    pub fn end_step(&mut self) {
-        if self.nmi.contains(Nmi::STEPPING) {
-            self.finish_step();
-        }
+    pub fn end_step(&mut self) -> bool {
+        self.nmi.contains(Nmi::STEPPING) && self.finish_step()
     }
 
     #[cold]
-    fn finish_step(&mut self) {
+    fn finish_step(&mut self) -> bool {
         self.nmi.remove(Nmi::STEPPING);
         let step = self.step;
         let vmcb = &mut *self.vmcb;
@@ -102,11 +98,7 @@ impl VcpuState {
             if vmcb.rip != step.rip || vmcb.tr.selector != task {
                 self.nmi.remove(Nmi::BLOCKED | Nmi::AT_IRET);
             }
-            return;
-        }
-        if vmcb.exit_code == exit::EXCEPTION_DB {
-            // The step's own. What the guest is to see of it is raised below; there is nothing else to be handled.
-            vmcb.exit_code = exit::INTR;
+            return false;
         }
         let reported = vmcb.dr6;
         let executed = reported & DR6_SINGLE_STEP != 0 || vmcb.rip != step.rip;
@@ -120,14 +112,17 @@ impl VcpuState {
         }
         vmcb.dr6 = step.dr6;
         if debug != 0 {
+            // What the guest is to see of the step's #DB.
             self.raise_debug(debug);
         }
+        true
     }
 
     /// Raises in the guest the exception that has been intercepted.
-    pub fn reflect_exception(&mut self) {
-        let (error, address) = (self.vmcb.exit_info_1, self.vmcb.exit_info_2);
-        match self.vmcb.exit_code - exit::EXCEPTION_0 {
+    pub fn reflect_exception(&mut self, exit: &Exit) {
+        let (error, address) = (exit.info_1, exit.info_2);
+        // Exit codes of exceptions begin at a multiple of 32.
+        match exit.code % 32 {
             event::VECTOR_DB => {
                 // DR6 says already what it is for. Delivery turns the detection of accesses to debug registers off (section
                 // 13.1.1.4), and one by injection leaves that to the hypervisor (section 15.20).

@@ -1,4 +1,4 @@
-//! The virtual machine control block: layout and constants. APM volume 2, appendix B; exit codes: appendix C.
+//! The virtual machine control block: layout and constants. APM volume 2, appendix B.
 #![allow(missing_docs, reason = "the names are the manual's")]
 
 use core::mem::offset_of;
@@ -171,9 +171,6 @@ pub const RFLAGS_IF: u64 = 1 << 9;
 pub const DR6_BREAKPOINTS: u64 = 0xf;
 pub const DR6_SINGLE_STEP: u64 = 1 << 14;
 
-/// Intercepts of control register writes: bit 16 + number.
-pub const CR_WRITE_4: u32 = 1 << (16 + 4);
-
 /// Clean bits, offset 0xc0.
 pub mod clean {
     pub const INTERCEPTS: u32 = 1 << 0;
@@ -190,46 +187,4 @@ pub mod vintr {
     pub const PRIORITY_SHIFT: u32 = 16;
     pub const IGNORE_TPR: u64 = 1 << 20;
     pub const MASKING: u64 = 1 << 24;
-}
-
-/// Exit codes.
-pub mod exit {
-    pub const CR_WRITE_0: u64 = 0x10;
-    pub const CR_WRITE_15: u64 = 0x1f;
-    pub const DR_READ_0: u64 = 0x20;
-    pub const DR_WRITE_15: u64 = 0x3f;
-    pub const EXCEPTION_0: u64 = 0x40;
-    pub const EXCEPTION_DB: u64 = 0x41;
-    pub const EXCEPTION_31: u64 = 0x5f;
-    pub const EXCEPTION_MC: u64 = 0x52;
-    pub const INTR: u64 = 0x60;
-    pub const NMI: u64 = 0x61;
-    pub const SMI: u64 = 0x62;
-    pub const INIT: u64 = 0x63;
-    pub const VINTR: u64 = 0x64;
-    pub const RDPMC: u64 = 0x6f;
-    pub const IRET: u64 = 0x74;
-    pub const CPUID: u64 = 0x72;
-    pub const INVD: u64 = 0x76;
-    pub const PAUSE: u64 = 0x77;
-    pub const HLT: u64 = 0x78;
-    pub const INVLPGA: u64 = 0x7a;
-    pub const IOIO: u64 = 0x7b;
-    pub const MSR: u64 = 0x7c;
-    pub const FERR_FREEZE: u64 = 0x7e;
-    pub const SHUTDOWN: u64 = 0x7f;
-    pub const VMRUN: u64 = 0x80;
-    pub const VMMCALL: u64 = 0x81;
-    pub const SKINIT: u64 = 0x86;
-    pub const WBINVD: u64 = 0x89;
-    pub const MONITOR: u64 = 0x8a;
-    pub const MWAIT_ARMED: u64 = 0x8c;
-    pub const XSETBV: u64 = 0x8d;
-    pub const RDPRU: u64 = 0x8e;
-    pub const INVLPGB: u64 = 0xa0;
-    pub const TLBSYNC: u64 = 0xa4;
-    pub const NESTED_FAULT: u64 = 0x400;
-    /// VMRUN has refused the state. QEMU 7.2 writes the lower half of it.
-    pub const INVALID: u64 = u64::MAX;
-    pub const INVALID_LOW: u64 = 0xffff_ffff;
 }

@@ -34,6 +34,32 @@ pub enum Next {
     Dead,
 }
 
+/// What has met a nested fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// A load or store of an instruction's.
+    Data,
+    /// The fetch of an instruction.
+    Fetch,
+    /// The processor's walk of the guest's own page tables.
+    Walk,
+}
+
+/// What a nested fault leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Led {
+    /// The guest makes the access again.
+    Again,
+    /// The guest's own page tables lie where there is no memory, or where they cannot be marked as used.
+    WalkRefused,
+    /// There is no memory to fetch an instruction from.
+    FetchRefused,
+    /// A store to read-only memory, which has no effect.
+    Lost,
+    /// An access to a device's registers, or to nothing.
+    Device,
+}
+
 /// A vCPU on a CPU, outside of guest mode.
 pub struct Context<'a, A: Arch> {
     /// The machine.
@@ -57,6 +83,18 @@ impl<A: Arch> Context<'_, A> {
     #[inline]
     pub fn count(&self, counter: Counter) {
         increase(&self.counters[counter as usize], 1);
+    }
+
+    /// Answers a nested fault at `gpa`, and says what it leads to.
+    #[inline(always)] // It has one caller.
+    pub fn nested_fault(&mut self, gpa: Gpa, access: Access, is_store: bool) -> Led {
+        match (self.answer_nested_fault(gpa, is_store), access) {
+            (Answer::Installed(_) | Answer::Upgraded | Answer::Retry | Answer::OutOfTables, _) => Led::Again,
+            (Answer::ReadOnly | Answer::Mmio(_), Access::Walk) => Led::WalkRefused,
+            (Answer::ReadOnly, _) => Led::Lost,
+            (Answer::Mmio(_), Access::Fetch) => Led::FetchRefused,
+            (Answer::Mmio(_), Access::Data) => Led::Device,
+        }
     }
 
     /// Answers a nested fault at `gpa`.

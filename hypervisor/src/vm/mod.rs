@@ -36,7 +36,7 @@ pub mod space;
 #[cfg(test)]
 mod tests;
 
-pub use context::{Context, Next};
+pub use context::{Access, Context, Led, Next};
 pub use files::{CreateError, Files};
 pub use machine::{Machine, Vcpu, increase};
 pub use percpu::PerCpu;

@@ -5,12 +5,13 @@ use memslots::GuestMemory;
 use paging::Gpa;
 use paging::guest::Access;
 
-use super::exits::{with_translation, write_port};
-use super::instruction::{FetchError, fetch_and_decode, translate};
-use super::processor::Amd64;
-use super::registers::{RCX, RDI, RSI};
-use super::state::VcpuState;
-use super::vmcb::{Segment, Vmcb};
+use super::port::write_port;
+use super::{Exit, with_translation};
+use crate::amd64::instruction::{FetchError, fetch_and_decode, translate};
+use crate::amd64::processor::Amd64;
+use crate::amd64::registers::{RCX, RDI, RSI};
+use crate::amd64::state::VcpuState;
+use crate::amd64::vmcb::{Segment, Vmcb};
 use crate::devices::platform::PortSize;
 use crate::emulator::{add_masked, mask, string_address_size};
 use crate::vm::{Context, Next};
@@ -172,11 +173,12 @@ fn segment_base(vmcb: &Vmcb, segment: Register, is_64bit: bool) -> u64 {
     base
 }
 
-/// INS or OUTS, `info` being the exit's.
-pub fn on_string_port<A: Amd64>(context: &mut Context<'_, A>, info: u64) -> Next {
-    let info = Info(info);
+/// INS or OUTS.
+pub(super) fn on_string_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
+    let info = Info(exit.info_1);
     let operation = with_translation(context, |state, memory| Operation::new::<A>(&state.vmcb, memory, info));
-    let moved = operation.and_then(|operation| move_elements(context, &operation, info.is_repeated()));
+    let moved =
+        operation.and_then(|operation| move_elements(context, &operation, info.is_repeated(), exit.info_2));
     moved.unwrap_or_else(|error| {
         context.state.raise_fetch_error(error);
         Next::Resume
@@ -188,6 +190,7 @@ fn move_elements<A: Amd64>(
     context: &mut Context<'_, A>,
     operation: &Operation,
     is_repeated: bool,
+    next_rip: u64,
 ) -> Result<Next, FetchError> {
     let mask = operation.address_mask;
     let size = operation.size as u64;
@@ -207,7 +210,7 @@ fn move_elements<A: Amd64>(
         }
     }
     if left == 0 {
-        let length = context.state.vmcb.exit_info_2.wrapping_sub(context.state.vmcb.rip);
+        let length = next_rip.wrapping_sub(context.state.vmcb.rip);
         context.state.skip(length);
     }
     Ok(next)

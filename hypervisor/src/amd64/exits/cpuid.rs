@@ -1,0 +1,35 @@
+//! CPUID.
+
+use super::{Exit, Then};
+use crate::amd64::checks::CR4_OSXSAVE;
+use crate::amd64::cpuid;
+use crate::amd64::processor::Amd64;
+use crate::amd64::registers::{RAX, RBX, RCX, RDX};
+use crate::hyperv;
+use crate::vm::Context;
+
+/// CPUID.
+#[inline(always)] // As the others that make up most exits.
+pub(super) fn on_cpuid<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
+    let registers = &mut context.state.registers;
+    let (leaf, subleaf) = (registers.low(RAX), registers.low(RCX));
+    let (eax, ebx, ecx, edx) = match hyperv::cpuid::leaf(leaf, context.vm.guest.partition.platform()) {
+        Some(leaf) => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx),
+        None => {
+            let view = cpuid::View {
+                apic: context.state.lapic.is_on(),
+                osxsave: context.state.vmcb.cr4 & CR4_OSXSAVE != 0,
+                // Asked only where it is shown: it takes a lock.
+                invariant_tsc: leaf == 0x8000_0007 && context.vm.guest.partition.shows_invariant_tsc(),
+                ..context.state.view
+            };
+            let answer = cpuid::answer::<A>(leaf, subleaf, view);
+            (answer.eax, answer.ebx, answer.ecx, answer.edx)
+        }
+    };
+    registers.set_low(RAX, eax);
+    registers.set_low(RBX, ebx);
+    registers.set_low(RCX, ecx);
+    registers.set_low(RDX, edx);
+    Then::RESUME
+}

@@ -1,0 +1,102 @@
+//! What writes to registers ask for is carried out here: messages to other vCPUs, pages that move, what ends the machine.
+
+use hostlink::counters::Counter;
+use memslots::Gpa;
+
+use super::Then;
+use crate::amd64::overlay::Overlays;
+use crate::amd64::processor::Amd64;
+use crate::devices::lapic::Effect;
+use crate::devices::platform::Output;
+use crate::devices::power::PowerEvent;
+use crate::hyperv::MsrEffect;
+use crate::vm::{Context, Next, increase};
+
+/// Carries out what a write to the local APIC asks for.
+#[inline]
+pub(super) fn perform_lapic<A: Amd64>(context: &mut Context<'_, A>, effect: Effect) -> Next {
+    match effect {
+        Effect::None | Effect::Eoi { level: false, .. } => Next::Resume,
+        Effect::Ipi(message) => {
+            let targets = context.vm.deliver(message, context.state.lapic.apic_id());
+            increase(&context.counters[Counter::IrqIpi as usize], targets);
+            Next::Resume
+        }
+        Effect::Eoi { vector, level: true } => {
+            tell_io_apic(context, vector);
+            Next::Resume
+        }
+        Effect::TimerChanged => Next::Timers,
+        Effect::Readdressed => {
+            context.vcpu.inbox.set_address(&context.state.lapic);
+            Next::Timers
+        }
+    }
+}
+
+/// A level-triggered vector has left service.
+#[inline(never)] // Seldom, and with a buffer that others need not make room for.
+fn tell_io_apic<A: Amd64>(context: &mut Context<'_, A>, vector: u8) {
+    let messages = context.vm.guest.platform.lock().eoi(vector);
+    for message in messages {
+        context.vm.deliver(message, context.state.lapic.apic_id());
+    }
+}
+
+/// Carries out what a write to a synthetic register asks for. `overlays` are there where a page may move.
+pub(super) fn perform_synthetic<A: Amd64>(
+    context: &mut Context<'_, A>,
+    effect: MsrEffect,
+    overlays: Option<&mut Overlays>,
+) -> Then {
+    match effect {
+        MsrEffect::None => {}
+        MsrEffect::ApicEoi => {
+            let effect = context.state.lapic.eoi();
+            return Then::Behind(perform_lapic(context, effect));
+        }
+        MsrEffect::ApicIcr(value) => match context.state.lapic.write_icr(value) {
+            Ok(effect) => return Then::Behind(perform_lapic(context, effect)),
+            Err(_) => return Then::protection(context),
+        },
+        MsrEffect::ApicTpr(value) => {
+            context.state.set_task_priority(value);
+        }
+        MsrEffect::HypercallPage(page) => {
+            if let Some(overlays) = overlays {
+                overlays.move_hypercall_page(&context.vm.space.slots().memory(), page);
+            }
+        }
+        MsrEffect::TscPage(page) => {
+            if let Some(overlays) = overlays {
+                overlays.move_tsc_page(
+                    &context.vm.space.slots().memory(),
+                    page,
+                    context.vm.guest.partition.clock(),
+                );
+            }
+        }
+        MsrEffect::VpAssistPage(page) => {
+            // An assist page without memory behind it is legal; there is nothing to clear then.
+            let _ = page.to.map(|gpa| context.vm.space.slots().memory().write_u32(Gpa(gpa), 0));
+        }
+        MsrEffect::Timers => return Then::Behind(Next::Timers),
+        MsrEffect::Crash(report) => context.vm.report_crash(context.vcpu.index, &report),
+        MsrEffect::CrashAgain => context.count(Counter::CrashesLeftOut),
+        MsrEffect::Reset => return Then::Behind(Next::Reset),
+    }
+    Then::RESUME
+}
+
+/// Carries out what a write to a port asks for beside its interrupt.
+pub(super) fn perform_output<A: Amd64>(output: Output) -> Next {
+    match output {
+        Output::None => Next::Resume,
+        Output::Transmit(serial, byte) => {
+            A::transmit(serial, byte);
+            Next::Resume
+        }
+        Output::Power(PowerEvent::PowerOff) => Next::PowerOff,
+        Output::Power(PowerEvent::Reset) => Next::Reset,
+    }
+}

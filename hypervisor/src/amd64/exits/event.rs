@@ -1,0 +1,96 @@
+//! Exits that need little: interrupts, exceptions, instructions that do nothing or are not there, what cannot go on.
+
+use super::{Exit, Then, protection_fault};
+use crate::amd64::nmi::Nmi;
+use crate::amd64::processor::Amd64;
+use crate::amd64::state::Activity;
+use crate::amd64::vmcb::{clean, vintr};
+use crate::vm::{Context, Next};
+
+/// HLT.
+#[inline(always)] // Little, and among many.
+pub(super) fn on_halt<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
+    context.state.activity = Activity::Halted;
+    Then::Behind(Next::Halt)
+}
+
+/// PAUSE.
+#[inline(always)] // As above.
+pub(super) fn on_pause<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Then {
+    Then::Behind(Next::Yield)
+}
+
+/// WBINVD, INVD: the caches are coherent without.
+#[inline(always)] // As above.
+pub(super) fn on_cache<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Then {
+    Then::RESUME
+}
+
+/// What was to be done is done already: the interrupt was taken right after the exit.
+#[inline(always)] // As above.
+pub(super) fn on_nothing<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Next {
+    Next::Resume
+}
+
+/// The window is open: `prepare_events` injects and withdraws the request.
+#[inline(always)] // As above.
+pub(super) fn on_window<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
+    context.state.vmcb.interrupt_control &= !vintr::IRQ;
+    context.state.vmcb.mark_dirty(clean::TPR);
+    Next::Resume
+}
+
+/// All that there is to check the processor does when it executes the instruction again.
+pub(super) fn on_debug_register<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
+    context.state.load_debug_registers::<A>();
+    Next::Resume
+}
+
+/// The next entry steps over it.
+pub(super) fn on_iret<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
+    context.state.nmi.insert(Nmi::AT_IRET);
+    Next::Resume
+}
+
+/// The guest gets the exception that was intercepted.
+pub(super) fn on_exception<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
+    context.state.reflect_exception(&exit);
+    context.state.settle_delivery()
+}
+
+/// Memory or a processor is broken, and what it hit is not known.
+#[cold]
+pub(super) fn on_machine_check<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
+    panic!("machine check while vCPU {} ran", context.vcpu.index)
+}
+
+/// #GP(0).
+pub(super) fn on_refused<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
+    protection_fault(context)
+}
+
+/// #UD.
+pub(super) fn on_undefined<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
+    context.state.raise_undefined();
+    Next::Resume
+}
+
+/// A triple fault.
+pub(super) fn on_shutdown<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Next {
+    Next::Dead
+}
+
+/// Where a control register takes values that VMRUN does not (QEMU: CR0.NW without CD), a guest can get here.
+#[cold]
+pub(super) fn on_invalid<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
+    log::error!("VMRUN refuses the state of vCPU {}", context.vcpu.index);
+    Next::Dead
+}
+
+/// #UD.
+#[cold]
+pub(super) fn on_unexpected<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
+    log::debug!("vCPU {}: unexpected exit {:#x}", context.vcpu.index, exit.code);
+    context.state.raise_undefined();
+    Next::Resume
+}

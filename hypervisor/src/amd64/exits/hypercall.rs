@@ -1,0 +1,48 @@
+//! Hypercalls.
+
+use super::{Exit, Then};
+use crate::amd64::processor::Amd64;
+use crate::amd64::{CR0_PE, RFLAGS_VM};
+#[cfg(feature = "defects")]
+use crate::hyperv::defects;
+use crate::hyperv::{Caller, Outcome, hypercall};
+use crate::vm::{Context, Next};
+
+/// VMMCALL: a hypercall. Its instruction may have to be executed again.
+pub(super) fn on_hypercall<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
+    let vmcb = &context.state.vmcb;
+    let caller = Caller {
+        cpl: vmcb.cpl,
+        protected_mode: vmcb.cr0 & CR0_PE != 0,
+        virtual_8086: vmcb.rflags & RFLAGS_VM != 0,
+        long_mode_64: vmcb.is_64bit(),
+    };
+    let parameters = caller.parameters(&context.state.registers.0);
+    let (partition, memory) = (&context.vm.guest.partition, context.vm.memory_source());
+    let mut services = context.vm.call_services(context.vcpu, &mut context.workspace.scratch);
+    let page = &mut context.workspace.page;
+    #[cfg(not(feature = "defects"))]
+    let outcome = hypercall::handle(&caller, parameters, partition, &memory, &mut services, page);
+    #[cfg(feature = "defects")]
+    let outcome = match crate::vm::files::defect() {
+        Some(defect) => defects::handle(defect, &caller, parameters, partition, &memory, &mut services, page),
+        None => hypercall::handle(&caller, parameters, partition, &memory, &mut services, page),
+    };
+    let (result, next) = match outcome {
+        Outcome::Complete(result) => (result, Next::Resume),
+        Outcome::Yield(result) => (result, Next::Yield),
+        Outcome::Continue(control) => {
+            caller.set_control(&mut context.state.registers.0, control);
+            // Where the instruction before it holds interrupts off, it does so for the first part only.
+            context.state.vmcb.interrupt_shadow &= !1;
+            return Then::Stay(Next::Resume);
+        }
+        Outcome::UndefinedOpcode => {
+            context.state.raise_undefined();
+            return Then::Stay(Next::Resume);
+        }
+        Outcome::GeneralProtection => return Then::protection(context),
+    };
+    caller.set_result(&mut context.state.registers.0, result);
+    Then::Behind(next)
+}

@@ -1,0 +1,110 @@
+//! Ports.
+
+use core::sync::atomic::Ordering;
+
+use memslots::Gpa;
+
+use super::effects::perform_output;
+use super::string_port::on_string_port;
+use super::{Exit, protection_fault, with_translation};
+use crate::amd64::checks;
+use crate::amd64::instruction::read_task;
+use crate::amd64::processor::Amd64;
+use crate::amd64::rom::{Busy, count_job};
+use crate::devices::pci::Pci;
+use crate::devices::platform::PortSize;
+use crate::emulator::Operand;
+use crate::vm::{Context, Next};
+
+/// IN, OUT, INS or OUTS.
+pub(super) fn on_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
+    const INPUT: u64 = 1;
+    const STRING: u64 = 1 << 2;
+    let info = exit.info_1;
+    let port = (info >> 16) as u16;
+    let size = (info >> 4 & 7) as usize;
+    if context.state.vmcb.cpl != 0 && is_port_refused(context, port, size as u32) {
+        return Next::Resume;
+    }
+    if info & STRING != 0 {
+        return on_string_port(context, exit);
+    }
+    let Some(width) = PortSize::from_bytes(size) else { return protection_fault(context) };
+    let target = Operand::accumulator(size as u32);
+    let next = if info & INPUT != 0 {
+        let value = context.vm.port_read(port, width);
+        target.write(&mut context.state.registers.0, value.into());
+        Next::Resume
+    } else {
+        let value = target.read(&context.state.registers.0) as u32;
+        write_port(context, port, width, value)
+    };
+    if next != Next::Again {
+        let length = exit.info_2.wrapping_sub(context.state.vmcb.rip);
+        context.state.skip(length);
+    }
+    next
+}
+
+/// Whether the current task may not access these ports; then the fault has been raised.
+#[cold]
+#[inline(never)]
+fn is_port_refused<A: Amd64>(context: &mut Context<'_, A>, port: u16, size: u32) -> bool {
+    if !checks::needs_port_map(context.state.vmcb.conditions()) {
+        return false;
+    }
+    let allowed = with_translation(context, |state, memory| {
+        let vmcb = &*state.vmcb;
+        let task = vmcb.tr;
+        checks::allows_ports(task.attributes, task.limit, port, size, |offset| {
+            read_task::<A>(vmcb, memory, task.base.wrapping_add(offset.into()))
+        })
+    });
+    match allowed {
+        Ok(true) => return false,
+        Ok(false) => context.state.raise_protection(),
+        Err(error) => context.state.raise_fetch_error(error),
+    }
+    true
+}
+
+/// Performs a port write and what follows from it.
+pub(super) fn write_port<A: Amd64>(
+    context: &mut Context<'_, A>,
+    port: u16,
+    width: PortSize,
+    value: u32,
+) -> Next {
+    if Pci::is_data_port(port) {
+        return write_pci(context, port, width, value);
+    }
+    let effect = context.vm.guest.platform.lock().port_write(port, width, value, || context.vm.wall_ns());
+    if let Some(message) = effect.interrupt {
+        context.vm.deliver(message, context.state.lapic.apic_id());
+    }
+    perform_output::<A>(effect.output)
+}
+
+/// Writes to the PCI configuration space. The ROM's slot follows what its device decodes before the guest goes on.
+fn write_pci<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize, value: u32) -> Next {
+    if context.vm.turn_wanted.load(Ordering::Relaxed) {
+        return Next::Again;
+    }
+    // Held until the slot has moved, so that it moves in the order of the writes. Whoever has it waits for nobody but
+    // vCPUs in guest mode.
+    let mut rom = context.vm.guest.rom.lock();
+    let wanted = {
+        let mut platform = context.vm.guest.platform.lock();
+        let _ = platform.port_write(port, width, value, || context.vm.wall_ns());
+        platform.rom_base().map(Gpa)
+    };
+    match rom.follow(context.vm, wanted, &mut context.workspace.scratch) {
+        Ok(None) => Next::Resume,
+        Ok(Some(report)) => {
+            count_job(context.counters, &report);
+            Next::Resume
+        }
+        // To write the same once more changes nothing.
+        Err(Busy) => Next::Again,
+    }
+}
