@@ -9,6 +9,7 @@ use crate::hyperv::{Caller, Outcome, hypercall};
 use crate::vm::{Context, Next};
 
 /// VMMCALL: a hypercall. Its instruction may have to be executed again.
+#[inline(always)] // As the others that make up most exits.
 pub(super) fn on_hypercall<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Then {
     let vmcb = &context.state.vmcb;
     let caller = Caller {

@@ -17,6 +17,7 @@ use crate::emulator::Operand;
 use crate::vm::{Context, Next};
 
 /// IN, OUT, INS or OUTS.
+#[inline(always)] // As the others that make up most exits.
 pub(super) fn on_port<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
     const INPUT: u64 = 1;
     const STRING: u64 = 1 << 2;
