@@ -7,6 +7,8 @@
 
 extern crate alloc;
 
+// As `vm`.
+#[cfg(not(loom))]
 pub mod amd64;
 #[macro_use]
 pub mod arm64;

@@ -57,6 +57,9 @@ pub mod state;
 pub mod step;
 pub mod vmcb;
 
+#[cfg(test)]
+mod tests;
+
 pub use processor::Amd64;
 
 /// CR0.PE: protected mode.

@@ -1,0 +1,487 @@
+//! A processor that is made up: it notes what it is asked for, and a guest on it does what a test says.
+
+use std::cell::RefCell;
+
+use core::num::NonZeroU32;
+use core::ops::Range;
+use core::ptr::NonNull;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use coherence::Stalled;
+use hostlink::config::Config;
+use hostlink::counters::Counter;
+use memslots::{Gpa, Memslots};
+use paging::{Amd64Nested, Invalidation, Level};
+use stay::{Cost, Measured};
+use tlfs::XMM_WORDS;
+
+use crate::amd64::features::Features;
+use crate::amd64::flush::Ipi;
+use crate::amd64::guest::{self, Shared};
+use crate::amd64::processor::Amd64;
+use crate::amd64::registers::{RAX, Registers};
+use crate::amd64::signals::{self, Workspace};
+use crate::amd64::state::{Activity, VcpuState};
+use crate::amd64::vmcb::{CR4_PAE, EFER_LME, EFER_SVME, Segment, Vmcb};
+use crate::amd64::{CR0_PE, EFER_LMA, enter, exits};
+use crate::devices::inbox::Inbox;
+use crate::devices::platform::{self, SerialPort};
+use crate::devices::region::Region;
+use crate::hyperv::cpuid::CpuidResult;
+use crate::loader::LoadError;
+use crate::sched::{Turn, VcpuIndex};
+use crate::vm::arch::Arch;
+use crate::vm::awaited::Word;
+use crate::vm::made::{self, made_board, offer};
+use crate::vm::memory::NestedTables;
+use crate::vm::space::{FlushScratch, Flushed, Space};
+use crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu};
+
+/// AMD64 on the board that is made up.
+pub(crate) struct Made;
+
+/// A CPU's.
+#[derive(Default)]
+pub(crate) struct CpuData {
+    #[cfg(feature = "audit")]
+    books: RefCell<crate::amd64::audit::CpuBooks>,
+}
+
+made_board! { Made, CpuData }
+
+/// What the guest does when it is entered.
+type Stay = Box<dyn FnMut(&mut Vmcb, &mut Registers)>;
+
+/// The processor of the calling thread.
+pub(crate) struct Processor {
+    pub(crate) features: Features,
+    /// Components of extended states.
+    pub(crate) components: u64,
+    pub(crate) xcr0: u64,
+    pub(crate) tsc_aux: u64,
+    pub(crate) breakpoints: [u64; 4],
+    /// What was sent.
+    pub(crate) sent: Vec<(SerialPort, u8)>,
+    /// Pages that were dropped, under which tag.
+    pub(crate) dropped: Vec<(u64, u32)>,
+    pub(crate) xmm: [u64; XMM_WORDS],
+    pub(crate) stay: Option<Stay>,
+    /// Entries so far.
+    pub(crate) entries: u32,
+    /// Interrupts are held.
+    is_held: bool,
+}
+
+impl Processor {
+    fn new() -> Self {
+        Self {
+            features: Features(0),
+            components: 7,
+            xcr0: 7,
+            tsc_aux: 0,
+            breakpoints: [0; 4],
+            sent: Vec::new(),
+            dropped: Vec::new(),
+            xmm: [0; XMM_WORDS],
+            stay: None,
+            entries: 0,
+            is_held: false,
+        }
+    }
+}
+
+thread_local! {
+    static PROCESSOR: RefCell<Processor> = RefCell::new(Processor::new());
+}
+
+/// Looks at the processor, or changes it.
+pub(crate) fn processor<R>(act: impl FnOnce(&mut Processor) -> R) -> R {
+    PROCESSOR.with_borrow_mut(act)
+}
+
+/// Where the guest's code is, and where nothing of a test's own is.
+pub(crate) const CODE: u64 = 0x20_0000;
+/// A page for a test's data.
+pub(crate) const DATA: u64 = 0x30_0000;
+/// Tables of the guest: all addresses below 1 GiB are mapped one to one by pages of 2 MiB, for user mode too.
+pub(crate) const TABLES: u64 = 0x1000;
+/// Addresses that are mapped, and where there is neither memory nor a device.
+pub(crate) const HOLE: u64 = 0x3000_0000;
+/// Linear address that is not mapped.
+pub(crate) const UNMAPPED: u64 = 0x4000_0000;
+/// The guest's memory.
+pub(crate) const MEMORY: u64 = 16 << 20;
+
+/// A board with a machine of two vCPUs.
+pub(crate) fn board() -> &'static made::Made<Made> {
+    board_with("vcpus=2\nmemory=16777216")
+}
+
+/// A board with this machine.
+pub(crate) fn board_with(config: &'static str) -> &'static made::Made<Made> {
+    PROCESSOR.set(Processor::new());
+    made::Made::create([CpuData::default()], 32 << 20, config).unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.
+pub(crate) fn with_guest<R>(code: &[u8], act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+    board().with_vcpu(0, |context| {
+        let mut guest = Guest(context);
+        // The local APIC is switched on by its spurious vector's register.
+        let _nothing = guest.0.state.lapic.write_page(0xfee0_00f0, 0x1ff, 0);
+        guest.begin(code);
+        act(&mut guest)
+    })
+}
+
+/// vCPU 0 on the CPU.
+pub(crate) struct Guest<'c, 'a>(pub(crate) &'c mut Context<'a, Made>);
+
+impl Guest<'_, '_> {
+    /// Everything as at the beginning of a test.
+    pub(crate) fn begin(&mut self, code: &[u8]) {
+        self.0.state.activity = Activity::Running;
+        self.0.state.exception = None;
+        self.write(TABLES, &(TABLES + 0x1000 | 7).to_le_bytes());
+        self.write(TABLES + 0x1000, &(TABLES + 0x2000 | 7).to_le_bytes());
+        for index in 0..512 {
+            self.write(TABLES + 0x2000 + 8 * index, &(index << 21 | 0xe7).to_le_bytes());
+        }
+        self.long_mode();
+        self.write(CODE, code);
+    }
+
+    /// 64-bit mode at ring 0.
+    pub(crate) fn long_mode(&mut self) {
+        let vmcb = &mut *self.0.state.vmcb;
+        vmcb.efer = EFER_SVME | EFER_LME | EFER_LMA;
+        vmcb.cr0 = 1 << 31 | CR0_PE | 1 << 16;
+        vmcb.cr3 = TABLES;
+        vmcb.cr4 = CR4_PAE | 1 << 18;
+        vmcb.cs = Segment { selector: 8, attributes: 0x29b | Segment::LONG, limit: u32::MAX, base: 0 };
+        vmcb.cpl = 0;
+        vmcb.rflags = 2;
+        vmcb.rip = CODE;
+        vmcb.rsp = DATA + 0x1000;
+        vmcb.event_injection = 0;
+        vmcb.exit_interrupt_info = 0;
+    }
+
+    /// Protected mode without paging, of 32 or 16 bits, at ring 0.
+    pub(crate) fn legacy_mode(&mut self, attributes: u16) {
+        let vmcb = &mut *self.0.state.vmcb;
+        vmcb.efer = EFER_SVME;
+        vmcb.cr0 = CR0_PE;
+        vmcb.cr4 = 1 << 18;
+        vmcb.cs = Segment { selector: 8, attributes: 0x9b | attributes, limit: u32::MAX, base: 0 };
+    }
+
+    pub(crate) fn write(&self, gpa: u64, bytes: &[u8]) {
+        self.0.vm.space.slots().memory().write(Gpa(gpa), bytes).expect("memory of the guest's");
+    }
+
+    pub(crate) fn read(&self, gpa: u64) -> u64 {
+        self.0.vm.space.slots().memory().read_u64(Gpa(gpa)).expect("memory of the guest's")
+    }
+
+    pub(crate) fn vmcb(&mut self) -> &mut Vmcb {
+        &mut self.0.state.vmcb
+    }
+
+    pub(crate) fn set(&mut self, register: usize, value: u64) {
+        self.0.state.registers.0[register] = value;
+    }
+
+    pub(crate) fn get(&self, register: usize) -> u64 {
+        self.0.state.registers.0[register]
+    }
+
+    /// The vCPU exits.
+    pub(crate) fn exit(&mut self, code: u64, info_1: u64, info_2: u64) -> Next {
+        let vmcb = &mut *self.0.state.vmcb;
+        (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2) = (code, info_1, info_2);
+        exits::handle_exit(self.0)
+    }
+
+    /// What a counter says.
+    pub(crate) fn count(&self, counter: Counter) -> u64 {
+        self.0.counters[counter as usize].load(core::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Vector of the exception that has been raised.
+    pub(crate) fn raised(&self) -> Option<u64> {
+        self.0.state.exception.map(|event| event & 0xff)
+    }
+
+    /// How far RIP has come.
+    pub(crate) fn advanced(&self) -> u64 {
+        self.0.state.vmcb.rip.wrapping_sub(CODE)
+    }
+
+    /// Enters the guest, which does `stay`; whether it was entered.
+    pub(crate) fn enter(&mut self, stay: impl FnMut(&mut Vmcb, &mut Registers) + 'static) -> bool {
+        processor(|processor| processor.stay = Some(Box::new(stay)));
+        enter::enter(self.0)
+    }
+}
+
+impl Arch for Made {
+    type Nested = Amd64Nested;
+    type Tables = NestedTables;
+    type Shared = Shared;
+    type Inbox = Inbox;
+    type State = VcpuState;
+    type Workspace = Workspace;
+
+    const COUNTS_SECTIONS: bool = false;
+
+    fn machine() -> Option<&'static Machine<Self>> {
+        offer::machine()
+    }
+
+    fn check(config: &Config<'_>) -> Result<(), CreateError> {
+        guest::check::<Self>(config)
+    }
+
+    fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+        guest::ram(size)
+    }
+
+    fn physical_address_bits() -> u32 {
+        guest::physical_address_bits::<Self>()
+    }
+
+    fn largest_page() -> Level {
+        guest::largest_page::<Self>()
+    }
+
+    fn notes_stores() -> bool {
+        true
+    }
+
+    fn tables(pool: NestedTables) -> NestedTables {
+        pool
+    }
+
+    fn share(config: &Config<'_>, space: &Space<Self>) -> Result<Shared, CreateError> {
+        Shared::new::<Self>(config, space)
+    }
+
+    fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState {
+        shared.new_vcpu::<Self>(index)
+    }
+
+    fn new_inbox() -> Inbox {
+        Inbox::new()
+    }
+
+    fn new_workspace(cpu: &PerCpu<Self>) -> Workspace {
+        Workspace::new(cpu)
+    }
+
+    /// There is no kernel: tests bring their code.
+    fn load(
+        _: &Shared,
+        _: &Files,
+        _: u32,
+        _: &Memslots,
+        _: (&Inbox, &mut VcpuState),
+        _: &mut dyn FnMut(),
+    ) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    fn reset_devices(vm: &'static Machine<Self>, cpu: &PerCpu<Self>) {
+        vm.reset_devices(cpu);
+    }
+
+    fn device_regions(_: &Machine<Self>) -> impl IntoIterator<Item = Region> {
+        platform::REGIONS
+    }
+
+    fn receive_console(vm: &Machine<Self>) {
+        vm.receive_console();
+    }
+
+    fn flush_space(
+        vm: &Machine<Self>,
+        _: Invalidation<'_>,
+        scratch: &mut FlushScratch,
+    ) -> Result<Flushed, Stalled> {
+        coherence::flush_space(vm, scratch, &Ipi::<Self>::new())
+    }
+
+    fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
+        context.state.load::<Self>();
+    }
+
+    fn reload_state(context: &mut Context<'_, Self>) {
+        context.state.load::<Self>();
+    }
+
+    fn save_state(context: &mut Context<'_, Self>) {
+        context.state.save::<Self>();
+    }
+
+    fn open_window(_: &mut Context<'_, Self>) {
+        offer::take_interrupts::<Self>();
+    }
+
+    fn take_signals(context: &mut Context<'_, Self>) {
+        signals::take_signals(context);
+    }
+
+    fn expire_timers(context: &mut Context<'_, Self>, now: u64) {
+        signals::expire_timers(context, now);
+    }
+
+    fn awaited_word(_: &Context<'_, Self>) -> Option<Word> {
+        None
+    }
+
+    fn enter(context: &mut Context<'_, Self>) -> bool {
+        enter::enter(context)
+    }
+
+    fn take_flush(context: &mut Context<'_, Self>) {
+        enter::take_flush(context);
+    }
+
+    fn handle_exit(context: &mut Context<'_, Self>) -> Next {
+        exits::handle_exit(context)
+    }
+}
+
+impl Amd64 for Made {
+    fn features() -> Features {
+        processor(|processor| processor.features)
+    }
+
+    fn pretend() {
+        processor(|processor| processor.features = Features::PRETENDED);
+    }
+
+    fn tags() -> NonZeroU32 {
+        NonZeroU32::new(7).expect("a number")
+    }
+
+    /// 40 bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that shows where it ends up.
+    fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
+        let (eax, ebx, ecx, edx) = match (leaf, subleaf) {
+            (0, _) => (0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65),
+            (1, _) => (0x0080_0f12, 0x0800, u32::MAX, u32::MAX),
+            (7, 0) => (1, u32::MAX, u32::MAX, u32::MAX),
+            (0xd, 0) => (7, 0x340, 0x340, 0),
+            (0xd, 1) => (0xf, 0x340, 0, 0),
+            (0xd, 2) => (0x100, 0x240, 0, 0),
+            (0x8000_0000, _) => (0x8000_001f, 0, 0, 0),
+            (0x8000_0001, _) => (0x0080_0f12, 0, u32::MAX, u32::MAX & !(1 << 26)),
+            (0x8000_0008, _) => (0x3028, u32::MAX, 0, 0),
+            _ => (leaf, subleaf, 3, 4),
+        };
+        CpuidResult { eax, ebx, ecx, edx }
+    }
+
+    fn wrong() -> u32 {
+        1 << 13
+    }
+
+    fn patch_level() -> u64 {
+        0x0830_107c
+    }
+
+    fn has_tsc_aux() -> bool {
+        true
+    }
+
+    fn read_tsc_aux() -> u64 {
+        processor(|processor| processor.tsc_aux)
+    }
+
+    fn write_tsc_aux(value: u64) {
+        processor(|processor| processor.tsc_aux = value);
+    }
+
+    fn read_breakpoints() -> [u64; 4] {
+        processor(|processor| processor.breakpoints)
+    }
+
+    fn write_breakpoints(addresses: [u64; 4]) {
+        processor(|processor| processor.breakpoints = addresses);
+    }
+
+    fn components() -> u64 {
+        processor(|processor| processor.components)
+    }
+
+    fn fpu_size() -> usize {
+        0x340
+    }
+
+    fn read_xcr0() -> u64 {
+        processor(|processor| processor.xcr0)
+    }
+
+    fn write_xcr0(value: u64) {
+        processor(|processor| {
+            assert!(value & 1 != 0 && value & !processor.components == 0, "the processor refuses {value:#x}");
+            processor.xcr0 = value;
+        });
+    }
+
+    unsafe fn load_fpu(_: NonNull<u8>) {
+        processor(|processor| assert_eq!(processor.xcr0, processor.components, "a part would stay behind"));
+    }
+
+    unsafe fn save_fpu(_: NonNull<u8>) {
+        processor(|processor| assert_eq!(processor.xcr0, processor.components, "a part would stay behind"));
+    }
+
+    fn xmm_words() -> [u64; XMM_WORDS] {
+        processor(|processor| processor.xmm)
+    }
+
+    fn hold_interrupts() {
+        processor(|processor| assert!(!core::mem::replace(&mut processor.is_held, true)));
+    }
+
+    fn release_interrupts() {
+        processor(|processor| assert!(core::mem::replace(&mut processor.is_held, false)));
+        offer::take_what_pends::<Self>();
+    }
+
+    unsafe fn run(_: &PerCpu<Self>, vmcb: &mut Vmcb, registers: &mut Registers) {
+        let stay = processor(|processor| {
+            assert!(processor.is_held, "an interrupt could be lost");
+            processor.entries += 1;
+            processor.stay.take()
+        });
+        assert_eq!(vmcb.rax, registers.0[RAX], "RAX is the processor's to exchange");
+        let mut stay = stay.expect("a test says what the guest does");
+        (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2, vmcb.exit_interrupt_info) = (0x60, 0, 0, 0);
+        stay(vmcb, registers);
+        processor(|processor| processor.stay = Some(stay));
+    }
+
+    fn invalidate_page(address: u64, asid: u32) {
+        processor(|processor| processor.dropped.push((address, asid)));
+    }
+
+    fn measure_flushes() -> Cost {
+        Cost::new(Measured { page: 100, miss: 100, entries: 1024, ticks_per_us: 1000 })
+    }
+
+    fn transmit(port: SerialPort, byte: u8) {
+        processor(|processor| processor.sent.push((port, byte)));
+    }
+
+    fn receive() -> Option<u8> {
+        offer::receive_console::<Self>()
+    }
+
+    #[cfg(feature = "audit")]
+    fn books(cpu: &PerCpu<Self>) -> &RefCell<crate::amd64::audit::CpuBooks> {
+        &cpu.arch.books
+    }
+}

@@ -1,0 +1,197 @@
+//! Exits with anything in them: no panic, and the vCPU can be entered again or says that it cannot go on.
+
+use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, Made, TABLES, UNMAPPED, board, processor};
+use crate::amd64::exits::Row;
+use crate::amd64::exits::table::Event;
+use crate::amd64::features::Features;
+use crate::amd64::vmcb::{EFER_SVME, Segment};
+use crate::amd64::{CR0_PE, EFER_LMA, RFLAGS_VM};
+use crate::sched::VcpuIndex;
+use crate::vm::Next;
+
+/// xorshift64*: Vigna 2016.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        (self.next() >> 20) % end
+    }
+
+    fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+
+    fn of<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.below(values.len() as u64) as usize]
+    }
+
+    /// A number that may be an address, a register's number or a size.
+    fn number(&mut self) -> u64 {
+        let edges = [
+            0,
+            CODE,
+            DATA,
+            HOLE,
+            MEMORY,
+            TABLES,
+            UNMAPPED,
+            0xfec0_0000,
+            0xfee0_0000,
+            1 << 32,
+            1 << 40,
+            1 << 47,
+            (1 << 47) - 1,
+            u64::MAX << 47,
+            u64::MAX,
+            0x1000,
+            0x4000_0000,
+            0xc000_0080,
+            0x800,
+            0x6e0,
+        ];
+        match self.below(4) {
+            0 => self.next(),
+            1 => self.next() >> self.below(64),
+            2 => self.of(&edges),
+            _ => self.of(&edges).wrapping_add(self.below(64)).wrapping_sub(32),
+        }
+    }
+}
+
+/// Instructions that rows are about, and some on memory.
+const CODES: [&[u8]; 20] = [
+    &[0x0f, 0x32],
+    &[0x0f, 0x30],
+    &[0x0f, 0xa2],
+    &[0x0f, 0x01, 0xd9],
+    &[0xf4],
+    &[0xf3, 0x90],
+    &[0x0f, 0x01, 0xd1],
+    &[0x0f, 0x22, 0xe0],
+    &[0x44, 0x0f, 0x22, 0xc3],
+    &[0xf3, 0x6e],
+    &[0xf3, 0x6c],
+    &[0x67, 0x66, 0x6f],
+    &[0x8b, 0x03],
+    &[0x89, 0x03],
+    &[0xf0, 0x0f, 0xb1, 0x0b],
+    &[0xf3, 0xa4],
+    &[0xf3, 0x48, 0xab],
+    &[0x87, 0x44, 0x24, 0x08],
+    &[0xff, 0x33],
+    &[0x0f, 0xb6, 0x07],
+];
+
+fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
+    let code: Vec<u8> = match random.below(3) {
+        0 => (0..16).map(|_| random.next() as u8).collect(),
+        _ => random.of(&CODES).to_vec(),
+    };
+    guest.begin(&code);
+    for register in 0..16 {
+        let value = random.number();
+        guest.set(register, value);
+    }
+    match random.below(6) {
+        0 => guest.legacy_mode(Segment::DEFAULT_32),
+        1 => guest.legacy_mode(0),
+        2 => {
+            let vmcb = guest.vmcb();
+            (vmcb.cr0, vmcb.efer, vmcb.cs.attributes, vmcb.cr4) = (0, EFER_SVME, 0x9b, 0);
+        }
+        _ => {}
+    }
+    let vmcb = guest.vmcb();
+    if random.one_in(3) {
+        vmcb.cpl = 3;
+    }
+    vmcb.rflags |= random.next() & 0x3_7fd5 & !RFLAGS_VM;
+    if random.one_in(4) {
+        vmcb.rip = random.number();
+    }
+    if random.one_in(8) {
+        vmcb.cr3 = random.number();
+    }
+    vmcb.rsp = random.number();
+    vmcb.interrupt_shadow = random.below(2);
+    (vmcb.es.base, vmcb.ds.base, vmcb.fs.base) = (random.number(), random.number(), random.number());
+    (vmcb.tr.base, vmcb.tr.limit) = (random.number(), random.below(0x3000) as u32);
+    vmcb.tr.attributes = 0x8b;
+    vmcb.next_rip = random.number();
+    vmcb.fetched_count = random.next() as u8;
+    vmcb.fetched_bytes =
+        std::array::from_fn(|index| if index < code.len() { code[index] } else { random.next() as u8 });
+    vmcb.exit_interrupt_info = 0;
+    if random.one_in(4) {
+        vmcb.exit_interrupt_info = random.next() & 0xffff_ffff_8000_0fff;
+        guest.0.state.recover_event();
+    }
+    processor(|processor| processor.features = Features(random.next() as u32));
+    let code = loop {
+        let code = match random.below(8) {
+            0 => random.number(),
+            1..3 => 0x400,
+            3 => 0x7b,
+            _ => random.below(0xc0),
+        };
+        if Row::of(&super::exit(code, 0, 0)) != Row::Event(Event::MachineCheck) {
+            break code;
+        }
+    };
+    guest.exit(code, random.number(), random.number())
+}
+
+fn check(guest: &mut Guest<'_, '_>, mask: u64) {
+    assert!(guest.raised().is_none_or(|vector| vector < 32));
+    let (cr0, cr4) = (guest.vmcb().cr0, guest.vmcb().cr4);
+    assert_ne!(guest.vmcb().efer & EFER_SVME, 0, "VMRUN would refuse it");
+    assert_eq!(cr4 & !(mask | 1 << 18), 0, "{cr4:#x}");
+    assert!(cr0 & CR0_PE != 0 || guest.vmcb().efer & EFER_LMA == 0);
+}
+
+fn play(seed: u64, steps: u32) {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let board = board();
+    let vcpu: VcpuIndex = 0;
+    board.with_vcpu(vcpu, |context| {
+        let guest = &mut Guest(context);
+        if random.one_in(2) {
+            guest.begin(&[]);
+            guest.enable_hypercalls();
+        }
+        for step in 0..steps {
+            let next = exit_of(&mut random, guest);
+            let mask = guest.0.vm.guest.cr4_mask;
+            check(guest, mask);
+            if matches!(next, Next::Reset | Next::PowerOff | Next::Dead) {
+                continue;
+            }
+            let mut entries = 0;
+            while !guest.enter(|_, _| {}) {
+                entries += 1;
+                assert!(entries < 4, "seed {seed}, step {step}: nothing calls an entry off for ever");
+                let _posted = guest.0.owner.take_events();
+                <Made as crate::vm::arch::Arch>::take_signals(guest.0);
+            }
+            guest.0.state.exception = None;
+        }
+    });
+}
+
+#[test]
+fn u28_no_exit_stops_the_hypervisor_or_a_vcpu_that_goes_on() {
+    for seed in 0..60 {
+        let done = std::panic::catch_unwind(|| play(seed, 400));
+        if let Err(why) = done {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(why);
+        }
+    }
+}
