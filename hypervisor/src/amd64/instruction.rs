@@ -253,12 +253,10 @@ pub(crate) fn fetch_and_decode<A: Amd64>(
 pub(crate) fn faulting_instruction<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
-    exit: &Exit,
 ) -> Result<Instruction, FetchError> {
-    let (count, bytes) = exit.fetched;
-    let count = usize::from(count).min(INSTRUCTION_MAX);
+    let count = usize::from(vmcb.fetched_count).min(INSTRUCTION_MAX);
     if A::features().decode_assists() && count > 0 {
-        return decode(vmcb, &bytes[..count]);
+        return decode(vmcb, &vmcb.fetched_bytes[..count]);
     }
     fetch_and_decode::<A>(vmcb, memory)
 }

@@ -9,7 +9,7 @@ use paging::guest::Access;
 use crate::vm::{Context, Machine, Next, increase};
 use hostlink::counters::Counter;
 
-use super::{Exit, with_translation};
+use super::with_translation;
 use crate::amd64::instruction::{FetchError, faulting_instruction, translate};
 use crate::amd64::processor::Amd64;
 use crate::amd64::state::VcpuState;
@@ -26,11 +26,11 @@ const PAGE: u64 = 4096;
 /// Decoding, translation and access are one section for the flush engine: an initiator that has changed the
 /// translation waits until the access is done, or the walk here finds the change (H30).
 #[inline(never)] // Seldom, and with room for what other exits need not make.
-pub(super) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, exit: &Exit, mmio: Option<Gpa>) -> Next {
+pub(super) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, mmio: Option<Gpa>) -> Next {
     let vm = context.vm;
     context.state.rsp_from_vmcb();
     let outcome = with_translation(context, |state, memory| {
-        let instruction = faulting_instruction::<A>(&state.vmcb, memory, exit)?;
+        let instruction = faulting_instruction::<A>(&state.vmcb, memory)?;
         let (outcome, effects) = emulate(vm, state, memory, mmio, &instruction);
         Ok((outcome, effects, instruction.len() as u64))
     });

@@ -29,18 +29,20 @@ mod port;
 mod string_port;
 pub mod table;
 
-use memslots::GuestMemory;
+use memslots::{GuestMemory, Pattern};
 use stay::in_section;
 
 pub use table::Row;
 
+use super::checks;
 use super::instruction::length;
 use super::processor::Amd64;
 use super::state::VcpuState;
 use super::vmcb::Vmcb;
 use crate::vm::{Context, Next};
 
-/// What the processor says of an exit.
+/// What the processor says of an exit. Bytes that it has fetched of a faulting instruction stay in the VMCB, for the one that
+/// decodes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
     /// Its code.
@@ -53,8 +55,6 @@ pub struct Exit {
     pub event: u64,
     /// Where the next instruction is, if the processor says so.
     pub next_rip: u64,
-    /// The instruction's bytes, if the processor says them: how many, and which.
-    pub fetched: (u8, [u8; 15]),
 }
 
 impl Exit {
@@ -68,7 +68,6 @@ impl Exit {
             info_2: vmcb.exit_info_2,
             event: vmcb.exit_interrupt_info,
             next_rip: vmcb.next_rip,
-            fetched: (vmcb.fetched_count, vmcb.fetched_bytes),
         }
     }
 
@@ -110,23 +109,26 @@ pub fn with_translation<A: Amd64, R>(
 #[inline(always)] // It has one caller, and saves that one's registers for nothing otherwise.
 pub fn handle_exit<A: Amd64>(context: &mut Context<'_, A>) -> Next {
     let exit = Exit::of(&context.state.vmcb);
-    let row = Row::of(&exit);
-    context.count(row.counter());
-    let was_stepping = context.state.end_step();
-    match row {
-        Row::Instruction(row) => complete(context, exit, row),
-        // What the guest is to see of its IRET's own #DB has been raised; there is nothing else to be handled.
-        Row::Event(table::Event::Debug) if was_stepping => Next::Resume,
-        Row::Event(row) => row.handle(context, exit),
+    // What the guest is to see of its IRET's own #DB has been raised; there is nothing else to be handled.
+    if context.state.end_step() && Row::of(&exit) == Row::Event(table::Event::Debug) {
+        context.count(Row::of(&exit).counter());
+        return Next::Resume;
     }
+    table::dispatch(context, exit)
 }
 
 /// Carries out the instruction that the guest could not, and goes on behind it. If it cannot be read any more, the
 /// guest gets the fault and nothing is done.
 #[inline(always)] // As above.
-fn complete<A: Amd64>(context: &mut Context<'_, A>, exit: Exit, row: table::Instruction) -> Next {
+fn complete<A: Amd64>(
+    context: &mut Context<'_, A>,
+    exit: Exit,
+    usual: &Pattern,
+    whose: checks::Instruction,
+    handle: impl FnOnce(&mut Context<'_, A>, Exit) -> Then,
+) -> Next {
     let length = with_translation(context, |state, memory| {
-        length::<A>(&state.vmcb, memory, &mut state.code, &exit, row.usual(), row.whose())
+        length::<A>(&state.vmcb, memory, &mut state.code, &exit, usual, whose)
     });
     let length = match length {
         Ok(length) => length,
@@ -135,7 +137,7 @@ fn complete<A: Amd64>(context: &mut Context<'_, A>, exit: Exit, row: table::Inst
             return Next::Resume;
         }
     };
-    match row.handle(context, exit) {
+    match handle(context, exit) {
         Then::Behind(next) => {
             context.state.skip(length);
             next

@@ -41,8 +41,8 @@ fn serve_nested_fault<A: Amd64>(context: &mut Context<'_, A>, exit: &Exit) -> Ne
         // It is the instruction's at RIP, or one of the processor's own while it was delivering an event, to a stack or a
         // descriptor table that is no memory.
         Led::Lost | Led::Device if exit.event & event::VALID != 0 => context.state.raise_delivery_failure(),
-        Led::Lost => return emulate_access(context, exit, None),
-        Led::Device => return emulate_access(context, exit, Some(gpa)),
+        Led::Lost => return emulate_access(context, None),
+        Led::Device => return emulate_access(context, Some(gpa)),
     }
     Next::Resume
 }

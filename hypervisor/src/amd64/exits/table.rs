@@ -6,7 +6,7 @@
 use hostlink::counters::Counter;
 use memslots::Pattern;
 
-use super::{Exit, Then, control, cpuid, event, hypercall, msr, nested, port};
+use super::{Exit, complete, control, cpuid, event, hypercall, msr, nested, port};
 use crate::amd64::checks;
 use crate::amd64::intercepts;
 use crate::amd64::processor::Amd64;
@@ -101,21 +101,24 @@ macro_rules! exits {
                     $(Self::$i => checks::Instruction::$whose,)*
                 }
             }
-
-            #[inline(always)] // It has one caller.
-            pub(super) fn handle<A: Amd64>(self, context: &mut Context<'_, A>, exit: Exit) -> Then {
-                match self {
-                    $(Self::$i => $i_handler(context, exit),)*
-                }
-            }
         }
 
-        impl Event {
-            #[inline(always)] // It has one caller.
-            pub(super) fn handle<A: Amd64>(self, context: &mut Context<'_, A>, exit: Exit) -> Next {
-                match self {
-                    $(Self::$e => $e_handler(context, exit),)*
-                    Self::$o => $o_handler(context, exit),
+        /// Counts an exit and handles it. There is one match, so that an exit is told from the others once.
+        #[inline(always)] // It has one caller.
+        pub(super) fn dispatch<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
+            match exit.code {
+                $($($i_code)|+ $(if exit.$i_condition())? => {
+                    context.count(Counter::$i_counter);
+                    let row = const { Instruction::$i };
+                    complete(context, exit, row.usual(), row.whose(), $i_handler)
+                })*
+                $($($e_code)|+ => {
+                    context.count(Counter::$e_counter);
+                    $e_handler(context, exit)
+                })*
+                _ => {
+                    context.count(Counter::$o_counter);
+                    $o_handler(context, exit)
                 }
             }
         }

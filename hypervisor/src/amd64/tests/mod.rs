@@ -12,7 +12,7 @@ use processor::Guest;
 
 /// An exit.
 fn exit(code: u64, info_1: u64, info_2: u64) -> Exit {
-    Exit { code, info_1, info_2, event: 0, next_rip: 0, fetched: (0, [0; 15]) }
+    Exit { code, info_1, info_2, event: 0, next_rip: 0 }
 }
 
 impl Guest<'_, '_> {
