@@ -28,6 +28,22 @@ pub const fn kind_of(syndrome: u64) -> u64 {
     (syndrome & STATUS) >> 2
 }
 
+/// The class of aborts of instruction fetches.
+pub const CLASS_FETCH: u8 = 0x20;
+
+/// Whether stage 2 is what the access could not pass. Anything else is an external abort or the like.
+#[must_use]
+pub const fn is_of_stage2(syndrome: u64) -> bool {
+    matches!(kind_of(syndrome), kind::ADDRESS_SIZE | kind::TRANSLATION | kind::ACCESS_FLAG | kind::PERMISSION)
+}
+
+/// Whether HPFAR_EL2 holds the page: for all faults of stage 2 but permission faults of the access itself. There stage 1 has to be
+/// walked once more.
+#[must_use]
+pub const fn has_page(syndrome: u64) -> bool {
+    is_of_stage2(syndrome) && (kind_of(syndrome) != kind::PERMISSION || syndrome & IN_WALK != 0)
+}
+
 /// Whether the page has to be writable for the access to go on.
 ///
 /// Cache maintenance is reported as a store, but most of it needs no more than a page that is there. DC IVAC needs one

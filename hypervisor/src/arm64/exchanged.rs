@@ -1,94 +1,128 @@
-//! The registers of EL1 and EL0 that a vCPU takes along: everything that a guest can write without a trap.
+//! The guest's registers that stay in the processor while its vCPU is on the CPU: everything of EL1 and EL0 that a guest can write
+//! without a trap, and what it finds in place of such registers.
 //!
-//! What else it takes along is not in this list because it is handled apart: TCR_EL1, both timers, the virtual CPU
-//! interface, floating point, and the debug registers, which are in the processor while they are in use only.
+//! What else a vCPU takes along is handled apart: the general registers, floating point, and the debug registers, which are in the
+//! processor while they are in use only. [`system`](super::system) saves and loads the groups.
 
-/// Those that every processor has, with what they are after reset (Arm DDI 0487, D24.2).
-macro_rules! common_registers {
-    ($callback:ident, $(#[$doc:meta])* $name:ident) => {
+/// Groups of registers: how the processor calls each, and what it is after reset (Arm DDI 0487, D24.2). Those of no group are
+/// written one by one.
+macro_rules! for_each_register {
+    ($callback:ident) => {
         $callback! {
-            $(#[$doc])*
-            $name {
-                sctlr = "sctlr_el1": 0x30d0_0800,
-                cpacr = "cpacr_el1": 0,
-                ttbr0 = "ttbr0_el1": 0,
-                ttbr1 = "ttbr1_el1": 0,
-                esr = "esr_el1": 0,
-                afsr0 = "afsr0_el1": 0,
-                afsr1 = "afsr1_el1": 0,
-                far = "far_el1": 0,
-                mair = "mair_el1": 0,
-                amair = "amair_el1": 0,
-                vbar = "vbar_el1": 0,
-                contextidr = "contextidr_el1": 0,
-                tpidr = "tpidr_el1": 0,
-                tpidr_el0 = "tpidr_el0": 0,
-                tpidrro = "tpidrro_el0": 0,
-                sp_el0 = "sp_el0": 0,
-                sp_el1 = "sp_el1": 0,
-                elr = "elr_el1": 0,
-                spsr = "spsr_el1": 0,
-                cntkctl = "cntkctl_el1": 0,
-                par = "par_el1": 0,
-                csselr = "csselr_el1": 0,
+            /// Those that every processor has.
+            Common COMMON {
+                Sctlr sctlr "sctlr_el1" 0x30d0_0800,
+                Cpacr cpacr "cpacr_el1" 0,
+                Ttbr0 ttbr0 "ttbr0_el1" 0,
+                Ttbr1 ttbr1 "ttbr1_el1" 0,
+                Esr esr "esr_el1" 0,
+                Afsr0 afsr0 "afsr0_el1" 0,
+                Afsr1 afsr1 "afsr1_el1" 0,
+                Far far "far_el1" 0,
+                Mair mair "mair_el1" 0,
+                Amair amair "amair_el1" 0,
+                Vbar vbar "vbar_el1" 0,
+                Contextidr contextidr "contextidr_el1" 0,
+                Tpidr tpidr "tpidr_el1" 0,
+                TpidrEl0 tpidr_el0 "tpidr_el0" 0,
+                Tpidrro tpidrro "tpidrro_el0" 0,
+                SpEl0 sp_el0 "sp_el0" 0,
+                SpEl1 sp_el1 "sp_el1" 0,
+                Elr elr "elr_el1" 0,
+                Spsr spsr "spsr_el1" 0,
+                Cntkctl cntkctl "cntkctl_el1" 0,
+                Par par "par_el1" 0,
+                Csselr csselr "csselr_el1" 0,
+            }
+            /// Keys of pointer authentication (FEAT_PAuth).
+            Keys KEYS {
+                IaLow ia_low "s3_0_c2_c1_0" 0,
+                IaHigh ia_high "s3_0_c2_c1_1" 0,
+                IbLow ib_low "s3_0_c2_c1_2" 0,
+                IbHigh ib_high "s3_0_c2_c1_3" 0,
+                DaLow da_low "s3_0_c2_c2_0" 0,
+                DaHigh da_high "s3_0_c2_c2_1" 0,
+                DbLow db_low "s3_0_c2_c2_2" 0,
+                DbHigh db_high "s3_0_c2_c2_3" 0,
+                GaLow ga_low "s3_0_c2_c3_0" 0,
+                GaHigh ga_high "s3_0_c2_c3_1" 0,
+            }
+            /// What a virtual SError that was deferred left (FEAT_RAS): at EL1 it is DISR_EL1.
+            Deferred DEFERRED {
+                Vdisr vdisr "s3_4_c12_c1_1" 0,
+            }
+            /// What is there where the processor has SME and no fine-grained traps that would hide it.
+            Matrix MATRIX {
+                Tpidr2 tpidr2 "s3_3_c13_c0_5" 0,
+            }
+            /// Both timers, the compare values first: a timer is on when its control has been written.
+            Timers TIMERS {
+                VirtualValue virtual_value "cntv_cval_el0" 0,
+                VirtualControl virtual_control "cntv_ctl_el0" 0,
+                PhysicalValue physical_value "cntp_cval_el0" 0,
+                PhysicalControl physical_control "cntp_ctl_el0" 0,
+            }
+            /// The virtual CPU interface (IHI 0069H, section 12.4): everything masked, no group enabled, binary points at their lowest.
+            Interface INTERFACE {
+                IchVmcr vmcr "ich_vmcr_el2" 0,
+                IchAp0r0 ap0r0 "ich_ap0r0_el2" 0,
+                IchAp1r0 ap1r0 "ich_ap1r0_el2" 0,
+            }
+            /// Active priorities where there are six bits that preempt, or more.
+            Priorities6 PRIORITIES6 {
+                IchAp0r1 ap0r1 "ich_ap0r1_el2" 0,
+                IchAp1r1 ap1r1 "ich_ap1r1_el2" 0,
+            }
+            /// The same where there are seven.
+            Priorities7 PRIORITIES7 {
+                IchAp0r2 ap0r2 "ich_ap0r2_el2" 0,
+                IchAp1r2 ap1r2 "ich_ap1r2_el2" 0,
+                IchAp0r3 ap0r3 "ich_ap0r3_el2" 0,
+                IchAp1r3 ap1r3 "ich_ap1r3_el2" 0,
+            }
+            {
+                Tcr "tcr_el1",
+                Vmpidr "vmpidr_el2",
             }
         }
     };
 }
 
-/// Keys of pointer authentication (FEAT_PAuth).
-macro_rules! key_registers {
-    ($callback:ident, $(#[$doc:meta])* $name:ident) => {
-        $callback! {
-            $(#[$doc])*
-            $name {
-                ia_low = "s3_0_c2_c1_0": 0,
-                ia_high = "s3_0_c2_c1_1": 0,
-                ib_low = "s3_0_c2_c1_2": 0,
-                ib_high = "s3_0_c2_c1_3": 0,
-                da_low = "s3_0_c2_c2_0": 0,
-                da_high = "s3_0_c2_c2_1": 0,
-                db_low = "s3_0_c2_c2_2": 0,
-                db_high = "s3_0_c2_c2_3": 0,
-                ga_low = "s3_0_c2_c3_0": 0,
-                ga_high = "s3_0_c2_c3_1": 0,
+macro_rules! declare {
+    (
+        $(
+            $(#[$doc:meta])*
+            $group:ident $list:ident { $($variant:ident $field:ident $name:literal $reset:expr,)* }
+        )*
+        { $($alone:ident $alone_name:literal,)* }
+    ) => {
+        /// A register of the guest's. EL2 uses none of them, so that whatever is written to them concerns the guest alone.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[allow(missing_docs, reason = "the architecture's names are beside them")]
+        pub enum Register {
+            $($($variant,)*)*
+            $($alone,)*
+        }
+
+        impl Register {
+            /// All of them.
+            pub const ALL: &[Self] = &[$($(Self::$variant,)*)* $(Self::$alone,)*];
+
+            /// Its architectural name, or encoding.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($(Self::$variant => $name,)*)*
+                    $(Self::$alone => $alone_name,)*
+                }
             }
         }
-    };
-}
 
-/// What a virtual SError that was deferred left (FEAT_RAS): at EL1 it is DISR_EL1.
-macro_rules! deferred_registers {
-    ($callback:ident, $(#[$doc:meta])* $name:ident) => {
-        $callback! {
+        $(
             $(#[$doc])*
-            $name {
-                vdisr = "s3_4_c12_c1_1": 0,
-            }
-        }
+            pub const $list: &[Register] = &[$(Register::$variant,)*];
+        )*
     };
 }
 
-/// What is there where the processor has SME and no fine-grained traps that would hide it.
-macro_rules! matrix_registers {
-    ($callback:ident, $(#[$doc:meta])* $name:ident) => {
-        $callback! {
-            $(#[$doc])*
-            $name {
-                tpidr2 = "s3_3_c13_c0_5": 0,
-            }
-        }
-    };
-}
-
-macro_rules! names {
-    ($(#[$doc:meta])* $list:ident { $($field:ident = $register:literal: $reset:expr,)* }) => {
-        $(#[$doc])*
-        pub const $list: &[&str] = &[$($register,)*];
-    };
-}
-
-common_registers!(names, /** Of every processor. */ COMMON);
-key_registers!(names, /** Of those with pointer authentication. */ KEYS);
-deferred_registers!(names, /** Of those with FEAT_RAS. */ DEFERRED);
-matrix_registers!(names, /** Of those with FEAT_SME. */ MATRIX);
+for_each_register!(declare);

@@ -2,6 +2,9 @@
 //!
 //! Source: Arm DDI 0487, D24.2.40 "ISS encoding for an SError exception", HCR_EL2.VSE; Arm DDI 0587 (RAS) for the types.
 
+use super::controls::hcr;
+use super::processor::Configuration;
+
 /// The syndrome is an implementer's own (IDS).
 const OWN: u64 = 1 << 24;
 const STATUS: u64 = 0x3f;
@@ -33,13 +36,13 @@ pub const fn outcome(syndrome: u64, has_ras: bool) -> Outcome {
 
 /// HCR_EL2 as noted, after a stay in the guest: the processor clears VSE when the guest takes its SError.
 #[must_use]
-pub const fn after_guest(noted: u64, processor: u64) -> u64 {
-    noted & !super::controls::hcr::VSE | noted & processor & super::controls::hcr::VSE
+pub const fn after_guest(noted: Configuration, processor: u64) -> Configuration {
+    noted.with_serror(noted.has_serror() && processor & hcr::VSE != 0)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::controls::hcr::VSE;
+    use super::hcr::VSE;
     use super::*;
 
     const CLASS: u64 = 0x2f << 26;
@@ -58,8 +61,11 @@ mod tests {
 
     #[test]
     fn u8_a_virtual_serror_comes_once() {
-        assert_eq!(after_guest(VSE | 5, 5), 5, "the guest has taken it");
-        assert_eq!(after_guest(VSE | 5, VSE | 5), VSE | 5, "it pends still");
-        assert_eq!(after_guest(5, VSE | 5), 5, "it is another vCPU's");
+        let without = Configuration::new(5, false);
+        let with = without.with_serror(true);
+        assert_eq!(with.bits(), VSE | 5);
+        assert_eq!(after_guest(with, 5), without, "the guest has taken it");
+        assert_eq!(after_guest(with, VSE | 5), with, "it pends still");
+        assert_eq!(after_guest(without, VSE | 5), without, "it is another vCPU's");
     }
 }

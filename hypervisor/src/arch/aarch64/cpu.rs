@@ -1,7 +1,6 @@
 //! The CPU itself: waiting for interrupts, stacks, how the run ends.
 
 use core::arch::asm;
-use core::cell::Cell;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 
@@ -9,36 +8,11 @@ use coherence::tlbi::Stage2Tlb;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 
-use super::features::Features;
-use super::{flush, gic, interrupts, power};
+use super::{features, flush, gic, interrupts, power};
 use crate::arch::PerCpu;
+pub(crate) use crate::arm64::processor::CpuData;
+use crate::arm64::processor::Features;
 use crate::image;
-
-/// What belongs to one CPU beside [`PerCpu`]'s own.
-pub(crate) struct CpuData {
-    /// Registers of its GIC redistributor.
-    pub(crate) redistributor: Cell<u64>,
-    /// The guest's timers that have interrupted while the vCPU on this CPU does not know yet: a bit for each INTID.
-    pub(crate) timers_fired: Cell<u32>,
-    /// The virtual CPU interface has asked for maintenance.
-    pub(crate) maintenance_fired: Cell<bool>,
-    /// What the auditor knows of this CPU.
-    #[cfg(feature = "audit")]
-    pub(crate) books: core::cell::RefCell<crate::arm64::audit::CpuBooks>,
-}
-
-impl CpuData {
-    /// Of a CPU that has not started.
-    pub(crate) const fn new() -> Self {
-        Self {
-            redistributor: Cell::new(0),
-            timers_fired: Cell::new(0),
-            maintenance_fired: Cell::new(false),
-            #[cfg(feature = "audit")]
-            books: core::cell::RefCell::new(crate::arm64::audit::CpuBooks::new()),
-        }
-    }
-}
 
 /// Takes the interrupts that pend: by asking for them, with interrupts masked all the time. So no code of the hypervisor
 /// is ever interrupted.
@@ -121,7 +95,7 @@ pub(crate) fn mark(phase: Phase) {
 /// Whether memory that was a guest's has to be cleaned out of the data caches before somebody else has it: without
 /// FEAT_S2FWB a guest may have used it around them.
 pub(crate) fn must_clean() -> bool {
-    !Features::get().contains(Features::FORCED_WRITE_BACK)
+    !features::get().contains(Features::FORCED_WRITE_BACK)
 }
 
 /// Writes the data caches' lines of some memory back, and drops them.

@@ -9,33 +9,15 @@ use core::arch::global_asm;
 use core::mem::offset_of;
 
 use super::sysreg::{isb, read, write};
+use crate::arm64::processor::{Registers, Vector};
 use crate::image::blocks::BLOCK_SIZE;
 use crate::image::panic;
-
-/// Registers that are exchanged at each entry and exit.
-#[derive(Clone, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Registers {
-    /// X0 to X30.
-    pub(crate) x: [u64; 31],
-    /// Where the guest is.
-    pub(crate) pc: u64,
-    /// Its processor state, as SPSR_EL2.
-    pub(crate) pstate: u64,
-}
 
 const PC: usize = offset_of!(Registers, pc);
 const _: () = assert!(PC == 248 && offset_of!(Registers, pstate) == PC + 8);
 
-/// What an exit came by: which vector.
-pub(crate) mod vector {
-    /// An exception: ESR_EL2 says which.
-    pub(crate) const SYNCHRONOUS: u64 = 0;
-    /// An interrupt.
-    pub(crate) const IRQ: u64 = 1;
-    /// An asynchronous external abort.
-    pub(crate) const SERROR: u64 = 3;
-}
+const _: () =
+    assert!(Vector::Synchronous as u8 == 0 && Vector::Interrupt as u8 == 1 && Vector::SError as u8 == 3);
 
 /// Offset in a CPU's block of the top of the stack on which faults of the hypervisor are reported.
 const FAULT_STACK_TOP: u64 = crate::image::blocks::FAULT_STACK_TOP;
@@ -157,13 +139,20 @@ own_exception_common:
 );
 
 unsafe extern "C" {
-    /// Enters the guest and comes back with the vector by which it left.
-    ///
-    /// # Safety
-    ///
-    /// The registers are this CPU's vCPU's; EL2 and EL1 are set up for it.
-    pub(crate) fn run_guest(registers: *mut Registers) -> u64;
+    // The vectors above return no other number than those of `Vector`.
+    fn run_guest(registers: *mut Registers) -> Vector;
     static el2_vectors: u8;
+}
+
+/// Enters the guest and comes back with the vector by which it left.
+///
+/// # Safety
+///
+/// The registers are this CPU's vCPU's; EL2 and EL1 are set up for it.
+#[inline(always)]
+pub(super) unsafe fn run(registers: &mut Registers) -> Vector {
+    // SAFETY: the caller vouches for everything; the layout is what the code expects.
+    unsafe { run_guest(registers) }
 }
 
 /// Has the calling CPU use these vectors. It is on its block's stack.

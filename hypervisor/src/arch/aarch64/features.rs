@@ -5,66 +5,34 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use bitflags::bitflags;
-
 use super::sysreg::{field, isb, read, write};
 use crate::arm64::controls::{self, Control, Processor, at_start, hcr};
-
-bitflags! {
-    /// What matters to us and differs between processors.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct Features: u32 {
-        /// TLBI by range of addresses (FEAT_TLBIRANGE).
-        const RANGE = 1 << 0;
-        /// TLBI takes a hint of the level (FEAT_TTL).
-        const LEVEL_HINT = 1 << 1;
-        /// 16 bits of VMID (FEAT_VMID16).
-        const VMID16 = 1 << 2;
-        /// Stage 2 decides alone how memory is cached (FEAT_S2FWB).
-        const FORCED_WRITE_BACK = 1 << 3;
-        /// The processor sets the access flag by itself (FEAT_HAFDBS).
-        const ACCESS_FLAG = 1 << 4;
-        /// It sets the dirty state, too.
-        const DIRTY_STATE = 1 << 5;
-        /// A table may replace a block, and a block a table, without an invalid entry in between (FEAT_BBM, level 2).
-        const REPLACES_IN_PLACE = 1 << 6;
-        /// Pointer authentication, whose keys are the guest's.
-        const POINTER_KEYS = 1 << 7;
-        /// Virtualization host extensions, which are not used.
-        const VHE = 1 << 8;
-        /// Error records, SErrors that are deferred (FEAT_RAS).
-        const ERRORS = 1 << 10;
-        /// Matrix instructions (FEAT_SME), which guests do not have; one of their registers is there all the same.
-        const MATRICES = 1 << 11;
-        /// An instruction cache whose lines are tagged by VMID or found by virtual index: it is not enough to drop lines by
-        /// address.
-        const VIRTUAL_INSTRUCTION_CACHE = 1 << 9;
-    }
-}
+use crate::arm64::processor::Features;
 
 static FEATURES: AtomicU32 = AtomicU32::new(0);
 
-impl Features {
-    /// What [`probe`] has found.
-    #[inline(always)]
-    pub(crate) fn get() -> Self {
-        Self::from_bits_retain(FEATURES.load(Ordering::Relaxed))
-    }
+/// What [`probe`] has found.
+#[inline(always)]
+pub(crate) fn get() -> Features {
+    Features::from_bits_retain(FEATURES.load(Ordering::Relaxed))
 }
 
-impl fmt::Display for Features {
+/// What matters of them, for the log.
+pub(crate) struct Names;
+
+impl fmt::Display for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = [
-            (Self::RANGE, "TLBIRANGE"),
-            (Self::LEVEL_HINT, "TTL"),
-            (Self::VMID16, "VMID16"),
-            (Self::FORCED_WRITE_BACK, "S2FWB"),
-            (Self::DIRTY_STATE, "HAFDBS"),
-            (Self::REPLACES_IN_PLACE, "BBM2"),
-            (Self::VHE, "VHE (not used)"),
+            (Features::RANGE, "TLBIRANGE"),
+            (Features::LEVEL_HINT, "TTL"),
+            (Features::VMID16, "VMID16"),
+            (Features::FORCED_WRITE_BACK, "S2FWB"),
+            (Features::DIRTY_STATE, "HAFDBS"),
+            (Features::REPLACES_IN_PLACE, "BBM2"),
+            (Features::VHE, "VHE (not used)"),
         ];
         let mut separator = "with ";
-        for (_, name) in names.into_iter().filter(|&(bit, _)| self.contains(bit)) {
+        for (_, name) in names.into_iter().filter(|&(bit, _)| get().contains(bit)) {
             core::write!(f, "{separator}{name}")?;
             separator = ", ";
         }
@@ -156,7 +124,7 @@ pub(crate) const STAGE2_BITS: u32 = 39;
 
 /// VTCR_EL2: three levels, 4 KiB pages, walks by way of the caches, inner shareable; bit 31 is always one.
 fn stage2_control() -> u64 {
-    let features = Features::get();
+    let features = get();
     let size = field(read!("id_aa64mmfr0_el1"), 0).min(5);
     let mut value =
         (64 - u64::from(STAGE2_BITS)) | 1 << 6 | 1 << 8 | 1 << 10 | 3 << 12 | size << 16 | 1 << 31;

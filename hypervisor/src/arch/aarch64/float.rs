@@ -3,14 +3,7 @@
 
 use core::arch::global_asm;
 
-/// V0 to V31, FPCR, FPSR.
-#[derive(Clone, Debug, Default)]
-#[repr(C, align(16))]
-pub(crate) struct FloatState {
-    v: [u128; 32],
-    fpcr: u64,
-    fpsr: u64,
-}
+use crate::arm64::processor::FloatState;
 
 global_asm!(
     r#"
@@ -57,16 +50,18 @@ unsafe extern "C" {
     fn float_load(from: *const FloatState);
 }
 
-impl FloatState {
-    /// From the processor into memory.
-    pub(crate) fn save(&mut self) {
-        // SAFETY: the layout is what the code writes; CPTR_EL2 does not trap.
-        unsafe { float_save(self) };
-    }
+const _: () = assert!(
+    core::mem::offset_of!(FloatState, control) == 512 && core::mem::offset_of!(FloatState, status) == 520
+);
 
-    /// From memory into the processor.
-    pub(crate) fn load(&self) {
-        // SAFETY: as above; nobody but the guest uses these registers.
-        unsafe { float_load(self) };
-    }
+/// From the processor into memory.
+pub(super) fn save(to: &mut FloatState) {
+    // SAFETY: the layout is what the code writes; CPTR_EL2 does not trap.
+    unsafe { float_save(to) };
+}
+
+/// From memory into the processor.
+pub(super) fn load(from: &FloatState) {
+    // SAFETY: as above; nobody but the guest uses these registers.
+    unsafe { float_load(from) };
 }

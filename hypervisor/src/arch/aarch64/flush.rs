@@ -3,21 +3,18 @@
 //! The sequences are `coherence::tlbi`'s; here is what they are made of, and nothing else writes a TLBI for a guest.
 
 use core::arch::asm;
-use core::ops::{ControlFlow, Range};
+use core::ops::Range;
 
 use coherence::tlbi::Stage2Tlb;
-use coherence::{CpuId, Hardware};
 use hostlink::defect::Defect;
 use paging::FlushRange;
 use stay::{Mistake, Mistakes, arm64};
 
-use super::auditor::Auditor;
+use super::offer::Local;
 use super::sysreg::{read, write};
+use crate::arm64::auditor::Auditor;
 use crate::image;
 use crate::vm::files::{Defects, makes};
-
-/// Turns of waiting for a walk by software on another CPU before the machine is declared broken: seconds.
-const WAIT_TURNS_MAX: u64 = 1 << 32;
 
 /// The processor's instructions.
 pub(crate) struct Tlb;
@@ -63,14 +60,14 @@ impl Stage2Tlb for Tlb {
     fn local_combined(&self) {
         // SAFETY: as above.
         unsafe { asm!("tlbi vmalle1", options(nostack, preserves_flags)) };
-        Auditor::drop_local();
+        Auditor::drop_local::<Local>();
     }
 
     #[inline(always)]
     fn local_all_vms(&self) {
         // SAFETY: as above.
         unsafe { asm!("tlbi alle1", options(nostack, preserves_flags)) };
-        Auditor::drop_local();
+        Auditor::drop_local::<Local>();
     }
 
     #[inline(always)]
@@ -168,17 +165,5 @@ pub(crate) fn order_stores() {
 pub(crate) fn break_before_make(range: &FlushRange) {
     if let Some(vm) = image::machine() {
         arm64::break_before_make(&Tlb, &vm.guest.address_space(), range);
-    }
-}
-
-/// Walks by software end by themselves: nobody is kicked for them.
-pub(crate) struct Patience;
-
-impl Hardware for Patience {
-    fn kick(&self, _: CpuId) {}
-
-    fn relax(&self, turns: u64) -> ControlFlow<()> {
-        core::hint::spin_loop();
-        if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }

@@ -13,49 +13,36 @@
 //! | `copy` | copying memory |
 //! | `clock`, `cpu`, `power` | the timer; the CPU itself; PSCI |
 //! | `console`, `pci` | PL011, and 16550s on the PCI bus |
-//! | `guest` | what the vCPUs share |
-//! | `offer` | what all of this is to the core: its traits |
+//! | `offer` | what all of this is to the core and to the rest of the hypervisor for Arm64: their traits |
 //! | `stage2` | format and tables of stage 2 |
 //! | `cost` | what invalidating a page costs |
-//! | `flush` | TLB instructions, and how changes of guest memory reach all processors |
-//! | `vcpu`, `state` | what a CPU needs to run a vCPU; a vCPU's private state |
-//! | `system`, `float`, `vgic`, `debug` | its registers: EL1's, vectors, the virtual CPU interface, breakpoints |
-//! | `exits`, `abort`, `registers`, `devices`, `inject` | what exits mean |
-//! | `auditor` | what looks at each entry, in the image for tests |
-//! | `waits` | the word in memory that a guest waits for |
+//! | `flush` | TLB instructions, and what the walker asks for |
+//! | `registers`, `float`, `vgic`, `points` | the guest's registers: by name, vectors, the virtual CPU interface, breakpoints |
+//!
+//! What is done with all of it is in [`crate::arm64`], which runs on the host as well.
 
-mod abort;
-mod auditor;
 mod boot;
 mod clock;
 pub(crate) mod console;
 mod copy;
 mod cost;
 pub(crate) mod cpu;
-mod debug;
-mod devices;
 mod entry;
-mod exits;
 mod features;
 mod firmware;
 mod float;
 mod flush;
 mod gic;
-mod guest;
-mod inject;
 mod interrupts;
 mod offer;
 mod pci;
+mod points;
 mod power;
 mod registers;
 mod stage2;
 mod start;
-mod state;
 mod sysreg;
-mod system;
 mod translation;
-mod vcpu;
 mod vgic;
-mod waits;
 
 pub(crate) use offer::Local;

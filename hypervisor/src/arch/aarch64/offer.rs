@@ -7,24 +7,31 @@ use coherence::Stalled;
 use hostlink::config::Config;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
-use memslots::{Memslots, MmioCache};
+use memslots::Memslots;
 use paging::{Invalidation, Level};
-use stay::{MMIO_PAGES, arm64};
+use stay::arm64;
 
-use super::flush::{Patience, Tlb};
-use super::guest::{self, Shared};
-use super::stage2::{Stage2, Tables};
-use super::state::{Activity, VcpuState};
-use super::vcpu::{Inbox, Workspace};
-use super::{clock, console, cpu};
+use super::features::STAGE2_BITS;
+use super::flush::Tlb;
+use super::stage2::{self, Stage2, Tables};
+use super::sysreg::{isb, read, write};
+use super::{clock, console, cpu, entry, features, float, gic, points, registers, vgic};
 use crate::arch::{Context, Machine, PerCpu, Space};
+use crate::arm64::debug::{Counts, Debug};
+use crate::arm64::devices;
+use crate::arm64::exchanged::Register;
+use crate::arm64::exits::{self, Exit};
+use crate::arm64::guest::{self, Shared};
+use crate::arm64::processor::{Configuration, CpuData, Features, FloatState, Processor, Registers, Vector};
+use crate::arm64::state::VcpuState;
+use crate::arm64::vcpu::{self, Inbox, Patience, Workspace};
+use crate::devices::gic::Maintenance;
 use crate::devices::region::Region;
 use crate::devices::virt_map;
 use crate::image;
 use crate::loader::LoadError;
-use crate::sched::spinning::Look;
 use crate::sched::{Turn, VcpuIndex};
-use crate::vm::arch::{Arch, Board, Clock, Cpus, State};
+use crate::vm::arch::{Arch, Board, Clock, Cpus};
 use crate::vm::awaited::Word;
 use crate::vm::memory::NestedTables;
 use crate::vm::space::{FlushScratch, Flushed};
@@ -46,7 +53,7 @@ impl Clock for Local {
 }
 
 impl Cpus for Local {
-    type CpuData = cpu::CpuData;
+    type CpuData = CpuData;
 
     #[inline(always)]
     fn this_cpu() -> &'static PerCpu {
@@ -113,60 +120,142 @@ impl Board for Local {
     }
 }
 
-impl State for VcpuState {
-    type Inbox = Inbox;
+impl Processor for Local {
+    type Tlb = Tlb;
 
-    fn reset(&mut self, inbox: &Inbox) {
-        self.reset(inbox);
+    const TLB: Tlb = Tlb;
+
+    #[inline(always)]
+    fn features() -> Features {
+        features::get()
+    }
+
+    fn base_configuration() -> u64 {
+        features::hypervisor_configuration()
+    }
+
+    fn identification(crm: u32, op2: u32) -> u64 {
+        registers::identification(crm, op2)
+    }
+
+    fn auxiliary_control() -> u64 {
+        read!("actlr_el1")
     }
 
     #[inline(always)]
-    fn space(&self) -> coherence::Space {
-        self.space()
+    fn read(register: Register) -> u64 {
+        registers::get(register)
     }
 
     #[inline(always)]
-    fn is_running(&self) -> bool {
-        self.activity == Activity::Running
+    fn write(register: Register, value: u64) {
+        registers::set(register, value);
     }
 
     #[inline(always)]
-    fn update_activity(&mut self) {
-        self.update_activity();
+    fn configuration() -> u64 {
+        read!("hcr_el2")
     }
 
     #[inline(always)]
-    fn wakes_from_halt(&self) -> bool {
-        self.wakes_from_halt()
+    fn set_configuration(configuration: Configuration) {
+        // SAFETY: what differs between vCPUs, and between what others want: local maintenance, virtual SErrors, traps of WFE.
+        unsafe { write!("hcr_el2", configuration.bits()) };
     }
 
     #[inline(always)]
-    fn next_deadline(&self, now: u64) -> u64 {
-        self.next_deadline(now)
+    fn synchronize() {
+        isb();
+    }
+
+    fn translate(address: u64, at_el0: bool) -> u64 {
+        registers::translate(address, at_el0)
     }
 
     #[inline(always)]
-    fn intercept_pause(&mut self, wanted: bool) {
-        self.intercept_pause(wanted);
+    fn syndrome() -> u64 {
+        read!("esr_el2")
     }
 
     #[inline(always)]
-    fn is_look_due(&self, now: u64) -> bool {
-        self.is_look_due(now)
+    fn fault_address() -> u64 {
+        read!("far_el2")
     }
 
     #[inline(always)]
-    fn look_whether_it_spins(&mut self, now: u64, first: u64) -> Look {
-        self.look_whether_it_spins(now, first)
+    fn fault_page() -> u64 {
+        read!("hpfar_el2")
     }
 
     #[inline(always)]
-    fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES> {
-        &mut self.mmio
+    fn save_float(to: &mut FloatState) {
+        float::save(to);
     }
 
-    fn dump(&self, vcpu: VcpuIndex) {
-        self.dump(vcpu);
+    #[inline(always)]
+    fn load_float(from: &FloatState) {
+        float::load(from);
+    }
+
+    #[inline(always)]
+    fn list_count() -> usize {
+        vgic::list_count()
+    }
+
+    #[inline]
+    fn read_list(index: usize) -> u64 {
+        vgic::read_list(index)
+    }
+
+    #[inline]
+    fn write_list(index: usize, value: u64) {
+        vgic::write_list(index, value);
+    }
+
+    #[inline(always)]
+    fn preemption_bits() -> u32 {
+        vgic::preemption_bits()
+    }
+
+    fn init_interface() {
+        vgic::init_cpu();
+    }
+
+    #[inline(always)]
+    fn interface_control() -> u64 {
+        vgic::control()
+    }
+
+    #[inline(always)]
+    fn set_maintenance(maintenance: Maintenance) {
+        vgic::set_maintenance(maintenance);
+    }
+
+    #[inline(always)]
+    fn deactivate(intid: u32) {
+        gic::deactivate(intid);
+    }
+
+    fn load_debug(debug: &Debug, counts: Counts, control: u64) {
+        points::load(debug, counts, control);
+    }
+
+    fn stop_debug() {
+        points::switch_off();
+    }
+
+    #[inline(always)]
+    unsafe fn run_guest(registers: &mut Registers) -> Vector {
+        // SAFETY: the caller vouches for it.
+        unsafe { entry::run(registers) }
+    }
+
+    fn transmit(byte: u8) {
+        console::guest_transmit(byte);
+    }
+
+    fn receive() -> Option<u8> {
+        console::receive()
     }
 }
 
@@ -175,7 +264,7 @@ impl Arch for Local {
     type Tables = Tables;
     type Shared = Shared;
     type Inbox = Inbox;
-    type State = VcpuState;
+    type State = VcpuState<Self>;
     type Workspace = Workspace;
 
     /// All flushes are broadcasts.
@@ -191,19 +280,19 @@ impl Arch for Local {
     }
 
     fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
-        guest::ram(size)
+        guest::ram::<Self>(size)
     }
 
     fn physical_address_bits() -> u32 {
-        guest::physical_address_bits()
+        STAGE2_BITS.min(features::physical_bits())
     }
 
     fn largest_page() -> Level {
-        guest::largest_page()
+        Level::Page1G
     }
 
     fn notes_stores() -> bool {
-        guest::notes_stores()
+        features::get().contains(Features::DIRTY_STATE)
     }
 
     fn tables(pool: NestedTables) -> Tables {
@@ -211,10 +300,10 @@ impl Arch for Local {
     }
 
     fn share(config: &Config<'_>, space: &Space) -> Result<Shared, CreateError> {
-        Shared::new(config, space)
+        Shared::new::<Self>(config, space, stage2::set_up(config.switches.stage2_unmap))
     }
 
-    fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState {
+    fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState<Self> {
         shared.new_vcpu(index)
     }
 
@@ -231,10 +320,10 @@ impl Arch for Local {
         files: &Files,
         vcpus: u32,
         slots: &Memslots,
-        boot: (&Inbox, &mut VcpuState),
+        boot: (&Inbox, &mut VcpuState<Self>),
         pause: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
-        shared.load(files, vcpus, slots, boot, pause)
+        shared.load::<Self>(files, vcpus, slots, boot, pause)
     }
 
     fn reset_devices(vm: &'static Machine, _: &PerCpu) {
@@ -246,7 +335,7 @@ impl Arch for Local {
     }
 
     fn receive_console(vm: &Machine) {
-        vm.receive_console();
+        devices::receive_console(vm);
     }
 
     fn flush_space(
@@ -260,7 +349,7 @@ impl Arch for Local {
 
     #[inline(always)]
     fn load_state(context: &mut Context<'_>, _: &Turn) {
-        context.load_state();
+        vcpu::load_state(context);
     }
 
     #[inline(always)]
@@ -274,34 +363,34 @@ impl Arch for Local {
     }
 
     fn open_window(context: &mut Context<'_>) {
-        context.open_window();
+        vcpu::open_window(context);
     }
 
     #[inline(always)]
     fn take_signals(context: &mut Context<'_>) {
-        context.take_signals();
+        vcpu::take_signals(context);
     }
 
     /// The vCPU waits for its timer, whose time has come.
     fn expire_timers(context: &mut Context<'_>, _: u64) {
-        context.open_window();
+        vcpu::open_window(context);
     }
 
     fn awaited_word(context: &Context<'_>) -> Option<Word> {
-        context.awaited_word()
+        exits::wait::awaited_word(context)
     }
 
     #[inline(always)]
     fn enter(context: &mut Context<'_>) -> bool {
-        context.enter()
+        vcpu::enter(context)
     }
 
     fn take_flush(context: &mut Context<'_>) {
-        context.take_flush();
+        vcpu::take_flush::<Self>(&mut context.owner);
     }
 
     #[inline(always)]
     fn handle_exit(context: &mut Context<'_>) -> Next {
-        context.handle_exit()
+        exits::handle(context, Exit::capture::<Self>(context.state.exit))
     }
 }

@@ -2,10 +2,15 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use coherence::tlbi::{self, Errata, Granule, Limits, Setup};
+use hostlink::config::Stage2Unmap;
 use paging::{Arm64Stage2, Entries, FlushRange, Format, Level, Permissions, PhysAddr, TableMemory};
 
-use super::features::Features;
-use super::flush;
+use stay::Measured;
+
+use super::sysreg::read;
+use super::{cost, features, flush};
+use crate::arm64::processor::Features;
 use crate::vm::memory::NestedTables;
 
 type Forced = Arm64Stage2<3, true>;
@@ -14,9 +19,12 @@ type Plain = Arm64Stage2<3, false>;
 /// Whether stage 2 alone decides how memory is cached (HCR_EL2.FWB): the encoding of memory types differs.
 static FORCED: AtomicBool = AtomicBool::new(false);
 
-/// Chooses the encoding. Before the first table.
-pub(crate) fn init() {
-    FORCED.store(Features::get().contains(Features::FORCED_WRITE_BACK), Ordering::Relaxed);
+/// Range instructions, above which the whole VMID goes.
+const RANGES_MAX: u32 = 16;
+
+/// Chooses the encoding, before the first entry.
+fn init() {
+    FORCED.store(features::get().contains(Features::FORCED_WRITE_BACK), Ordering::Relaxed);
 }
 
 /// Three levels of stage 2, in the encoding of the processor.
@@ -94,6 +102,36 @@ impl Format for Stage2 {
     }
 }
 
+/// Up to how many pages are invalidated one by one, where there is no instruction for a range.
+fn page_limit() -> u32 {
+    let cost = cost::measure();
+    let Measured { page, miss, ticks_per_us, .. } = cost.measured();
+    let ns = |ticks: u64| ticks * 1000 / ticks_per_us.max(1);
+    log::info!(
+        "IPAS2E1IS takes {} ns, a TLB miss {} ns: up to {} pages are invalidated one by one",
+        ns(page),
+        ns(miss),
+        cost.page_limit()
+    );
+    u32::try_from(cost.page_limit()).unwrap_or(u32::MAX)
+}
+
+/// What the processors have, which are taken to be alike, and how stage 2 is invalidated on them. Before the first guest.
+pub(crate) fn set_up(way: Stage2Unmap) -> Setup {
+    let mut features =
+        tlbi::Features::from_id(read!("id_aa64isar0_el1"), read!("s3_0_c0_c7_2"), read!("ctr_el0"));
+    let limits = match way {
+        Stage2Unmap::Range => Limits { pages_max: page_limit(), ranges_max: RANGES_MAX },
+        Stage2Unmap::Page => {
+            features.range = false;
+            Limits { pages_max: u32::MAX, ranges_max: 0 }
+        }
+        Stage2Unmap::Whole => Limits { pages_max: 0, ranges_max: 0 },
+    };
+    init();
+    Setup { granule: Granule::Size4K, features, errata: Errata::of(read!("midr_el1")), limits }
+}
+
 /// Tables from the pool, with what walks by the processor ask for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tables(pub(super) NestedTables);
@@ -123,6 +161,6 @@ unsafe impl TableMemory for Tables {
     }
 
     fn resizes_in_place(&self) -> bool {
-        Features::get().contains(Features::REPLACES_IN_PLACE)
+        features::get().contains(Features::REPLACES_IN_PLACE)
     }
 }

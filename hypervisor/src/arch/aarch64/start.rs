@@ -148,7 +148,7 @@ extern "C" fn bsp_on_block() -> ! {
         PerCpu::online().count(),
         later.free.lock().total() >> 20,
         clock::hz() / 1000,
-        features::Features::get(),
+        features::Names,
     );
     image::run_machine(files, &mut later.free.lock(), later.date, || {
         interrupts::route_ports(cpu, later.console, later.control);

@@ -1,12 +1,7 @@
 //! Breakpoints and watchpoints in the processor: they are there while a guest has them in use.
 
-use super::sysreg::{isb, read, write};
+use super::sysreg::{isb, write};
 use crate::arm64::debug::{Counts, Debug};
-
-/// How many there are.
-pub(super) fn counts() -> Counts {
-    Counts::of(read!("id_aa64dfr0_el1"))
-}
 
 macro_rules! write_points {
     ($points:expr, $count:expr, $value:literal, $control:literal, $($n:literal)*) => {
@@ -23,16 +18,13 @@ macro_rules! write_points {
     };
 }
 
-/// Loads what the guest has in use, or switches everything off.
+/// Loads what the guest has in use.
 #[cold]
-pub(super) fn apply(debug: &Debug, counts: Counts) {
-    let control = debug.armed();
-    if control.is_some() {
-        write_points!(debug.breakpoints, counts.breakpoints, "bvr", "bcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-        write_points!(debug.watchpoints, counts.watchpoints, "wvr", "wcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-    }
+pub(super) fn load(debug: &Debug, counts: Counts, control: u64) {
+    write_points!(debug.breakpoints, counts.breakpoints, "bvr", "bcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+    write_points!(debug.watchpoints, counts.watchpoints, "wvr", "wcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
     // SAFETY: as above.
-    unsafe { write!("mdscr_el1", control.unwrap_or(0)) };
+    unsafe { write!("mdscr_el1", control) };
     isb();
 }
 

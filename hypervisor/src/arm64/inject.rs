@@ -2,15 +2,15 @@
 //!
 //! Source: Arm DDI 0487, D1.3.5 "Exception entry", and ESR_EL1.
 
-use super::entry::Registers;
-use super::sysreg::{read, write};
+use super::exchanged::Register;
+use super::processor::{Processor, Registers};
 
 const MODE: u64 = 0x1f;
 const EL0: u64 = 0b0_0000;
 const EL1T: u64 = 0b0_0100;
 const EL1H: u64 = 0b0_0101;
 /// Of SPSR: AArch32.
-pub(crate) const AARCH32: u64 = 1 << 4;
+pub const AARCH32: u64 = 1 << 4;
 /// NZCV, which an exception keeps; and DIT.
 const KEPT: u64 = 0xf << 28 | 1 << 24;
 const PAN: u64 = 1 << 22;
@@ -27,17 +27,19 @@ const CLASS_DATA_ABORT: u64 = 0x25;
 const LONG: u64 = 1 << 25;
 
 /// Whether the guest is at EL0.
-pub(crate) fn is_from_el0(registers: &Registers) -> bool {
+#[must_use]
+pub const fn is_from_el0(registers: &Registers) -> bool {
     registers.pstate & MODE == EL0 || registers.pstate & AARCH32 != 0
 }
 
 /// Whether SP is SP_EL1 for the guest.
-pub(crate) fn uses_own_stack(registers: &Registers) -> bool {
+#[must_use]
+pub const fn uses_own_stack(registers: &Registers) -> bool {
     registers.pstate & MODE == EL1H
 }
 
 /// What the guest takes synchronously at EL1.
-fn take(registers: &mut Registers, syndrome: u64) {
+fn take<P: Processor>(registers: &mut Registers, syndrome: u64) {
     let former = registers.pstate;
     // Vectors: current EL with SP0, with SPx; lower EL of AArch64, of AArch32.
     let offset = match former & MODE {
@@ -46,36 +48,32 @@ fn take(registers: &mut Registers, syndrome: u64) {
         mode if mode & AARCH32 != 0 => 0x600,
         _ => 0x400,
     };
-    let control = read!("sctlr_el1");
+    let control = P::read(Register::Sctlr);
     // SCTLR_EL1.SPAN: 0 sets PAN at each exception. DSSBS says what SSBS becomes.
     let pan = if control & 1 << 23 == 0 { PAN } else { former & PAN };
     let ssbs = if control >> 44 & 1 != 0 { SSBS } else { 0 };
-    // SAFETY: the guest's own registers, as an exception sets them.
-    unsafe {
-        write!("elr_el1", registers.pc);
-        write!("spsr_el1", former);
-        write!("esr_el1", syndrome);
-    }
-    let vectors = read!("vbar_el1") & !0x7ff;
+    P::write(Register::Elr, registers.pc);
+    P::write(Register::Spsr, former);
+    P::write(Register::Esr, syndrome);
+    let vectors = P::read(Register::Vbar) & !0x7ff;
     registers.pc = vectors.wrapping_add(offset);
     registers.pstate =
         former & KEPT & !(if former & AARCH32 != 0 { 1 << 24 } else { 0 }) | pan | ssbs | MASKS | EL1H;
 }
 
 /// The instruction is undefined.
-pub(crate) fn undefined(registers: &mut Registers) {
-    take(registers, CLASS_UNKNOWN << 26 | LONG);
+pub fn undefined<P: Processor>(registers: &mut Registers) {
+    take::<P>(registers, CLASS_UNKNOWN << 26 | LONG);
 }
 
 /// What was accessed at `address` does not answer; `details` are the syndrome's but for the class.
-pub(crate) fn external_abort(registers: &mut Registers, address: u64, is_fetch: bool, details: u64) {
+pub fn external_abort<P: Processor>(registers: &mut Registers, address: u64, is_fetch: bool, details: u64) {
     let class = match (is_fetch, is_from_el0(registers)) {
         (true, true) => CLASS_INSTRUCTION_ABORT_LOWER,
         (true, false) => CLASS_INSTRUCTION_ABORT,
         (false, true) => CLASS_DATA_ABORT_LOWER,
         (false, false) => CLASS_DATA_ABORT,
     };
-    // SAFETY: as above.
-    unsafe { write!("far_el1", address) };
-    take(registers, class << 26 | LONG | details);
+    P::write(Register::Far, address);
+    take::<P>(registers, class << 26 | LONG | details);
 }

@@ -6,56 +6,35 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use coherence::tlbi::{self, Errata, Granule, Limits, Setup, Stage2Tlb};
+use coherence::tlbi::{self, Setup, Stage2Tlb};
 use coherence::vmid::{LocalMaintenance, VmidAllocator, VmidSlot};
-use hostlink::config::{Config, LocalTlbi, Stage2Unmap};
+use hostlink::config::{Config, LocalTlbi};
 use memslots::Memslots;
-use paging::Level;
 use spin::Mutex;
+use stay::arm64::AddressSpace;
 
-use super::features::{self, Features, STAGE2_BITS};
-use super::flush::Tlb;
-use super::state::{self, VcpuState};
-use super::sysreg::read;
+use super::processor::{Arm64, Configuration, Features, Processor};
+use super::state::VcpuState;
 use super::vcpu::Inbox;
-use super::{cost, cpu, stage2};
-use crate::arch::PerCpu;
-use crate::arch::Space;
 use crate::devices::gic::{Distributor, INTIDS_DEFAULT};
 use crate::devices::pl011::Pl011;
 use crate::devices::pl031::Pl031;
 use crate::devices::psci::Start;
-use crate::loader::arm64::{self, Machine as Wanted};
-use crate::loader::{LoadError, arm64::Entry};
+use crate::loader::LoadError;
+use crate::loader::arm64::{self, Entry, Machine as Wanted};
 use crate::sched::VcpuIndex;
-use crate::vm::machine;
-use crate::vm::percpu::MAX_CPUS;
-use crate::vm::{CreateError, Files};
-use stay::Measured;
-use stay::arm64::AddressSpace;
+use crate::vm::percpu::{self, MAX_CPUS};
+use crate::vm::space::Space;
+use crate::vm::{CreateError, Files, machine};
 
 /// Bytes of input that wait for the guest's serial port.
 const QUEUE_MAX: usize = 4096;
-/// Range instructions, above which the whole VMID goes.
-const RANGES_MAX: u32 = 16;
-
-/// Width of guest physical addresses.
-pub(crate) fn physical_address_bits() -> u32 {
-    STAGE2_BITS.min(features::physical_bits())
-}
-
-/// Largest page of stage 2.
-pub(crate) fn largest_page() -> Level {
-    Level::Page1G
-}
-
-/// Whether the processor notes in stage 2 which pages are stored to.
-pub(crate) fn notes_stores() -> bool {
-    Features::get().contains(Features::DIRTY_STATE)
-}
-
 /// Refuses a configuration that this image or processor cannot serve.
-pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
+///
+/// # Errors
+///
+/// What is wrong with it.
+pub fn check(config: &Config<'_>) -> Result<(), CreateError> {
     match config.switches.defect {
         Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
         Some(defect) if !defect.is_of_arm() => Err(CreateError::ForeignDefect(defect)),
@@ -65,17 +44,22 @@ pub(crate) fn check(config: &Config<'_>) -> Result<(), CreateError> {
 }
 
 /// Guest physical ranges of RAM.
-pub(crate) fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+///
+/// # Errors
+///
+/// If so much has no place.
+pub fn ram<A: Arm64>(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
     let ram = Wanted { memory_size: size, vcpu_count: 1, command_line: "" }.ram()?;
-    if ram.end > 1 << physical_address_bits() {
+    if ram.end > 1 << A::physical_address_bits() {
         return Err(LoadError::MemoryTooLarge { memory: size });
     }
     Ok(vec![ram])
 }
 
 /// The serial port, with what it has not received yet.
-pub(crate) struct Uart {
-    pub(crate) device: Pl011,
+pub struct Uart {
+    /// As the guest sees it.
+    pub device: Pl011,
     waiting: VecDeque<u8>,
 }
 
@@ -85,14 +69,14 @@ impl Uart {
     }
 
     /// Takes in a byte from outside; what comes when the queue is full is lost.
-    pub(crate) fn queue(&mut self, byte: u8) {
+    pub fn queue(&mut self, byte: u8) {
         if self.waiting.len() < QUEUE_MAX {
             self.waiting.push_back(byte);
         }
     }
 
     /// Passes on what the device has room for.
-    pub(crate) fn pass_on(&mut self) {
+    pub fn pass_on(&mut self) {
         while let Some(&byte) = self.waiting.front() {
             if !self.device.receive(byte) {
                 break;
@@ -103,76 +87,89 @@ impl Uart {
 }
 
 /// What the vCPUs share beyond memory and scheduler.
-pub(crate) struct Shared {
-    pub(crate) distributor: Box<Mutex<Distributor>>,
-    pub(crate) uart: Mutex<Uart>,
-    pub(crate) rtc: Mutex<Pl031>,
-    pub(crate) vmids: Box<VmidAllocator<MAX_CPUS>>,
-    pub(crate) vmid: VmidSlot,
+pub struct Shared {
+    /// The GIC's distributor.
+    pub distributor: Box<Mutex<Distributor>>,
+    /// The serial port.
+    pub uart: Mutex<Uart>,
+    /// The clock that tells the date.
+    pub rtc: Mutex<Pl031>,
+    /// VMIDs of all machines.
+    pub vmids: Box<VmidAllocator<MAX_CPUS>>,
+    /// The machine's own.
+    pub vmid: VmidSlot,
     /// As the configuration's switch of that name.
-    pub(crate) vmid_churn: u32,
+    pub vmid_churn: u32,
     setup: Setup,
     root: u64,
-    configuration: u64,
+    configuration: Configuration,
     local_maintenance: LocalMaintenance,
     vcpus: u32,
 }
 
 impl Shared {
-    /// For a guest whose stage 2 is `space`'s.
-    pub(crate) fn new(config: &Config<'_>, space: &Space) -> Result<Self, CreateError> {
+    /// For a guest whose stage 2 is `space`'s, on processors that are as `setup` says.
+    ///
+    /// # Errors
+    ///
+    /// If there are not enough VMIDs.
+    pub fn new<A: Arm64>(config: &Config<'_>, space: &Space<A>, setup: Setup) -> Result<Self, CreateError> {
         let broadcasts = config.switches.local_tlbi == LocalTlbi::Broadcast;
-        let features = Features::get();
+        let features = A::features();
         let most = if features.contains(Features::VMID16) { 16 } else { 8 };
         let bits = config.switches.vmid_bits.map_or(most, |bits| u32::from(bits).min(most));
         let shared = Self {
             distributor: Box::new(Mutex::new(Distributor::new(config.vcpus as u8, INTIDS_DEFAULT))),
             uart: Mutex::new(Uart::new()),
             rtc: Mutex::new(Pl031::default()),
-            vmids: Box::new(VmidAllocator::new(bits, PerCpu::all().count()).ok_or(CreateError::Vmids)?),
+            vmids: Box::new(VmidAllocator::new(bits, percpu::all::<A>().count()).ok_or(CreateError::Vmids)?),
             vmid: VmidSlot::new(),
             vmid_churn: config.switches.vmid_churn,
-            setup: setup(config.switches.stage2_unmap),
+            setup,
             root: space.root().0,
-            configuration: state::configuration(broadcasts),
+            configuration: Configuration::new(A::base_configuration(), broadcasts),
             local_maintenance: if broadcasts { LocalMaintenance::Broadcast } else { LocalMaintenance::Local },
             vcpus: config.vcpus,
         };
-        let _before_the_first_guest = tlbi::invalidate_all_vms(&Tlb, &shared.setup);
+        let _before_the_first_guest = tlbi::invalidate_all_vms(&A::TLB, &shared.setup);
         Ok(shared)
     }
 
     /// What translations are tagged with.
     #[inline(always)]
-    pub(crate) fn address_space(&self) -> AddressSpace<'_, MAX_CPUS> {
+    pub fn address_space(&self) -> AddressSpace<'_, MAX_CPUS> {
         AddressSpace { vmids: &self.vmids, vmid: &self.vmid, root: self.root, setup: &self.setup }
     }
 
     /// VTTBR_EL2 as it has to be while the guest runs.
     #[cfg(feature = "audit")]
-    pub(crate) fn current_vttbr(&self) -> u64 {
+    pub fn current_vttbr(&self) -> u64 {
         tlbi::Vttbr::new(self.root, self.vmid.current().unwrap_or(0)).bits()
     }
 
     /// How far the guest's local maintenance reaches.
     #[inline(always)]
-    pub(crate) fn local_maintenance(&self) -> LocalMaintenance {
+    pub fn local_maintenance(&self) -> LocalMaintenance {
         self.local_maintenance
     }
 
     /// The state of a vCPU after power-on.
-    pub(crate) fn new_vcpu(&self, index: VcpuIndex) -> VcpuState {
+    pub fn new_vcpu<P: Processor>(&self, index: VcpuIndex) -> VcpuState<P> {
         VcpuState::new(index, self.vcpus, self.configuration)
     }
 
     /// Puts kernel, device tree and initial RAM disk into memory, which is zeroed; `boot` begins at the entry. Steps are short, with
     /// a `pause` between them.
-    pub(crate) fn load(
+    ///
+    /// # Errors
+    ///
+    /// If the files are not what they have to be, or do not fit.
+    pub fn load<A: Arm64>(
         &self,
         files: &Files,
         vcpus: u32,
         slots: &Memslots,
-        (inbox, boot): (&Inbox, &mut VcpuState),
+        (inbox, boot): (&Inbox, &mut VcpuState<A>),
         pause: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
         let wanted = Wanted {
@@ -184,13 +181,13 @@ impl Shared {
         for place in &plan.placements {
             machine::place(slots, place.gpa, &place.bytes, pause);
         }
-        if cpu::must_clean() {
+        if A::must_clean() {
             // The guest begins with its caches off.
-            machine::sweep(slots, pause, |_, piece| cpu::clean(piece.host));
+            machine::sweep(slots, pause, |_, piece| A::clean(piece.host));
         }
-        Tlb.instruction_cache();
-        Tlb.complete();
-        Tlb.context_sync();
+        A::TLB.instruction_cache();
+        A::TLB.complete();
+        A::TLB.context_sync();
         let Entry { pc, x0 } = plan.entry;
         inbox.power.reset();
         if inbox.power.turn_on(Start { entry: pc, context: x0 }).is_ok()
@@ -202,39 +199,9 @@ impl Shared {
     }
 
     /// All devices as after power-on.
-    pub(crate) fn reset(&self) {
+    pub fn reset(&self) {
         *self.distributor.lock() = Distributor::new(self.vcpus as u8, INTIDS_DEFAULT);
         *self.uart.lock() = Uart::new();
         self.rtc.lock().reset();
     }
-}
-
-/// Up to how many pages are invalidated one by one, where there is no instruction for a range.
-fn page_limit() -> u32 {
-    let cost = cost::measure();
-    let Measured { page, miss, ticks_per_us, .. } = cost.measured();
-    let ns = |ticks: u64| ticks * 1000 / ticks_per_us.max(1);
-    log::info!(
-        "IPAS2E1IS takes {} ns, a TLB miss {} ns: up to {} pages are invalidated one by one",
-        ns(page),
-        ns(miss),
-        cost.page_limit()
-    );
-    u32::try_from(cost.page_limit()).unwrap_or(u32::MAX)
-}
-
-/// What the processors have. They are taken to be alike.
-fn setup(way: Stage2Unmap) -> Setup {
-    let mut features =
-        tlbi::Features::from_id(read!("id_aa64isar0_el1"), read!("s3_0_c0_c7_2"), read!("ctr_el0"));
-    let limits = match way {
-        Stage2Unmap::Range => Limits { pages_max: page_limit(), ranges_max: RANGES_MAX },
-        Stage2Unmap::Page => {
-            features.range = false;
-            Limits { pages_max: u32::MAX, ranges_max: 0 }
-        }
-        Stage2Unmap::Whole => Limits { pages_max: 0, ranges_max: 0 },
-    };
-    stage2::init();
-    Setup { granule: Granule::Size4K, features, errata: Errata::of(read!("midr_el1")), limits }
 }

@@ -1,0 +1,63 @@
+//! The auditor of a vCPU's entries, in an image that has one; in the others it is nothing.
+
+#[cfg(feature = "audit")]
+use coherence::tlbi::Stage2Tlb;
+
+#[cfg(feature = "audit")]
+use super::audit::VcpuBooks;
+use super::processor::{Arm64, Processor};
+use crate::vm::{Machine, PerCpu};
+
+/// What it knows of a vCPU.
+#[derive(Clone, Copy)]
+pub struct Auditor {
+    #[cfg(feature = "audit")]
+    books: VcpuBooks,
+}
+
+#[cfg(feature = "audit")]
+impl Auditor {
+    /// Of a vCPU that has never run. If `reaches_all`, what it invalidates for its own processor is broadcast.
+    pub const fn new(index: u32, reaches_all: bool) -> Self {
+        Self { books: VcpuBooks::new(index, reaches_all) }
+    }
+
+    /// Right before ERET.
+    pub fn check<A: Arm64>(&self, cpu: &PerCpu<A>, vm: &Machine<A>) {
+        let (is, should) = (A::TLB.vttbr(), vm.guest.current_vttbr());
+        if let Err(finding) = self.books.check(&cpu.arch.books.borrow(), is, should) {
+            panic!("audit: {finding}");
+        }
+    }
+
+    /// Right after it.
+    pub fn note<A: Arm64>(&mut self, cpu: &PerCpu<A>) {
+        self.books.note(&mut cpu.arch.books.borrow_mut(), A::TLB.vttbr());
+    }
+
+    /// This CPU has dropped what it held of stage 1.
+    pub fn drop_local<P: Processor>() {
+        P::this_cpu().arch.books.borrow_mut().drop_local();
+    }
+}
+
+#[cfg(not(feature = "audit"))]
+impl Auditor {
+    /// There is none.
+    #[must_use]
+    pub const fn new(_: u32, _: bool) -> Self {
+        Self {}
+    }
+
+    /// Nothing.
+    #[inline(always)]
+    pub const fn check<A: Arm64>(&self, _: &PerCpu<A>, _: &Machine<A>) {}
+
+    /// Nothing.
+    #[inline(always)]
+    pub const fn note<A: Arm64>(&mut self, _: &PerCpu<A>) {}
+
+    /// Nothing.
+    #[inline(always)]
+    pub const fn drop_local<P: Processor>() {}
+}

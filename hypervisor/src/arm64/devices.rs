@@ -1,0 +1,136 @@
+//! The guest's devices: where an access to registers goes.
+
+use super::processor::Arm64;
+use super::system;
+use crate::devices::gic::{self, Distributor, Effect, RegisterEffect};
+use crate::devices::pl011;
+use crate::devices::virt_map as map;
+use crate::vm::{Context, Machine};
+
+/// Carries out what an access to the distributor asks for, under its lock.
+pub fn perform<A: Arm64>(vm: &Machine<A>, effect: Effect, distributor: &Distributor) {
+    if effect.is_empty() {
+        return;
+    }
+    if let Some(groups) = effect.groups {
+        for vcpu in &vm.vcpus {
+            vcpu.inbox.interrupts.post_groups(groups);
+            vm.notify(vcpu);
+        }
+    }
+    for post in effect.posts(distributor) {
+        let Some(vcpu) = vm.vcpus.get(usize::from(post.vcpu)) else { continue };
+        vcpu.inbox.interrupts.post_spi(post.intid);
+        vm.notify(vcpu);
+    }
+}
+
+/// Tells the interrupt controller what the serial port asserts.
+fn update_uart_line<A: Arm64>(vm: &Machine<A>, level: bool) {
+    let mut distributor = vm.guest.distributor.lock();
+    let effect = distributor.set_line(map::UART_INTID, level);
+    perform(vm, effect, &distributor);
+}
+
+/// Passes on what the real console has received. What the guest has no room for waits in a queue of the machine's, so
+/// that the real console is quiet.
+pub fn receive_console<A: Arm64>(vm: &Machine<A>) {
+    let level = {
+        let mut uart = vm.guest.uart.lock();
+        while let Some(byte) = A::receive() {
+            uart.queue(byte);
+        }
+        uart.pass_on();
+        uart.device.irq_level()
+    };
+    update_uart_line(vm, level);
+}
+
+/// Reads a device's register; `None` if nothing is there.
+pub fn read<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8) -> Option<u64> {
+    let vm = context.vm;
+    if let Some(offset) = within(gpa, map::GICD, map::GICD_SIZE) {
+        let distributor = vm.guest.distributor.lock();
+        let (value, effect) = distributor.read(offset, bytes);
+        perform(vm, effect, &distributor);
+        return Some(value);
+    }
+    if let Some(offset) = within(gpa, map::UART, map::UART_SIZE) {
+        let (value, level) = {
+            let mut uart = vm.guest.uart.lock();
+            let value = uart.device.read(offset);
+            uart.pass_on();
+            (value, uart.device.irq_level())
+        };
+        update_uart_line(vm, level);
+        return Some(value.into());
+    }
+    if let Some(offset) = within(gpa, map::RTC, map::RTC_SIZE) {
+        return Some(vm.guest.rtc.lock().read(offset, vm.wall_ns()).into());
+    }
+    let place = redistributor(vm, gpa)?;
+    if u32::from(place.vcpu) == context.vcpu.index {
+        return Some(context.state.gic.read(place.offset, bytes));
+    }
+    let is_awake = vm.guest.distributor.lock().is_awake(place.vcpu);
+    Some(gic::read_foreign(place, bytes, vm.vcpu_count() as u8, is_awake))
+}
+
+/// Writes a device's register; false if nothing is there.
+pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value: u64) -> bool {
+    let vm = context.vm;
+    if let Some(offset) = within(gpa, map::GICD, map::GICD_SIZE) {
+        let mut distributor = vm.guest.distributor.lock();
+        let effect = distributor.write(offset, bytes, value);
+        perform(vm, effect, &distributor);
+        return true;
+    }
+    if let Some(offset) = within(gpa, map::UART, map::UART_SIZE) {
+        let (effect, level) = {
+            let mut uart = vm.guest.uart.lock();
+            (uart.device.write(offset, value as u32), uart.device.irq_level())
+        };
+        if let pl011::Effect::Transmit(byte) = effect {
+            A::transmit(byte);
+        }
+        update_uart_line(vm, level);
+        return true;
+    }
+    if let Some(offset) = within(gpa, map::RTC, map::RTC_SIZE) {
+        vm.guest.rtc.lock().write(offset, value as u32, vm.wall_ns());
+        return true;
+    }
+    let Some(place) = redistributor(vm, gpa) else { return false };
+    if u32::from(place.vcpu) == context.vcpu.index {
+        let effect = context.state.gic.write(place.offset, bytes, value);
+        perform_register(context, effect);
+    } else if let Some(intids) = gic::write_foreign(place, bytes, value)
+        && let Some(vcpu) = vm.vcpus.get(usize::from(place.vcpu))
+    {
+        vcpu.inbox.interrupts.post_private(intids);
+        vm.notify(vcpu);
+    }
+    true
+}
+
+fn redistributor<A: Arm64>(vm: &Machine<A>, gpa: u64) -> Option<gic::Place> {
+    let count = vm.vcpu_count() as u8;
+    let range = map::redistributors(count);
+    let offset = gpa.checked_sub(range.start)?;
+    gic::locate(offset, count)
+}
+
+fn perform_register<A: Arm64>(context: &mut Context<'_, A>, effect: RegisterEffect) {
+    let gic::Deactivate(intids) = effect.deactivate;
+    system::deactivate::<A>(intids);
+    if let Some(awake) = effect.awake {
+        let mut distributor = context.vm.guest.distributor.lock();
+        let effect = distributor.set_awake(context.vcpu.index as u8, awake);
+        perform(context.vm, effect, &distributor);
+    }
+}
+
+fn within(gpa: u64, start: u64, size: u64) -> Option<u32> {
+    let offset = gpa.checked_sub(start)?;
+    (offset < size).then_some(offset as u32)
+}

@@ -1,0 +1,262 @@
+//! What ends a stay in the guest, as a value, and the table of what each means.
+//!
+//! [`Exit::capture`] asks the processor once, for what the kind of exit has and no more; what follows is decided from that value, the
+//! vCPU's state, and what the guest has in its registers. Handlers change the state and say how it goes on; nothing here blocks.
+//!
+//! The table below has a row for each kind: how it is found, what it is captured as, its counter, and its handler. A new kind is a new
+//! row.
+//!
+//! Source: Arm DDI 0487, D24.2.40 "ESR_EL2".
+
+pub mod abort;
+mod call;
+mod registers;
+mod undefined;
+pub mod wait;
+
+#[cfg(test)]
+mod tests;
+
+use hostlink::counters::Counter;
+
+use super::inject;
+use super::processor::{Arm64, Features, Processor, Vector};
+use super::serror::{self, Outcome};
+use super::step;
+use crate::vm::{Context, GUEST, Next};
+use abort::Abort;
+
+/// The syndrome of an exception: ESR_EL2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Syndrome(pub u64);
+
+impl Syndrome {
+    /// The class (EC).
+    #[must_use]
+    pub const fn class(self) -> u8 {
+        (self.0 >> 26 & 0x3f) as u8
+    }
+
+    /// Of a trapped MSR, MRS or system instruction: it is MRS.
+    #[must_use]
+    pub const fn is_read(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// Of a trapped WFI or WFE: it is WFE. The forms with a timeout are not shown to guests.
+    #[must_use]
+    pub const fn is_event(self) -> bool {
+        self.0 & 1 != 0
+    }
+}
+
+/// What a kind of exit is captured as, from the processor that it has just happened on.
+trait Captured: Copy {
+    fn capture<P: Processor>() -> Self;
+}
+
+/// Nothing is known of an interrupt but that there is one.
+impl Captured for () {
+    #[inline(always)]
+    fn capture<P: Processor>() {}
+}
+
+impl Captured for Syndrome {
+    #[inline(always)]
+    fn capture<P: Processor>() -> Self {
+        Self(P::syndrome())
+    }
+}
+
+/// What an exception is captured as.
+trait Described: Copy {
+    fn describe<P: Processor>(syndrome: Syndrome) -> Self;
+}
+
+impl Described for Syndrome {
+    #[inline(always)]
+    fn describe<P: Processor>(syndrome: Self) -> Self {
+        syndrome
+    }
+}
+
+/// Declares the kinds of exits.
+macro_rules! exits {
+    (
+        vectors {
+            $($(#[$vector_doc:meta])*
+            $vector:ident($vector_value:ty) $vector_code:path, $vector_name:literal, $vector_counter:expr => $vector_handler:path;)*
+        }
+        classes {
+            $($(#[$class_doc:meta])*
+            $class:ident($class_value:ty) $class_code:literal, $class_name:literal, $class_counter:expr => $class_handler:path;)*
+        }
+        others {
+            $(#[$other_doc:meta])*
+            $other:ident($other_value:ty), $other_name:literal, $other_counter:expr => $other_handler:path;
+        }
+    ) => {
+        /// What ended a stay in the guest.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Exit {
+            $($(#[$vector_doc])* $vector($vector_value),)*
+            $($(#[$class_doc])* $class($class_value),)*
+            $(#[$other_doc])* $other($other_value),
+        }
+
+        /// The rows of the table.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[allow(missing_docs, reason = "they are the exits'")]
+        pub enum Row {
+            $($vector,)*
+            $($class,)*
+            $other,
+        }
+
+        impl Row {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$vector,)* $(Self::$class,)* Self::$other];
+
+            /// What it is about.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$vector => $vector_name,)*
+                    $(Self::$class => $class_name,)*
+                    Self::$other => $other_name,
+                }
+            }
+
+            /// The class of exceptions, if it is about one.
+            #[must_use]
+            pub const fn class(self) -> Option<u8> {
+                match self {
+                    $(Self::$class => Some($class_code),)*
+                    _ => None,
+                }
+            }
+        }
+
+        impl Exit {
+            /// The exit that has just come by `vector`.
+            #[inline(always)]
+            pub fn capture<P: Processor>(vector: Vector) -> Self {
+                match vector {
+                    $($vector_code => Self::$vector(<$vector_value as Captured>::capture::<P>()),)*
+                    Vector::Synchronous => {
+                        let syndrome = Syndrome(P::syndrome());
+                        match syndrome.class() {
+                            $($class_code => Self::$class(<$class_value as Described>::describe::<P>(syndrome)),)*
+                            _ => Self::$other(<$other_value as Described>::describe::<P>(syndrome)),
+                        }
+                    }
+                }
+            }
+
+            /// Its row.
+            #[must_use]
+            pub const fn row(&self) -> Row {
+                match self {
+                    $(Self::$vector(_) => Row::$vector,)*
+                    $(Self::$class(_) => Row::$class,)*
+                    Self::$other(_) => Row::$other,
+                }
+            }
+
+            /// Which counter it adds to.
+            #[must_use]
+            #[inline(always)]
+            pub fn counter(&self) -> Counter {
+                match self {
+                    $(Self::$vector(value) => ($vector_counter)(value),)*
+                    $(Self::$class(value) => ($class_counter)(value),)*
+                    Self::$other(value) => ($other_counter)(value),
+                }
+            }
+        }
+
+        /// Handles an exit.
+        #[inline(always)]
+        pub fn handle<A: Arm64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
+            match exit {
+                $(Exit::$vector(value) => {
+                    context.count(($vector_counter)(&value));
+                    $vector_handler(context, value)
+                })*
+                $(Exit::$class(value) => {
+                    context.count(($class_counter)(&value));
+                    $class_handler(context, value)
+                })*
+                Exit::$other(value) => {
+                    context.count(($other_counter)(&value));
+                    $other_handler(context, value)
+                }
+            }
+        }
+    };
+}
+
+exits! {
+    vectors {
+        /// An interrupt of the machine's.
+        Interrupt(()) Vector::Interrupt, "interrupt", |_: &()| Counter::ExitIntr => on_interrupt;
+        /// An asynchronous abort (SError).
+        SError(Syndrome) Vector::SError, "SError", |_: &Syndrome| Counter::ExitOther => on_serror;
+    }
+    classes {
+        /// An instruction that is undefined here and would be elsewhere, or one that the processor does not say more about.
+        Unknown(Syndrome) 0x00, "unknown", other => undefined::handle;
+        /// WFI or WFE; in AArch32 at EL0 both have this class, too.
+        Wait(Syndrome) 0x01, "WFI or WFE", wait::counter => wait::handle;
+        /// Vectors or floating point of a kind that the guest has not.
+        Float(Syndrome) 0x07, "floating point", other => undefined::handle;
+        /// PSTATE.IL was set.
+        IllegalState(Syndrome) 0x0e, "illegal state", other => undefined::handle;
+        /// HVC.
+        Hypercall(Syndrome) 0x16, "HVC", |_: &Syndrome| Counter::ExitHypercall => call::handle;
+        /// SMC.
+        SecureCall(Syndrome) 0x17, "SMC", other => call::refuse;
+        /// MSR, MRS or a system instruction.
+        SystemRegister(Syndrome) 0x18, "system register", registers::counter => registers::handle;
+        /// Scalable vectors, which the guest has not.
+        Scalable(Syndrome) 0x19, "SVE", other => undefined::handle;
+        /// The guest's fetch of an instruction, of which stage 2 does not say enough, or which nothing has answered.
+        Fetch(Abort) 0x20, "instruction abort", |_: &Abort| Counter::ExitNpf => abort::handle;
+        /// The same for a load, a store, or the like.
+        Data(Abort) 0x24, "data abort", |_: &Abort| Counter::ExitNpf => abort::handle;
+    }
+    others {
+        /// Whatever else is trapped: nothing that the guest has been shown. It is undefined for the guest.
+        Other(Syndrome), "other", other => undefined::handle_unlisted;
+    }
+}
+
+fn other(_: &Syndrome) -> Counter {
+    Counter::ExitOther
+}
+
+/// An interrupt: it has been taken already, at [`enter`](super::vcpu::enter). What came with it is looked at in any case: the timer's
+/// goes to the guest without an event.
+#[inline(always)]
+fn on_interrupt<A: Arm64>(_: &mut Context<'_, A>, (): ()) -> Next {
+    Next::Resume
+}
+
+/// An asynchronous abort came while the guest ran: it is the guest's. The hypervisor takes none itself, they are masked at
+/// EL2; one of its own would be reported here as well.
+#[cold]
+fn on_serror<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) -> Next {
+    let vcpu = context.vcpu.index;
+    log::warn!(target: GUEST, "asynchronous abort (SError) while vCPU {vcpu} ran, syndrome {:#x}", syndrome.0);
+    match serror::outcome(syndrome.0, A::features().contains(Features::ERRORS)) {
+        Outcome::Harmless => {}
+        Outcome::Virtual => context.state.raise_serror(),
+    }
+    Next::Resume
+}
+
+/// Goes on behind the instruction.
+fn skip<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) {
+    let registers = &mut context.state.registers;
+    (registers.pc, registers.pstate) = step::behind(registers.pc, registers.pstate, syndrome.0);
+}

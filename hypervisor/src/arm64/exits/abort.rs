@@ -1,0 +1,259 @@
+//! Stage-2 faults: memory appears when it is first touched, everything else is a device or nothing.
+//!
+//! Source: Arm DDI 0487, ESR_EL2 "ISS encoding for an exception from a Data Abort", HPFAR_EL2.
+
+use memslots::Gpa;
+use stay::{Answer, in_section};
+
+use super::{Described, Syndrome, inject, skip};
+use crate::arm64::abort::{
+    CACHE_MAINTENANCE, CLASS_FETCH, IN_WALK, WRITE, has_page, is_of_stage2, kind, kind_of, needs_write,
+    passed_on,
+};
+use crate::arm64::devices;
+use crate::arm64::exchanged::Register;
+use crate::arm64::load_store::{self, LoadStore};
+use crate::arm64::processor::{Arm64, Processor};
+use crate::vm::{Context, Next};
+
+/// Fields of the syndrome.
+const VALID: u64 = 1 << 24;
+const SIGN_EXTEND: u64 = 1 << 21;
+const SIXTY_FOUR: u64 = 1 << 15;
+
+/// PAR_EL1: the translation failed (F), by a fault of stage 2 (S); the address.
+const PAR_FAILED: u64 = 1;
+const PAR_STAGE2: u64 = 1 << 9;
+const PAR_ADDRESS: u64 = 0xf_ffff_ffff_f000;
+/// An address without what may be a tag in it.
+const ADDRESS: u64 = u64::MAX >> 8;
+/// HPFAR_EL2: bits 51 to 12 of the address.
+const FAULT_PAGE: u64 = 0xfff_ffff_fff0;
+
+/// A data or instruction abort.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abort {
+    /// ESR_EL2.
+    pub syndrome: u64,
+    /// FAR_EL2: what the guest calls the place.
+    pub address: u64,
+    /// Guest physical address of the page, where HPFAR_EL2 says it.
+    pub page: Option<u64>,
+}
+
+impl Described for Abort {
+    #[inline(always)]
+    fn describe<P: Processor>(Syndrome(syndrome): Syndrome) -> Self {
+        let page = has_page(syndrome).then(|| (P::fault_page() & FAULT_PAGE) << 8);
+        Self { syndrome, address: P::fault_address(), page }
+    }
+}
+
+impl Abort {
+    const fn is_fetch(&self) -> bool {
+        Syndrome(self.syndrome).class() == CLASS_FETCH
+    }
+
+    /// The guest physical address that it is about, unless the guest's own tables have changed meanwhile.
+    fn gpa<P: Processor>(&self) -> Option<u64> {
+        match self.page {
+            Some(page) => Some(page | self.address & 0xfff),
+            // A read at EL1 is enough to find the address.
+            None => gpa_of::<P>(self.address, false),
+        }
+    }
+}
+
+/// What has come of reading an instruction.
+enum Fetched {
+    Instruction(u32),
+    /// Its page has gone since it was executed.
+    Changed,
+    /// It is AArch32's, or in a page that can be executed only.
+    No,
+}
+
+/// An access to a device, as the syndrome or its instruction describes it.
+struct Access {
+    gpa: u64,
+    bytes: u8,
+    register: usize,
+    is_write: bool,
+    sign_extends: bool,
+    is_64bit: bool,
+}
+
+/// A data or instruction abort.
+pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, abort: Abort) -> Next {
+    let Abort { syndrome, .. } = abort;
+    if !is_of_stage2(syndrome) {
+        // An external abort or the like: the guest has met broken memory.
+        return pass_on(context, &abort);
+    }
+    let Some(gpa) = abort.gpa::<A>() else {
+        // It faults again, or not.
+        return Next::Resume;
+    };
+    if kind_of(syndrome) == kind::ADDRESS_SIZE {
+        return pass_on(context, &abort);
+    }
+    match context.answer_nested_fault(Gpa(gpa), needs_write(syndrome)) {
+        // Stores to read-only memory are dropped, those of walks cannot be.
+        Answer::ReadOnly if syndrome & IN_WALK != 0 => return pass_on(context, &abort),
+        Answer::ReadOnly => skip(context, Syndrome(syndrome)),
+        Answer::Mmio(_) => return on_mmio(context, gpa, &abort),
+        Answer::Installed(_) | Answer::Upgraded | Answer::Retry | Answer::OutOfTables => {}
+    }
+    Next::Resume
+}
+
+/// The guest gets an external abort.
+#[cold]
+fn pass_on<A: Arm64>(context: &mut Context<'_, A>, abort: &Abort) -> Next {
+    let is_fetch = abort.is_fetch();
+    let details = passed_on(abort.syndrome, is_fetch);
+    inject::external_abort::<A>(&mut context.state.registers, abort.address, is_fetch, details);
+    Next::Resume
+}
+
+/// An access to a device's registers, or to nothing.
+fn on_mmio<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abort) -> Next {
+    let syndrome = abort.syndrome;
+    if syndrome & CACHE_MAINTENANCE != 0 {
+        // Of a device's registers nothing is cached.
+        skip(context, Syndrome(syndrome));
+        return Next::Resume;
+    }
+    if abort.is_fetch() || syndrome & IN_WALK != 0 {
+        return pass_on(context, abort);
+    }
+    if syndrome & VALID == 0 {
+        return on_undescribed(context, gpa, abort);
+    }
+    let access = Access {
+        gpa,
+        bytes: 1 << (syndrome >> 22 & 3),
+        register: (syndrome >> 16 & 0x1f) as usize,
+        is_write: syndrome & WRITE != 0,
+        sign_extends: syndrome & SIGN_EXTEND != 0,
+        is_64bit: syndrome & SIXTY_FOUR != 0,
+    };
+    if !access_device(context, &access) {
+        return pass_on(context, abort);
+    }
+    skip(context, Syndrome(syndrome));
+    Next::Resume
+}
+
+/// An access that the syndrome does not describe: of two registers, or with write-back. Its instruction says what it is.
+#[cold]
+fn on_undescribed<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abort) -> Next {
+    match fetch(context) {
+        // The guest's own tables have changed meanwhile: it faults again, or not.
+        Fetched::Changed => Next::Resume,
+        Fetched::No => pass_on(context, abort),
+        Fetched::Instruction(word) => {
+            let access = load_store::decode(word);
+            if access.is_some_and(|access| carry_out(context, &access, gpa, abort)) {
+                skip(context, Syndrome(abort.syndrome));
+                Next::Resume
+            } else {
+                pass_on(context, abort)
+            }
+        }
+    }
+}
+
+/// Carries the access out; false if it is not what faulted, reaches beyond the page, or nothing is there.
+fn carry_out<A: Arm64>(context: &mut Context<'_, A>, access: &LoadStore, gpa: u64, abort: &Abort) -> bool {
+    let base = base(context, access.base);
+    let is_it = base.wrapping_add_signed(access.offset) & ADDRESS == abort.address & ADDRESS
+        && access.is_load == (abort.syndrome & WRITE == 0);
+    if !is_it || (gpa & 0xfff) + access.size() > 0x1000 {
+        return false;
+    }
+    for (index, register) in [Some(access.first), access.second].into_iter().flatten().enumerate() {
+        let part = Access {
+            gpa: gpa + index as u64 * u64::from(access.bytes),
+            bytes: access.bytes,
+            register: usize::from(register),
+            is_write: !access.is_load,
+            sign_extends: access.sign_extends,
+            is_64bit: access.is_64bit,
+        };
+        if !access_device(context, &part) {
+            return false;
+        }
+    }
+    if let Some(change) = access.write_back {
+        set_base(context, access.base, base.wrapping_add_signed(change));
+    }
+    true
+}
+
+/// The instruction at the PC.
+fn fetch<A: Arm64>(context: &mut Context<'_, A>) -> Fetched {
+    let registers = &context.state.registers;
+    let pc = registers.pc;
+    if registers.pstate & inject::AARCH32 != 0 || !pc.is_multiple_of(4) {
+        return Fetched::No;
+    }
+    let result = A::translate(pc, inject::is_from_el0(registers));
+    if result & PAR_FAILED != 0 {
+        return if result & PAR_STAGE2 != 0 { Fetched::Changed } else { Fetched::No };
+    }
+    let gpa = Gpa(result & PAR_ADDRESS | pc & 0xfff);
+    match in_section(context, |_, vm| vm.space.slots().memory().read_u32(gpa)) {
+        Ok(word) => Fetched::Instruction(word),
+        Err(_) => Fetched::Changed,
+    }
+}
+
+/// The stack pointer that the guest uses.
+fn stack_pointer<A: Arm64>(context: &Context<'_, A>) -> Register {
+    if inject::uses_own_stack(&context.state.registers) { Register::SpEl1 } else { Register::SpEl0 }
+}
+
+/// A base register: 31 is the stack pointer.
+fn base<A: Arm64>(context: &Context<'_, A>, register: u8) -> u64 {
+    match context.state.registers.x.get(usize::from(register)) {
+        Some(value) => *value,
+        None => A::read(stack_pointer(context)),
+    }
+}
+
+fn set_base<A: Arm64>(context: &mut Context<'_, A>, register: u8, value: u64) {
+    let stack_pointer = stack_pointer(context);
+    match context.state.registers.x.get_mut(usize::from(register)) {
+        Some(place) => *place = value,
+        None => A::write(stack_pointer, value),
+    }
+}
+
+/// Carries out an access; false if nothing is there.
+fn access_device<A: Arm64>(context: &mut Context<'_, A>, access: &Access) -> bool {
+    if access.is_write {
+        let value = context.state.registers.x.get(access.register).copied().unwrap_or(0);
+        let mask = u64::MAX >> (64 - 8 * u32::from(access.bytes));
+        return devices::write(context, access.gpa, access.bytes, value & mask);
+    }
+    let Some(value) = devices::read(context, access.gpa, access.bytes) else { return false };
+    let unused = 64 - 8 * u32::from(access.bytes);
+    let mut value = match access.sign_extends {
+        true => ((value << unused) as i64 >> unused) as u64,
+        false => value << unused >> unused,
+    };
+    if !access.is_64bit {
+        value &= 0xffff_ffff;
+    }
+    if let Some(register) = context.state.registers.x.get_mut(access.register) {
+        *register = value;
+    }
+    true
+}
+
+/// The guest physical address of what the guest can read at EL1 or EL0.
+pub(super) fn gpa_of<P: Processor>(address: u64, at_el0: bool) -> Option<u64> {
+    let result = P::translate(address, at_el0);
+    (result & PAR_FAILED == 0).then_some(result & PAR_ADDRESS | address & 0xfff)
+}

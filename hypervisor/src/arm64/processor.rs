@@ -1,0 +1,303 @@
+//! What only an Arm64 processor at EL2 can do: everything here is one register, or one short sequence of instructions.
+//!
+//! `arch/aarch64` implements it by instructions, tests by a processor that is made up. What the hypervisor does with it is the same
+//! for both.
+
+use core::cell::Cell;
+
+use bitflags::bitflags;
+use coherence::tlbi::Stage2Tlb;
+use stay::Mistakes;
+
+use super::controls::hcr;
+use super::debug::{Counts, Debug};
+use super::exchanged::Register;
+use super::guest::Shared;
+use super::state::VcpuState;
+use super::vcpu::{Inbox, Workspace};
+use crate::devices::gic::{ListRegisters, Maintenance};
+use crate::vm::arch::{Arch, Cpus};
+
+/// Registers that are exchanged at each entry and exit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Registers {
+    /// X0 to X30.
+    pub x: [u64; 31],
+    /// Where the guest is.
+    pub pc: u64,
+    /// Its processor state, as SPSR_EL2.
+    pub pstate: u64,
+}
+
+/// The guest's floating-point and vector registers, which the hypervisor does not use: they are exchanged when the vCPU changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct FloatState {
+    /// V0 to V31.
+    pub v: [u128; 32],
+    /// FPCR.
+    pub control: u64,
+    /// FPSR.
+    pub status: u64,
+}
+
+/// Why the guest was left: the vector of EL2's that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Vector {
+    /// An exception: ESR_EL2 says which.
+    Synchronous = 0,
+    /// An interrupt.
+    Interrupt = 1,
+    /// An asynchronous external abort.
+    SError = 3,
+}
+
+/// HCR_EL2 for a guest: what it always is (see [`hcr_base`](super::controls::hcr_base)), and what changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Configuration(u64);
+
+impl Configuration {
+    /// On top of `base`; with `broadcasts` the guest's local maintenance instructions reach all CPUs.
+    #[must_use]
+    pub const fn new(base: u64, broadcasts: bool) -> Self {
+        let steady = base & !(hcr::VSE | hcr::TWE);
+        Self(if broadcasts { steady | hcr::FB | hcr::BSU_INNER } else { steady })
+    }
+
+    /// The register's value.
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Whether the guest's local maintenance instructions reach all CPUs.
+    #[must_use]
+    pub const fn broadcasts(self) -> bool {
+        self.0 & hcr::FB != 0
+    }
+
+    /// Whether a virtual SError pends.
+    #[must_use]
+    pub const fn has_serror(self) -> bool {
+        self.0 & hcr::VSE != 0
+    }
+
+    /// The same with a virtual SError, or without.
+    #[must_use]
+    pub const fn with_serror(self, pends: bool) -> Self {
+        Self(if pends { self.0 | hcr::VSE } else { self.0 & !hcr::VSE })
+    }
+
+    /// The same with WFE trapped, or not.
+    #[must_use]
+    pub const fn with_wfe_trapped(self, is_trapped: bool) -> Self {
+        Self(if is_trapped { self.0 | hcr::TWE } else { self.0 & !hcr::TWE })
+    }
+}
+
+bitflags! {
+    /// What matters to us and differs between processors.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Features: u32 {
+        /// TLBI by range of addresses (FEAT_TLBIRANGE).
+        const RANGE = 1 << 0;
+        /// TLBI takes a hint of the level (FEAT_TTL).
+        const LEVEL_HINT = 1 << 1;
+        /// 16 bits of VMID (FEAT_VMID16).
+        const VMID16 = 1 << 2;
+        /// Stage 2 decides alone how memory is cached (FEAT_S2FWB).
+        const FORCED_WRITE_BACK = 1 << 3;
+        /// The processor sets the access flag by itself (FEAT_HAFDBS).
+        const ACCESS_FLAG = 1 << 4;
+        /// It sets the dirty state, too.
+        const DIRTY_STATE = 1 << 5;
+        /// A table may replace a block, and a block a table, without an invalid entry in between (FEAT_BBM, level 2).
+        const REPLACES_IN_PLACE = 1 << 6;
+        /// Pointer authentication, whose keys are the guest's.
+        const POINTER_KEYS = 1 << 7;
+        /// Virtualization host extensions, which are not used.
+        const VHE = 1 << 8;
+        /// An instruction cache whose lines are tagged by VMID or found by virtual index: it is not enough to drop lines by
+        /// address.
+        const VIRTUAL_INSTRUCTION_CACHE = 1 << 9;
+        /// Error records, SErrors that are deferred (FEAT_RAS).
+        const ERRORS = 1 << 10;
+        /// Matrix instructions (FEAT_SME), which guests do not have; one of their registers is there all the same.
+        const MATRICES = 1 << 11;
+    }
+}
+
+/// What belongs to one CPU beside [`PerCpu`](crate::vm::PerCpu)'s own.
+#[derive(Debug)]
+pub struct CpuData {
+    /// Registers of its GIC redistributor.
+    pub redistributor: Cell<u64>,
+    /// The guest's timers that have interrupted while the vCPU on this CPU does not know yet: a bit for each INTID.
+    pub timers_fired: Cell<u32>,
+    /// The virtual CPU interface has asked for maintenance.
+    pub maintenance_fired: Cell<bool>,
+    /// What the auditor knows of this CPU.
+    #[cfg(feature = "audit")]
+    pub books: core::cell::RefCell<super::audit::CpuBooks>,
+}
+
+impl CpuData {
+    /// Of a CPU that has not started.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            redistributor: Cell::new(0),
+            timers_fired: Cell::new(0),
+            maintenance_fired: Cell::new(false),
+            #[cfg(feature = "audit")]
+            books: core::cell::RefCell::new(super::audit::CpuBooks::new()),
+        }
+    }
+}
+
+impl Default for CpuData {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The calling CPU. The functions have no `self`, as those of [`Cpus`].
+pub trait Processor: Cpus<CpuData = CpuData> {
+    /// Instructions for translations.
+    type Tlb: Stage2Tlb + Mistakes;
+
+    /// The calling CPU's.
+    const TLB: Self::Tlb;
+
+    /// What it can do; all CPUs are alike.
+    fn features() -> Features;
+
+    /// HCR_EL2 as it is for every guest, see [`hcr_base`](super::controls::hcr_base).
+    fn base_configuration() -> u64;
+
+    /// The ID register S3_0_C0_C`crm`_`op2`. What is not there reads as 0.
+    fn identification(crm: u32, op2: u32) -> u64;
+
+    /// ACTLR_EL1.
+    fn auxiliary_control() -> u64;
+
+    /// Reads a register of the guest's.
+    fn read(register: Register) -> u64;
+
+    /// Writes a register of the guest's.
+    fn write(register: Register, value: u64);
+
+    /// HCR_EL2, of which the processor clears VSE by itself.
+    fn configuration() -> u64;
+
+    /// Writes HCR_EL2. The next entry synchronizes.
+    fn set_configuration(configuration: Configuration);
+
+    /// ISB: what was written to system registers takes effect before what follows.
+    fn synchronize();
+
+    /// Translates by the guest's stage 1 and stage 2, for a read at EL1 or EL0: PAR_EL1 as it would be. The guest's is kept.
+    fn translate(address: u64, at_el0: bool) -> u64;
+
+    /// ESR_EL2.
+    fn syndrome() -> u64;
+
+    /// FAR_EL2.
+    fn fault_address() -> u64;
+
+    /// HPFAR_EL2.
+    fn fault_page() -> u64;
+
+    /// Floating-point registers, from the processor into memory.
+    fn save_float(to: &mut FloatState);
+
+    /// Floating-point registers, from memory into the processor.
+    fn load_float(from: &FloatState);
+
+    /// How many list registers there are: 1 to 16.
+    fn list_count() -> usize;
+
+    /// Reads a list register.
+    fn read_list(index: usize) -> u64;
+
+    /// Writes a list register.
+    fn write_list(index: usize, value: u64);
+
+    /// Bits of a priority that decide about preemption in the virtual CPU interface: 5 to 7.
+    fn preemption_bits() -> u32;
+
+    /// Readies the virtual CPU interface: it is on, and nothing is in it.
+    fn init_interface();
+
+    /// ICH_HCR_EL2.
+    fn interface_control() -> u64;
+
+    /// Says which maintenance interrupts the virtual CPU interface asks for; EOIcount becomes 0.
+    fn set_maintenance(maintenance: Maintenance);
+
+    /// Deactivates a private interrupt of the machine's.
+    fn deactivate(intid: u32);
+
+    /// Loads breakpoints and watchpoints, and MDSCR_EL1 with `control`.
+    fn load_debug(debug: &Debug, counts: Counts, control: u64);
+
+    /// Switches breakpoints, watchpoints and single step off.
+    fn stop_debug();
+
+    /// Enters the guest and comes back with the vector by which it left.
+    ///
+    /// # Safety
+    ///
+    /// The registers are this CPU's vCPU's, and what else is its is loaded. Stage 2 maps the guest's memory only.
+    unsafe fn run_guest(registers: &mut Registers) -> Vector;
+
+    /// Sends a byte of the guest's serial port over the real one.
+    fn transmit(byte: u8);
+
+    /// Next byte that the real console has received.
+    fn receive() -> Option<u8>;
+
+    /// How many breakpoints and watchpoints there are.
+    fn debug_counts() -> Counts {
+        Counts::of(Self::identification(5, 0))
+    }
+}
+
+/// An architecture whose processors are these.
+pub trait Arm64:
+    Processor + Arch<Shared = Shared, Inbox = Inbox, State = VcpuState<Self>, Workspace = Workspace>
+{
+}
+
+impl<A> Arm64 for A where
+    A: Processor + Arch<Shared = Shared, Inbox = Inbox, State = VcpuState<A>, Workspace = Workspace>
+{
+}
+
+/// The list registers of the calling CPU.
+pub(super) struct Lists<P>(core::marker::PhantomData<P>);
+
+impl<P> Lists<P> {
+    pub(super) const fn new() -> Self {
+        Self(core::marker::PhantomData)
+    }
+}
+
+impl<P: Processor> ListRegisters for Lists<P> {
+    #[inline(always)]
+    fn count(&self) -> usize {
+        P::list_count()
+    }
+
+    #[inline(always)]
+    fn read(&self, index: usize) -> u64 {
+        P::read_list(index)
+    }
+
+    #[inline(always)]
+    fn write(&mut self, index: usize, value: u64) {
+        P::write_list(index, value);
+    }
+}
