@@ -34,6 +34,8 @@ pub mod guest;
 pub mod identity;
 pub mod inject;
 pub mod load_store;
+#[cfg(test)]
+mod made;
 pub mod processor;
 pub mod registers;
 pub mod serror;

@@ -245,3 +245,6 @@ impl Hardware for Patience {
         if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }
+
+#[cfg(test)]
+mod tests;

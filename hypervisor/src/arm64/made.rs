@@ -1,0 +1,490 @@
+//! A processor that is made up, on the [board](crate::vm::made) that is made up: registers are what was written to them, and what the
+//! guest does is what a test says. It notes what it was told in between.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+
+use core::ops::Range;
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use coherence::Stalled;
+use coherence::tlbi::{Errata, Granule, Limits, Setup, Stage2Tlb};
+use hostlink::config::Config;
+use memslots::{Gpa, Memslots};
+use paging::{Arm64Stage2, Invalidation, Level};
+use stay::{Mistake, Mistakes};
+
+use super::debug::{Counts, Debug};
+use super::exchanged::Register;
+use super::exits::{self, Exit};
+use super::guest::{self, Shared};
+use super::processor::{Configuration, CpuData, Features, FloatState, Processor, Registers, Vector};
+use super::state::VcpuState;
+use super::vcpu::{self, Inbox, Patience, Workspace};
+use super::{controls, devices};
+use crate::devices::gic::Maintenance;
+use crate::devices::region::Region;
+use crate::devices::virt_map;
+use crate::loader::LoadError;
+use crate::sched::{Turn, VcpuIndex};
+use crate::vm::arch::Arch;
+use crate::vm::awaited::Word;
+use crate::vm::made::{self, made_board, offer};
+use crate::vm::memory::NestedTables;
+use crate::vm::space::{FlushScratch, Flushed, Space};
+use crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu};
+
+/// What the processor was told that leaves no other trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// FAR_EL2 was read.
+    ReadAddress,
+    /// HPFAR_EL2 was read.
+    ReadPage,
+    /// ESR_EL2 was read.
+    ReadSyndrome,
+    /// An instruction for translations.
+    Tlb(&'static str),
+    /// VTTBR_EL2 was written.
+    Vttbr(u64),
+    /// TCR_EL1 was written.
+    Tcr(u64),
+    /// An interrupt was deactivated.
+    Deactivate(u32),
+    /// Breakpoints were loaded, with this control.
+    LoadDebug(u64),
+    /// They were switched off.
+    StopDebug,
+    /// The guest was entered.
+    Entered,
+}
+
+/// What becomes of a stay in the guest.
+type Stay = Box<dyn FnMut(&mut Registers) -> Vector>;
+
+/// The processor.
+pub(super) struct Hardware {
+    pub(super) registers: BTreeMap<Register, u64>,
+    pub(super) configuration: u64,
+    pub(super) syndrome: u64,
+    pub(super) address: u64,
+    pub(super) page: u64,
+    pub(super) features: Features,
+    pub(super) lists: [u64; 16],
+    pub(super) list_count: usize,
+    pub(super) preemption_bits: u32,
+    /// ICH_HCR_EL2.
+    pub(super) interface: u64,
+    pub(super) vttbr: u64,
+    /// The processor may translate ahead by what is there of two guests.
+    pub(super) speculates: bool,
+    pub(super) float: FloatState,
+    /// Stage 1 by page: PAR_EL1. What is not there has no translation.
+    pub(super) pages: BTreeMap<u64, u64>,
+    pub(super) transmitted: Vec<u8>,
+    pub(super) told: Vec<Told>,
+    /// What the guest does at its next entries. Without any it is interrupted.
+    pub(super) stays: VecDeque<Stay>,
+}
+
+thread_local! {
+    static HARDWARE: RefCell<Hardware> = RefCell::new(Hardware::new());
+}
+
+impl Hardware {
+    fn new() -> Self {
+        Self {
+            registers: BTreeMap::new(),
+            configuration: 0,
+            syndrome: 0,
+            address: 0,
+            page: 0,
+            features: Features::ERRORS | Features::POINTER_KEYS | Features::FORCED_WRITE_BACK,
+            lists: [0; 16],
+            list_count: 4,
+            preemption_bits: 5,
+            interface: 0,
+            vttbr: 0,
+            speculates: false,
+            float: FloatState::default(),
+            pages: BTreeMap::new(),
+            transmitted: Vec::new(),
+            told: Vec::new(),
+            stays: VecDeque::new(),
+        }
+    }
+}
+
+/// Looks at the processor, or changes it.
+pub(super) fn hardware<R>(act: impl FnOnce(&mut Hardware) -> R) -> R {
+    HARDWARE.with_borrow_mut(act)
+}
+
+/// What it was told since this was called last.
+pub(super) fn told() -> Vec<Told> {
+    hardware(|hardware| core::mem::take(&mut hardware.told))
+}
+
+fn tell(told: Told) {
+    hardware(|hardware| hardware.told.push(told));
+}
+
+/// A machine with a kernel of one page, on a processor as `change` makes it, with two CPUs.
+pub(super) fn machine_on(config: &str, change: impl FnOnce(&mut Hardware)) -> &'static made::Made<Made> {
+    let mut kernel = vec![0x1f; 4096];
+    kernel[8..16].copy_from_slice(&0u64.to_le_bytes());
+    kernel[16..24].copy_from_slice(&0x1000u64.to_le_bytes());
+    kernel[24..32].copy_from_slice(&0xau64.to_le_bytes());
+    kernel[56..60].copy_from_slice(b"ARM\x64");
+    hardware(|hardware| {
+        *hardware = Hardware::new();
+        change(hardware);
+    });
+    let config: &'static str = String::leak(alloc::format!("memory=16777216\n{config}"));
+    let files = Files {
+        kernel: Vec::leak(kernel),
+        initrd: None,
+        symbols: None,
+        config: Config::parse(config).expect("a configuration"),
+    };
+    made::Made::create_from([CpuData::new(), CpuData::new()], 48 << 20, files)
+        .unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// The same on the usual one.
+pub(super) fn machine(config: &str) -> &'static made::Made<Made> {
+    machine_on(config, |_| {})
+}
+
+/// The architecture.
+pub(super) struct Made;
+
+made_board!(Made, CpuData);
+
+/// Its instructions for translations.
+pub(super) struct Tlb;
+
+impl Mistakes for Tlb {
+    fn makes(&self, _: Mistake) -> bool {
+        false
+    }
+}
+
+macro_rules! instructions {
+    ($($name:ident)*) => {
+        $(fn $name(&self) {
+            tell(Told::Tlb(stringify!($name)));
+        })*
+    };
+}
+
+impl Stage2Tlb for Tlb {
+    instructions! {
+        order_stores complete complete_local complete_caches context_sync combined everything all_vms local_combined
+        local_all_vms instruction_cache local_instruction_cache
+    }
+
+    fn page(&self, _: u64) {
+        tell(Told::Tlb("page"));
+    }
+
+    fn range(&self, _: u64) {
+        tell(Told::Tlb("range"));
+    }
+
+    fn clean(&self, _: Range<u64>) {
+        tell(Told::Tlb("clean"));
+    }
+
+    fn vttbr(&self) -> u64 {
+        hardware(|hardware| hardware.vttbr)
+    }
+
+    fn set_vttbr(&self, value: u64) {
+        tell(Told::Vttbr(value));
+        hardware(|hardware| hardware.vttbr = value);
+    }
+
+    fn forbid_stage1_walks(&self) -> u64 {
+        let former = Made::read(Register::Tcr);
+        Made::write(Register::Tcr, former | 1 << 7 | 1 << 23);
+        former
+    }
+
+    fn restore_stage1_walks(&self, former: u64) {
+        Made::write(Register::Tcr, former);
+    }
+}
+
+impl Processor for Made {
+    type Tlb = Tlb;
+
+    const TLB: Tlb = Tlb;
+
+    fn features() -> Features {
+        hardware(|hardware| hardware.features)
+    }
+
+    fn base_configuration() -> u64 {
+        controls::hcr::VM | controls::hcr::RW | controls::hcr::TWI
+    }
+
+    fn identification(crm: u32, op2: u32) -> u64 {
+        match (crm, op2) {
+            // Four breakpoints, two watchpoints.
+            (5, 0) => 0x0010_3006,
+            _ => 0x1111_1111_1111_1111,
+        }
+    }
+
+    fn auxiliary_control() -> u64 {
+        0xac
+    }
+
+    fn read(register: Register) -> u64 {
+        hardware(|hardware| hardware.registers.get(&register).copied().unwrap_or(0))
+    }
+
+    fn write(register: Register, value: u64) {
+        if register == Register::Tcr {
+            tell(Told::Tcr(value));
+        }
+        hardware(|hardware| hardware.registers.insert(register, value));
+    }
+
+    fn configuration() -> u64 {
+        hardware(|hardware| hardware.configuration)
+    }
+
+    fn set_configuration(configuration: Configuration) {
+        hardware(|hardware| hardware.configuration = configuration.bits());
+    }
+
+    fn synchronize() {}
+
+    fn translate(address: u64, _: bool) -> u64 {
+        hardware(|hardware| hardware.pages.get(&(address & !0xfff)).copied().unwrap_or(1))
+    }
+
+    fn syndrome() -> u64 {
+        tell(Told::ReadSyndrome);
+        hardware(|hardware| hardware.syndrome)
+    }
+
+    fn fault_address() -> u64 {
+        tell(Told::ReadAddress);
+        hardware(|hardware| hardware.address)
+    }
+
+    fn fault_page() -> u64 {
+        tell(Told::ReadPage);
+        hardware(|hardware| hardware.page)
+    }
+
+    fn save_float(to: &mut FloatState) {
+        *to = hardware(|hardware| hardware.float.clone());
+    }
+
+    fn load_float(from: &FloatState) {
+        hardware(|hardware| hardware.float = from.clone());
+    }
+
+    fn list_count() -> usize {
+        hardware(|hardware| hardware.list_count)
+    }
+
+    fn read_list(index: usize) -> u64 {
+        hardware(|hardware| hardware.lists[index])
+    }
+
+    fn write_list(index: usize, value: u64) {
+        hardware(|hardware| {
+            assert!(index < hardware.list_count, "list register {index} does not exist");
+            hardware.lists[index] = value;
+        });
+    }
+
+    fn preemption_bits() -> u32 {
+        hardware(|hardware| hardware.preemption_bits)
+    }
+
+    fn init_interface() {
+        hardware(|hardware| {
+            hardware.lists = [0; 16];
+            hardware.interface = 1;
+        });
+    }
+
+    fn interface_control() -> u64 {
+        hardware(|hardware| hardware.interface)
+    }
+
+    fn set_maintenance(maintenance: Maintenance) {
+        hardware(|hardware| hardware.interface = 1 | u64::from(maintenance.bits()));
+    }
+
+    fn deactivate(intid: u32) {
+        tell(Told::Deactivate(intid));
+    }
+
+    fn load_debug(_: &Debug, _: Counts, control: u64) {
+        tell(Told::LoadDebug(control));
+    }
+
+    fn stop_debug() {
+        tell(Told::StopDebug);
+    }
+
+    unsafe fn run_guest(registers: &mut Registers) -> Vector {
+        tell(Told::Entered);
+        let stay = hardware(|hardware| hardware.stays.pop_front());
+        stay.map_or(Vector::Interrupt, |mut stay| stay(registers))
+    }
+
+    fn transmit(byte: u8) {
+        hardware(|hardware| hardware.transmitted.push(byte));
+    }
+
+    fn receive() -> Option<u8> {
+        offer::receive_console::<Self>()
+    }
+}
+
+impl Arch for Made {
+    type Nested = Arm64Stage2<3, true>;
+    type Tables = NestedTables;
+    type Shared = Shared;
+    type Inbox = Inbox;
+    type State = VcpuState<Self>;
+    type Workspace = Workspace;
+
+    const COUNTS_SECTIONS: bool = true;
+
+    fn machine() -> Option<&'static Machine<Self>> {
+        offer::machine()
+    }
+
+    fn check(config: &Config<'_>) -> Result<(), CreateError> {
+        guest::check(config)
+    }
+
+    fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+        guest::ram::<Self>(size)
+    }
+
+    fn physical_address_bits() -> u32 {
+        39
+    }
+
+    fn largest_page() -> Level {
+        Level::Page1G
+    }
+
+    fn notes_stores() -> bool {
+        false
+    }
+
+    fn tables(pool: NestedTables) -> NestedTables {
+        pool
+    }
+
+    fn share(config: &Config<'_>, space: &Space<Self>) -> Result<Shared, CreateError> {
+        let features = coherence::tlbi::Features::from_id(0, 0, 0);
+        let speculative_at = hardware(|hardware| hardware.speculates);
+        let errata = Errata { repeat_tlbi: false, speculative_at };
+        let limits = Limits { pages_max: 16, ranges_max: 0 };
+        Shared::new::<Self>(config, space, Setup { granule: Granule::Size4K, features, errata, limits })
+    }
+
+    fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState<Self> {
+        shared.new_vcpu(index)
+    }
+
+    fn new_inbox() -> Inbox {
+        Inbox::new()
+    }
+
+    fn new_workspace(cpu: &PerCpu<Self>) -> Workspace {
+        Workspace::new(cpu)
+    }
+
+    fn load(
+        shared: &Shared,
+        files: &Files,
+        vcpus: u32,
+        slots: &Memslots,
+        boot: (&Inbox, &mut VcpuState<Self>),
+        pause: &mut dyn FnMut(),
+    ) -> Result<(), LoadError> {
+        shared.load::<Self>(files, vcpus, slots, boot, pause)
+    }
+
+    fn reset_devices(vm: &'static Machine<Self>, _: &PerCpu<Self>) {
+        vm.guest.reset();
+    }
+
+    fn device_regions(vm: &Machine<Self>) -> impl IntoIterator<Item = Region> {
+        virt_map::regions(vm.vcpu_count() as u8)
+    }
+
+    fn receive_console(vm: &Machine<Self>) {
+        devices::receive_console(vm);
+    }
+
+    fn flush_space(
+        vm: &Machine<Self>,
+        invalidation: Invalidation<'_>,
+        scratch: &mut FlushScratch,
+    ) -> Result<Flushed, Stalled> {
+        stay::arm64::flush_space(vm, &Tlb, &vm.guest.address_space(), invalidation, scratch, &Patience)
+    }
+
+    fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
+        vcpu::load_state(context);
+    }
+
+    fn reload_state(context: &mut Context<'_, Self>) {
+        context.state.load();
+    }
+
+    fn save_state(context: &mut Context<'_, Self>) {
+        context.state.save();
+    }
+
+    fn open_window(context: &mut Context<'_, Self>) {
+        vcpu::open_window(context);
+    }
+
+    fn take_signals(context: &mut Context<'_, Self>) {
+        vcpu::take_signals(context);
+    }
+
+    fn expire_timers(context: &mut Context<'_, Self>, _: u64) {
+        vcpu::open_window(context);
+    }
+
+    fn awaited_word(context: &Context<'_, Self>) -> Option<Word> {
+        exits::wait::awaited_word(context)
+    }
+
+    fn enter(context: &mut Context<'_, Self>) -> bool {
+        vcpu::enter(context)
+    }
+
+    fn take_flush(context: &mut Context<'_, Self>) {
+        vcpu::take_flush::<Self>(&mut context.owner);
+    }
+
+    fn handle_exit(context: &mut Context<'_, Self>) -> Next {
+        exits::handle(context, Exit::capture::<Self>(context.state.exit))
+    }
+}
+
+/// Stores to guest memory.
+pub(super) fn store(context: &Context<'_, Made>, gpa: u64, words: &[u32]) {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    context.vm.space.slots().memory().write(Gpa(gpa), &bytes).expect("memory");
+}
