@@ -212,6 +212,14 @@ counters! {
     FlushWaitMore = "flush.wait.more",
     /// Kicks sent for interrupts and rescheduling.
     KickEvent = "kick.event",
+    /// Times that all CPUs were kicked again because a target of a flush had not left guest mode for long; counted for the vCPU
+    /// that waited, or for the first one.
+    KickAgain = "kick.again",
+    /// Kicks that were not taken before the tick was due and had been sent half a tick before that: what would have announced
+    /// them got lost. Counted for the vCPU on the CPU that was kicked, or for the first one.
+    KickLate = "kick.late",
+    /// Times that an idle CPU whom nobody had kicked found this vCPU ready to run when its tick was due.
+    KickMissing = "kick.missing",
     /// Times the vCPU was put on a CPU.
     SchedIn = "sched.in",
     /// Times it was taken off because its slice was over or another one had more right to run.

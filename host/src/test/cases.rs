@@ -88,6 +88,8 @@ pub(super) enum Expect {
     PowerOff,
     /// Thrash runs to its end, with or without TLB IPIs, and the other way round with flush hypercalls.
     TlbIpis(bool),
+    /// Thrash runs to its end, and few wake-ups were lost meanwhile.
+    FewLost,
     /// The hunter for stale translations has looked at pages remapped in all ways, and found none.
     NothingStale,
     /// Flushes are broken, for they kick nobody, and the hunter notices.
@@ -295,9 +297,10 @@ const THRASH_65: &str = "thrash --threads 65 --rounds 3 --settle 100 --report /d
 pub(super) const MMTEST: &str =
     "mmtest --threads 4 --memory 16 --toggles 200 --passes 2 --report /dev/report";
 const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --passes 2 --report /dev/report";
+const THRASH_33: &str = "thrash --threads 33 --rounds 3 --settle 100 --report /dev/report";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
 
-pub(super) const CASES: [Case; 38] = [
+pub(super) const CASES: [Case; 39] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -418,6 +421,14 @@ pub(super) const CASES: [Case; 38] = [
         FlushMode::Hypercall,
         "test \"$(nproc)\" = 32",
         Expect::Success,
+    ),
+    stock(
+        "lost_wakeups_are_few",
+        "what the tick and kicks sent again make good is counted, and rare",
+        (32, 2),
+        FlushMode::Hypercall,
+        THRASH_33,
+        Expect::FewLost,
     ),
     stock(
         "nproc_is_255",

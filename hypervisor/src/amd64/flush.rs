@@ -56,6 +56,7 @@ impl<A: Amd64> Hardware for Ipi<A> {
         core::hint::spin_loop();
         if turns % REKICK_TURNS == REKICK_TURNS - 1 {
             // No working machine gets here. One that has lost a kick gets all of them again.
+            machine::count_here::<A>(Counter::KickAgain);
             percpu::online::<A>().for_each(A::kick);
         }
         if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }

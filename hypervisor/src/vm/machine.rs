@@ -444,9 +444,24 @@ pub fn increase(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
 
+/// Counts for the vCPU that is on this CPU, or for the first one.
+#[cold]
+pub fn count_here<A: Arch>(counter: Counter) {
+    count_rare::<A>(A::this_cpu().current_vcpu.load(Ordering::Relaxed).saturating_sub(1), counter);
+}
+
+/// Counts what is rare for a vCPU, on whatever CPU that is: hence by a locked add.
+#[cold]
+pub fn count_rare<A: Arch>(vcpu: VcpuIndex, counter: Counter) {
+    if let Some(row) = A::machine().and_then(|vm| vm.counters.get(vcpu as usize)) {
+        row[counter as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// Makes a CPU leave guest mode or idling soon.
 pub fn kick<A: Cpus>(cpu: u32) {
     if let Some(cpu) = A::cpu(cpu) {
+        cpu.kicked_at.store(A::now(), Ordering::Relaxed);
         A::kick(cpu);
     }
 }

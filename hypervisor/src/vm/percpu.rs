@@ -28,6 +28,11 @@ pub struct PerCpu<A: Cpus> {
     pub turns: Turns,
     /// Longest time in clock ticks that this CPU goes without a timer interrupt.
     pub tick_max: Cell<u64>,
+    /// Clock value at which the last kick was sent that has not been taken; 0 if there is none. It is only counted by: whoever
+    /// kicks stores it, and the CPU itself takes it.
+    pub kicked_at: AtomicU64,
+    /// Whether a kick was taken since it began to idle.
+    pub was_kicked: Cell<bool>,
     /// The vCPU that is on this CPU, as index + 1; 0 for none. Written by the CPU itself.
     pub current_vcpu: AtomicU32,
     /// Exit code of the last exit. For the panic report.
@@ -46,6 +51,8 @@ impl<A: Cpus> PerCpu<A> {
             replan: Cell::new(false),
             turns: Turns::new(),
             tick_max: Cell::new(u64::MAX),
+            kicked_at: AtomicU64::new(0),
+            was_kicked: Cell::new(false),
             current_vcpu: AtomicU32::new(0),
             last_exit: AtomicU64::new(0),
         }

@@ -12,7 +12,7 @@ use hostlink::exit::ExitCode;
 
 use super::arch::{Arch, Cpus, State};
 use super::context::{Context, Next};
-use super::machine::{Machine, Vcpu, attention};
+use super::machine::{self, Machine, Vcpu, attention};
 use super::percpu::{self, PerCpu};
 use super::{control, files};
 use crate::sched::spinning::Look;
@@ -70,6 +70,49 @@ pub fn request_attention<A: Arch>() {
     }
 }
 
+/// A kick has arrived. An emulator may lose what announces it until the tick comes ([`Machine::tick_max`]).
+pub fn on_kick<A: Arch>() {
+    let cpu = A::this_cpu();
+    cpu.was_kicked.set(true);
+    let due = cpu.timer_armed.get();
+    if is_tick(due) && due <= A::now() {
+        count_late_kick(cpu, due);
+    }
+    cpu.kicked_at.store(0, Ordering::Relaxed);
+}
+
+/// The timer went off, and still says for when it was set.
+pub fn on_timer<A: Arch>() {
+    let cpu = A::this_cpu();
+    let due = cpu.timer_armed.get();
+    if is_tick(due) {
+        count_late_kick(cpu, due);
+    }
+}
+
+/// The tick was due: counts a kick that has not been taken and was sent long before. Others may have been on their way.
+#[cold]
+fn count_late_kick<A: Arch>(cpu: &PerCpu<A>, due: u64) {
+    let long_before = due.saturating_sub(cpu.tick_max.get() / 2);
+    if (1..long_before).contains(&cpu.kicked_at.swap(0, Ordering::Relaxed)) {
+        machine::count_here::<A>(Counter::KickLate);
+    }
+}
+
+/// The low bits of a time for which the timer is set for the tick's sake alone: all ones. Others have them by chance, once in 256.
+const TICK: u64 = 0xff;
+
+/// When the tick is due.
+#[inline(always)]
+fn next_tick<A: Arch>(cpu: &PerCpu<A>, now: u64) -> u64 {
+    now.saturating_add(cpu.tick_max.get()) | TICK
+}
+
+/// Whether the timer is set for that time because of the tick.
+fn is_tick(due: u64) -> bool {
+    due & TICK == TICK && due != u64::MAX
+}
+
 /// The control channel has received something.
 pub fn on_control_interrupt<A: Arch>() {
     if let Some(vm) = A::machine() {
@@ -113,25 +156,33 @@ pub fn cpu_loop<A: Arch>(vm: &'static Machine<A>) -> ! {
 #[inline(never)] // Apart from the switch from one vCPU to another.
 fn wait_for_turn<A: Arch>(vm: &'static Machine<A>, cpu: &PerCpu<A>) -> Turn {
     note_current(cpu, None);
+    let mut by_tick = false;
     loop {
         if let Some(turn) = vm.sched.next(cpu.index, A::now()) {
+            if by_tick {
+                machine::count_rare::<A>(turn.vcpu, Counter::KickMissing);
+            }
             return turn;
         }
+        by_tick = false;
         if !wake_expired(vm, cpu) {
             control::serve(vm, cpu);
-            idle(vm, cpu);
+            by_tick = idle(vm, cpu);
         } else if cpu.turns.is_window_due() {
             A::take_interrupts();
         }
     }
 }
 
-/// Waits for an interrupt.
-fn idle<A: Arch>(vm: &Machine<A>, cpu: &PerCpu<A>) {
+/// Waits for an interrupt. Says whether that was the tick, and no kick.
+fn idle<A: Arch>(vm: &Machine<A>, cpu: &PerCpu<A>) -> bool {
     let now = A::now();
-    let deadline = vm.sched.next_event(cpu.index).min(now.saturating_add(cpu.tick_max.get()));
+    let deadline = vm.sched.next_event(cpu.index).min(next_tick(cpu, now));
     A::set_timer(cpu, deadline, now);
+    let due = cpu.timer_armed.get();
+    cpu.was_kicked.set(false);
     A::wait_for_interrupt();
+    is_tick(due) && cpu.timer_armed.get() == u64::MAX && !cpu.was_kicked.get()
 }
 
 /// Wakes the vCPUs that block on this CPU and whose timers have expired; whether there were any.
@@ -399,7 +450,7 @@ impl<'a, A: Arch> Context<'a, A> {
                 Err(why) => return Some(Leave::PutBack(why)),
             }
         }
-        A::set_timer(self.cpu, deadline.min(now.saturating_add(self.cpu.tick_max.get())), now);
+        A::set_timer(self.cpu, deadline.min(next_tick(self.cpu, now)), now);
         None
     }
 

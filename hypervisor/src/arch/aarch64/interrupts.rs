@@ -57,10 +57,11 @@ pub(crate) fn take_all() {
 
 fn handle(intid: u32) {
     match intid {
-        KICK => {}
+        KICK => run::on_kick(),
         STOP if panic::has_panicked() => cpu::stop(),
         STOP => log::warn!(target: GUEST, "a CPU was to be stopped, but none has panicked"),
         TIMER => {
+            run::on_timer::<Local>();
             clock::on_timer();
             run::request_attention::<Local>();
         }

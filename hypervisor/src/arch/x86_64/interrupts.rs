@@ -117,11 +117,15 @@ extern "C" fn dispatch(frame: &Frame) {
     match frame.vector as u8 {
         vector @ 0..=31 => on_exception(vector, frame),
         VECTOR_TIMER => {
+            run::on_timer::<Local>();
             clock::on_timer();
             run::request_attention::<Local>();
             apic::end_of_interrupt();
         }
-        VECTOR_KICK => apic::end_of_interrupt(),
+        VECTOR_KICK => {
+            run::on_kick::<Local>();
+            apic::end_of_interrupt();
+        }
         VECTOR_SERIAL => {
             run::on_serial_interrupt::<Local>();
             apic::end_of_interrupt();
