@@ -1,10 +1,10 @@
 //! Where the input is, and what becomes of it meanwhile. TLFS, "Hypercall Inputs".
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use baremetal::pages::PAGE;
 use baremetal::random::Random;
-use baremetal::x86_64::boot;
+use baremetal::x86_64::{boot, clock};
 use baremetal::x86_64::guarded::Fault;
 use tlbcheck::form::{Kind, Via};
 use tlbcheck::report::Verdict;
@@ -13,7 +13,7 @@ use tlfs::{Control, HvResult, Status};
 
 use super::stale::offers;
 use crate::arch::x86_64::hypercall::{call, call_with, input};
-use crate::arch::x86_64::machine;
+use crate::arch::x86_64::machine::{self, PATIENCE_MS};
 
 const ALL_SPACES: u64 = 2;
 const OK: Result<HvResult, Fault> = Ok(HvResult::of(Status::SUCCESS, 0));
@@ -87,8 +87,13 @@ pub(super) fn outside_memory() -> Verdict {
 static ENDS: AtomicBool = AtomicBool::new(false);
 static PLACE: AtomicU64 = AtomicU64::new(0);
 
-/// Calls of each kind whose input changes.
+/// Calls of each kind at least, and how many of them at least whose input has changed since the one before: the other processor may
+/// have no turn for thousands of calls.
 const RACED: u32 = 500;
+const CHANGED: u32 = 20;
+
+/// How often the input has been changed.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
 
 /// Puts right and wrong values into every word of the input all the time.
 fn change(_: usize) {
@@ -105,6 +110,7 @@ fn change(_: usize) {
         words[3].store(random.one_of([0, 1, 3, 1 << 63]), Ordering::Relaxed);
         words[4].store(random.word(), Ordering::Relaxed);
         words[0].store(random.word(), Ordering::Relaxed);
+        CHANGES.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -135,7 +141,14 @@ fn call_meanwhile() -> Verdict {
         }
         let success = HvResult::of(Status::SUCCESS, control.rep_count());
         let refusals = [Status::INVALID_PARAMETER, Status::INVALID_HYPERCALL_INPUT];
-        for _ in 0..RACED {
+        let (mut calls, mut changed, mut last) = (0, 0, 0);
+        // Only where the other processor has stopped for good does time end this.
+        let end = clock::now() + clock::ticks(1000 * PATIENCE_MS);
+        while calls < RACED || changed < CHANGED {
+            ensure!(clock::now() < end, "the input of {changed} calls of {calls} has changed");
+            let changes = CHANGES.load(Ordering::Relaxed);
+            changed += u32::from(core::mem::replace(&mut last, changes) != changes);
+            calls += 1;
             let result = call(control, input().address(), 0);
             let is_refused = refusals.iter().any(|status| result == Ok(HvResult::of(*status, 0)));
             ensure!(is_refused || result == Ok(success), "{kind:?} with changing input: {result:x?}");

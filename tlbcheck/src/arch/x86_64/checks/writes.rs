@@ -18,9 +18,10 @@ use crate::arch::x86_64::machine::{self, PATIENCE_MS};
 use crate::arch::x86_64::window::{self, ACCESSED, DIRTY, RIGHTS, WINDOW};
 
 const ROUNDS: u32 = 1000;
-/// How long the page is there, at most, and how long nothing may change after it, in microseconds.
+/// How long the page is there, beside the writer's turns, in microseconds, at most: where in a turn it goes is left to chance.
 const MAPPED_US_MAX: u64 = 40;
-const SILENCE_US: u64 = 60;
+/// Turns of the writer of which the last is a whole one: it may be in the first when they begin to be counted.
+const WHOLE_TURN: u64 = 2;
 
 /// What is looked at after the flush.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub(super) enum Looks {
 static PAGE: Page = Page::new();
 static ENDS: AtomicBool = AtomicBool::new(false);
 static TAKES_INTERRUPTS: AtomicBool = AtomicBool::new(false);
-/// Turns of the writer, which show that it is at work when the page is away too.
+/// Turns that the writer has ended, which show that it is at work when the page is away too.
 static TURNS: AtomicU64 = AtomicU64::new(0);
 
 /// Reads and writes all the time, whether there is a page or not.
@@ -50,7 +51,8 @@ fn read_and_write(_: usize) {
             // SAFETY: the page is there to be written to. If it goes before, that is a fault.
             let _ = unsafe { store(WINDOW, turn) };
         }
-        TURNS.store(turn, Ordering::Relaxed);
+        // Pairs with the first processor's: who sees the turn's end sees its stores.
+        TURNS.store(turn, Ordering::Release);
     }
     interrupts::disable();
 }
@@ -115,39 +117,47 @@ fn race(processor: usize, interrupts: bool, rounds: impl FnOnce(&mut Random) -> 
     verdict
 }
 
+/// Waits until the writer has ended so many turns more. Only where it has stopped for good does time end this.
+fn wait_for_turns(turns: u64, meanwhile: &mut dyn FnMut() -> bool) -> Verdict {
+    let last = TURNS.load(Ordering::Acquire) + turns;
+    let ended = clock::wait_until(PATIENCE_MS, || meanwhile() || TURNS.load(Ordering::Acquire) >= last);
+    ensure!(ended, "the other processor stands still");
+    Ok(())
+}
+
 /// The page comes and goes, by one exchange of its entry, and is flushed; says whether it was written to.
+///
+/// After the flush the writer makes a whole turn: a translation that it still has is used then, however long that takes.
 fn round(
     random: &mut Random,
     looks: Looks,
     flush: &dyn Fn() -> Verdict,
 ) -> Result<bool, tlbcheck::report::Stop> {
     let (entry, word) = (window::leaf(WINDOW), &PAGE.words()[0]);
-    let turn = TURNS.load(Ordering::Relaxed);
     word.store(0, Ordering::SeqCst);
     entry.store(PAGE.address() | RIGHTS, Ordering::SeqCst);
+    // It has a translation then; or it may, and the bits are not all set.
+    wait_for_turns(if looks == Looks::AtStores { WHOLE_TURN } else { 1 }, &mut || false)?;
     let end = clock::now() + clock::ticks(random.below(MAPPED_US_MAX));
-    // So long, and until the other one has had a chance.
-    let ran = clock::wait_until(PATIENCE_MS, || clock::now() > end && TURNS.load(Ordering::Relaxed) != turn);
+    while clock::now() < end {}
     // Not present any more; an access that comes late shows in the bits.
     let taken = entry.swap(PAGE.address(), Ordering::SeqCst);
     let flushed = flush();
     // Whatever is written next shows.
     let left = word.swap(0, Ordering::SeqCst);
     flushed?;
-    ensure!(ran, "the other processor stands still");
     let is_written = left != 0;
     let told = !is_written || taken & DIRTY != 0;
     ensure!(looks == Looks::AtStores || told, "written to, by the entry {taken:#x}");
-    let end = clock::now() + clock::ticks(SILENCE_US);
-    while clock::now() < end {
-        let (now, bits) = (word.load(Ordering::Acquire), entry.load(Ordering::Acquire));
-        match looks {
-            Looks::AtStores => ensure!(now == 0, "the page is written to after the flush has returned"),
-            Looks::AtBits => ensure!(
-                bits & (ACCESSED | DIRTY) == 0,
-                "the entry becomes {bits:#x} after the flush has returned"
-            ),
-        }
+    let has_changed = || match looks {
+        Looks::AtStores => word.load(Ordering::Acquire) != 0,
+        Looks::AtBits => entry.load(Ordering::Acquire) & (ACCESSED | DIRTY) != 0,
+    };
+    wait_for_turns(WHOLE_TURN, &mut || has_changed())?;
+    let bits = entry.load(Ordering::Acquire);
+    match looks {
+        Looks::AtStores => ensure!(!has_changed(), "the page is written to after the flush has returned"),
+        Looks::AtBits => ensure!(!has_changed(), "the entry becomes {bits:#x} after the flush has returned"),
     }
     Ok(is_written)
 }
