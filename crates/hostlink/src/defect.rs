@@ -6,7 +6,7 @@
 pub enum Defect {
     /// Targets in guest mode are neither interrupted nor waited for.
     NoKick,
-    /// Targets in guest mode are interrupted, and not waited for.
+    /// Targets in guest mode are not waited for, and interrupted only when the next ones are to be.
     EarlyReturn,
     /// Elements of a list after the fifteenth are not flushed.
     ListPast15,

@@ -2,6 +2,7 @@
 
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use coherence::{CpuId, Hardware, Members, Outcome};
 use hostlink::counters::Counter;
@@ -90,11 +91,24 @@ impl<A: Amd64> Mistakes for Caller<'_, A> {
 
 impl<A: Amd64> Hardware for Caller<'_, A> {
     fn kick(&self, cpu: CpuId) {
+        if self.makes(Mistake::NotWaited) {
+            return hold_back::<A>(cpu);
+        }
         Ipi::<A>::new().kick(cpu);
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
         Ipi::<A>::new().relax(turns)
+    }
+}
+
+/// Kicks the CPU when the next one is to be kicked, and until then nobody: so the target of a caller who does not wait goes on for as
+/// long as the caller looks, however long that takes ([`Defect::EarlyReturn`](hostlink::defect::Defect::EarlyReturn)).
+#[cold]
+fn hold_back<A: Amd64>(cpu: CpuId) {
+    static HELD: AtomicU32 = AtomicU32::new(0);
+    if let Some(earlier) = HELD.swap(cpu.0 + 1, Ordering::Relaxed).checked_sub(1) {
+        Ipi::<A>::new().kick(CpuId(earlier));
     }
 }
 

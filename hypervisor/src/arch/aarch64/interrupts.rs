@@ -57,7 +57,7 @@ pub(crate) fn take_all() {
 
 fn handle(intid: u32) {
     match intid {
-        KICK => run::on_kick(),
+        KICK => run::on_kick::<Local>(),
         STOP if panic::has_panicked() => cpu::stop(),
         STOP => log::warn!(target: GUEST, "a CPU was to be stopped, but none has panicked"),
         TIMER => {
