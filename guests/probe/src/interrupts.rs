@@ -20,8 +20,12 @@ pub(crate) const VECTOR_TICK: u8 = 0x50;
 pub(crate) const VECTOR_ECHO: u8 = 0x51;
 /// Ends itself by the register in memory if the local APIC is in xAPIC mode.
 pub(crate) const VECTOR_PAGE: u8 = 0x52;
+/// Executes [`SLOW_INSTRUCTIONS`] before it ends itself.
+pub(crate) const VECTOR_SLOW: u8 = 0x53;
+/// About as many.
+pub(crate) const SLOW_INSTRUCTIONS: u32 = 1000;
 
-// The two stubs that benchmarks count do nothing beyond their purpose, and the third one knows another way to the local APIC. All other vectors have the stubs of `baremetal`.
+// The two stubs that benchmarks count do nothing beyond their purpose, the third one takes its time, and the fourth one knows another way to the local APIC. All other vectors have the stubs of `baremetal`.
 global_asm!(
     r#"
 .section .text
@@ -58,6 +62,24 @@ interrupt_echo:
     iretq
 
 .balign 16
+interrupt_slow:
+    push rax
+    push rcx
+    push rdx
+    inc dword ptr [{slow}]
+    mov ecx, {turns}
+2:  dec ecx
+    jnz 2b
+    mov ecx, 0x80b
+    xor eax, eax
+    xor edx, edx
+    wrmsr
+    pop rdx
+    pop rcx
+    pop rax
+    iretq
+
+.balign 16
 interrupt_page:
     push rax
     push rcx
@@ -82,12 +104,15 @@ interrupt_page:
     pages = sym PAGES,
     ticks = sym TICKS,
     tick = const VECTOR_TICK,
+    slow = sym SLOW,
+    turns = const SLOW_INSTRUCTIONS / 2,
 );
 
 unsafe extern "C" {
     static interrupt_tick: u8;
     static interrupt_echo: u8;
     static interrupt_page: u8;
+    static interrupt_slow: u8;
 }
 
 /// How many interrupts of [`VECTOR_TICK`] there were. Handlers and those who wait run on one processor, or the waiting
@@ -95,6 +120,8 @@ unsafe extern "C" {
 static TICKS: AtomicU32 = AtomicU32::new(0);
 /// The same of [`VECTOR_PAGE`].
 static PAGES: AtomicU32 = AtomicU32::new(0);
+/// And of [`VECTOR_SLOW`].
+static SLOW: AtomicU32 = AtomicU32::new(0);
 
 /// NMIs that the handler is in at this moment, the most there ever were at once, and how many more NMIs it
 /// is to send to its own processor from within.
@@ -119,6 +146,7 @@ pub(crate) fn count(vector: u8) -> u32 {
     match vector {
         VECTOR_TICK => TICKS.load(Ordering::Acquire),
         VECTOR_PAGE => PAGES.load(Ordering::Acquire),
+        VECTOR_SLOW => SLOW.load(Ordering::Acquire),
         _ => interrupts::count(vector),
     }
 }
@@ -150,11 +178,12 @@ pub(crate) fn work_in_nmi(work: Option<fn()>) {
 
 /// Says what is to be done on each vector. Before any other processor starts.
 pub(crate) fn prepare() {
-    // SAFETY: the three are interrupt handlers, and no other processor runs.
+    // SAFETY: the four are interrupt handlers, and no other processor runs.
     unsafe {
         tables::set_gate(VECTOR_TICK, (&raw const interrupt_tick).addr() as u64);
         tables::set_gate(VECTOR_ECHO, (&raw const interrupt_echo).addr() as u64);
         tables::set_gate(VECTOR_PAGE, (&raw const interrupt_page).addr() as u64);
+        tables::set_gate(VECTOR_SLOW, (&raw const interrupt_slow).addr() as u64);
     }
     interrupts::handle(VECTOR_NMI, Some(on_nmi));
     (32..VECTOR_SPURIOUS).for_each(|vector| interrupts::handle(vector, Some(note_interrupted_call)));

@@ -262,7 +262,7 @@ impl Case {
         Self { words, ..self }
     }
 
-    /// The same, with a stock guest's time counted in instructions: the emulation takes none.
+    /// The same, with the machine's time counted in instructions: the emulation takes none.
     pub(super) const fn counted(self) -> Self {
         Self { is_counted: true, ..self }
     }
@@ -300,7 +300,7 @@ const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --pass
 const THRASH_33: &str = "thrash --threads 33 --rounds 3 --settle 100 --report /dev/report";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
 
-pub(super) const CASES: [Case; 39] = [
+pub(super) const CASES: [Case; 41] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -390,6 +390,20 @@ pub(super) const CASES: [Case; 39] = [
         ProbeEnd::SecondPassed,
     )
     .only_long(),
+    probe(
+        "u32_interrupts_come_once",
+        "and not twice, where time is counted in instructions and processors take turns",
+        "u32_interrupts_once",
+        ProbeEnd::Passed,
+    )
+    .counted()
+    .or_long("u32_interrupts_once count=1000000"),
+    probe(
+        "u32_interrupts_come_once_in_threads",
+        "nor where each processor has a thread",
+        "u32_interrupts_once",
+        ProbeEnd::SecondPassed,
+    ),
     stock(
         "flush_hypercall_line_in_the_log",
         "Linux finds and uses the flush hypercalls",

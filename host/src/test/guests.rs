@@ -414,7 +414,8 @@ impl Lab<'_> {
             ProbeEnd::Passed | ProbeEnd::TripleFault => (1, 1),
         };
         let guest = self.probe_guest(case, name, processors)?;
-        let outcome = self.boot(&guest, cpus, |_, _| Ok(Flow::Continue))?;
+        let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
+        let outcome = self.boot_by(clock, &guest, cpus, |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || check_log(&outcome))?;
         with_console(&outcome, || match end {
             ProbeEnd::TripleFault => {

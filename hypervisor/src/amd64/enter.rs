@@ -22,13 +22,12 @@ use crate::vm::{Context, Machine, PerCpu, increase};
 /// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked
 /// at first, and returns false.
 pub fn enter<A: Amd64>(context: &mut Context<'_, A>) -> bool {
-    if context.state.prepare_events::<A>().is_some() {
-        context.count(Counter::IrqInjected);
-    }
+    context.state.prepare_events::<A>();
     offer_lazy_eoi(context);
     context.state.rax_to_vmcb();
     let (mut processor, slot) = Svm::of(context.vm, context.cpu, context.state);
     if !amd64::enter(&mut processor, &mut context.owner, &mut context.workspace.asids, slot) {
+        context.state.withdraw_interrupt();
         settle_lazy_eoi(context);
         // Not before: the entry that no request stops need not look for one twice.
         take_flush(context);
@@ -74,7 +73,9 @@ fn after_exit<A: Amd64>(context: &mut Context<'_, A>) {
     vmcb.clean_bits = clean::ALL;
     vmcb.event_injection = 0;
     context.state.rax_from_vmcb();
-    context.state.sync_tpr();
+    if context.state.sync_interrupts() {
+        context.count(Counter::IrqInjected);
+    }
     context.state.recover_event();
     settle_lazy_eoi(context);
 }

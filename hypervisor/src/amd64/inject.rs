@@ -1,4 +1,12 @@
 //! Getting events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20 and 15.21.
+//!
+//! Exceptions and NMIs go in by EVENTINJ, interrupts as virtual interrupts: V_IRQ, which the processor takes before the guest's next
+//! instruction, for one is only offered that the guest can take. The local APIC has it in service from then on. What V_IRQ says
+//! after the exit is whether it was taken; one that was not, because an interrupt of the machine came first or its delivery was cut
+//! short, is a request again, and the next entry decides anew. No instruction of the guest is executed with such a request, so
+//! that neither its task priority nor its end of interrupt can meet one.
+//!
+//! The same bit with the VINTR intercept asks for an exit as soon as the guest can take an interrupt or an NMI.
 
 use super::checks::Refusal;
 use super::event::{self, Combined};
@@ -9,6 +17,9 @@ use super::state::{Activity, VcpuState};
 use super::vmcb::{DR6_BREAKPOINTS, RFLAGS_IF, clean, vintr};
 use super::{CR0_PE, RFLAGS_RF};
 use crate::vm::Next;
+
+/// A virtual interrupt, whatever the task priority: the local APIC has looked at that.
+const REQUEST: u64 = vintr::IRQ | vintr::IGNORE_TPR | 0xf << vintr::PRIORITY_SHIFT;
 
 impl VcpuState {
     /// Raises #UD at the current instruction.
@@ -47,15 +58,17 @@ impl VcpuState {
     }
 
     /// An exit cut the delivery of an event short: it is delivered again. Software interrupts and
-    /// breakpoints are not, because their instruction is executed again.
+    /// breakpoints are not, because their instruction is executed again; nor are interrupts, which the local APIC still has.
     pub fn recover_event(&mut self) {
         let info = self.vmcb.exit_interrupt_info;
         if info & event::VALID == 0 {
             return;
         }
-        let is_breakpoint = info & event::TYPE_MASK == event::TYPE_EXCEPTION && matches!(info & 0xff, 3 | 4);
-        if info & event::TYPE_MASK != event::TYPE_SOFTWARE && !is_breakpoint {
-            self.vmcb.event_injection = info;
+        match info & event::TYPE_MASK {
+            event::TYPE_INTERRUPT => self.lapic.cancel_service(info as u8),
+            event::TYPE_SOFTWARE => {}
+            event::TYPE_EXCEPTION if matches!(info & 0xff, event::VECTOR_BP | event::VECTOR_OF) => {}
+            _ => self.vmcb.event_injection = info,
         }
     }
 
@@ -81,17 +94,16 @@ impl VcpuState {
     }
 
     /// Fills in the event for the next entry, or arranges for an exit as soon as the guest can take one.
-    /// Returns the vector of an interrupt that goes in.
-    pub fn prepare_events<A: Amd64>(&mut self) -> Option<u8> {
+    pub fn prepare_events<A: Amd64>(&mut self) {
         let is_arranged = self.is_window_arranged();
         if !is_arranged && self.has_no_events() {
-            return None;
+            return;
         }
         // There may be one from an entry that did not come about.
         let _own = self.end_step();
         let mut injected = None;
         if let Some(exception) = self.exception.take() {
-            // An exception while an event was being delivered: what was cut short is an interrupt, which comes
+            // An exception while an event was being delivered: what was cut short is an NMI, which comes
             // back, or an exception, which the new one replaces as far as the guest can tell.
             self.requeue_cut_short();
             self.vmcb.event_injection = exception;
@@ -101,27 +113,35 @@ impl VcpuState {
         } else if self.vmcb.event_injection & event::VALID == 0 {
             injected = self.inject_next();
         }
+        if !self.nmi.is_idle() {
+            self.prepare_nmi::<A>(injected.is_some());
+        }
+        if is_arranged || self.nmi.is_deliverable() || self.lapic.has_requests() {
+            self.request(injected);
+        } else if let Some(vector) = injected {
+            self.vmcb.interrupt_control |= REQUEST | u64::from(vector) << vintr::VECTOR_SHIFT;
+            self.vmcb.mark_dirty(clean::TPR);
+        }
+    }
+
+    /// An NMI waits, or the IRET of one is watched.
+    #[cold]
+    fn prepare_nmi<A: Amd64>(&mut self, is_interrupted: bool) {
         if self.nmi.contains(Nmi::AT_IRET) {
-            self.prepare_iret::<A>();
+            self.prepare_iret::<A>(is_interrupted);
         }
         if self.nmi.is_deliverable() && self.vmcb.event_injection & event::VALID != 0 {
             // It comes next: the kick is taken once the event is delivered.
             A::kick(A::this_cpu());
         }
-        if is_arranged || self.nmi.is_deliverable() || self.lapic.highest_irr().is_some() {
-            self.request_window();
-        }
-        injected
     }
 
     /// Whether the VMCB asks for an exit when something can be delivered, or has another task priority than the local
     /// APIC.
     #[inline]
     fn is_window_arranged(&self) -> bool {
-        let quiet = vintr::MASKING | u64::from(self.lapic.tpr() >> 4);
-        self.vmcb.interrupt_control != quiet
-            || self.vmcb.intercept_misc1 & misc1::VINTR != 0
-            || self.vmcb.intercept_cr & CR_WRITE_8 != 0
+        // With the VINTR intercept there is a priority in the first, after the exit, too.
+        self.vmcb.interrupt_control != self.quiet() || self.vmcb.intercept_cr & CR_WRITE_8 != 0
     }
 
     /// Whether nothing waits to be delivered: the case of most entries.
@@ -130,26 +150,17 @@ impl VcpuState {
         self.vmcb.event_injection & event::VALID == 0
             && self.exception.is_none()
             && self.nmi.is_idle()
-            && self.lapic.highest_irr().is_none()
+            && !self.lapic.has_requests()
     }
 
     fn requeue_cut_short(&mut self) {
         let info = self.vmcb.event_injection;
-        if info & event::VALID == 0 {
-            return;
-        }
-        match info & event::TYPE_MASK {
-            event::TYPE_INTERRUPT => {
-                let vector = info as u8;
-                self.lapic.cancel_service(vector);
-            }
-            event::TYPE_NMI => {
-                self.nmi.give_back();
-            }
-            _ => {}
+        if info & (event::VALID | event::TYPE_MASK) == event::VALID | event::TYPE_NMI {
+            self.nmi.give_back();
         }
     }
 
+    /// What the guest can take next: an NMI, which goes in by EVENTINJ, or an interrupt, whose vector is returned.
     fn inject_next(&mut self) -> Option<u8> {
         let shadow = self.vmcb.interrupt_shadow & 1 != 0;
         if self.nmi.is_deliverable() && !shadow {
@@ -162,21 +173,22 @@ impl VcpuState {
             return None;
         }
         self.lapic.begin_service(vector);
-        self.vmcb.event_injection = event::VALID | event::TYPE_INTERRUPT | u64::from(vector);
         Some(vector)
     }
 
-    /// Arranges for an exit when a waiting interrupt can be taken: by a virtual interrupt that is intercepted, or
-    /// by intercepting CR8 when only the task priority stands in the way. The former ends STI's interrupt shadow for
-    /// NMIs, too; an NMI in the shadow of a load of SS with interrupts off comes at the next exit.
-    fn request_window(&mut self) {
-        let requested = self.lapic.highest_irr().is_some();
+    /// Offers the guest the interrupt that it can take, or arranges for an exit when a waiting one can be taken: by a virtual
+    /// interrupt that is intercepted, or by intercepting CR8 when only the task priority stands in the way. The former ends
+    /// STI's interrupt shadow for NMIs, too; an NMI in the shadow of a load of SS with interrupts off comes at the next exit.
+    #[inline(never)] // Apart from the interrupts that can be taken at once, which are most.
+    fn request(&mut self, injected: Option<u8>) {
+        let requested = self.lapic.has_requests();
         let waiting = requested && self.lapic.pending().is_some();
         let masked = requested && !waiting;
-        let tpr = u64::from(self.lapic.tpr() >> 4);
         let wanted = waiting || self.nmi.is_deliverable();
-        let request = if wanted { vintr::IRQ | vintr::IGNORE_TPR | 0xf << vintr::PRIORITY_SHIFT } else { 0 };
-        let control = vintr::MASKING | tpr | request;
+        // Where one is injected nothing waits that could be taken: it has the highest priority, and an NMI would have gone first.
+        let vector = u64::from(injected.unwrap_or(0)) << vintr::VECTOR_SHIFT;
+        let is_asked = wanted || injected.is_some();
+        let control = self.quiet() | if is_asked { REQUEST } else { 0 } | vector;
         if self.vmcb.interrupt_control != control {
             self.vmcb.interrupt_control = control;
             self.vmcb.mark_dirty(clean::TPR);
@@ -190,11 +202,52 @@ impl VcpuState {
         }
     }
 
-    /// Takes over what the guest did to its task priority while it ran.
-    pub fn sync_tpr(&mut self) {
-        let tpr = (self.vmcb.interrupt_control & vintr::TPR_MASK) as u8;
+    /// Takes over what the guest did to its task priority while it ran, and what became of the interrupt that it was offered.
+    /// Whether it has taken one.
+    #[inline(always)]
+    pub fn sync_interrupts(&mut self) -> bool {
+        self.vmcb.interrupt_control != self.quiet() && self.settle_interrupts()
+    }
+
+    /// The entry did not come about: the guest takes no interrupt.
+    #[inline(never)] // Apart from the entries that come about.
+    pub fn withdraw_interrupt(&mut self) {
+        let _none_was_taken = self.sync_interrupts();
+    }
+
+    /// What the VMCB says of interrupts where none is offered and no exit asked for.
+    #[inline(always)]
+    fn quiet(&self) -> u64 {
+        vintr::MASKING | u64::from(self.lapic.tpr() >> 4)
+    }
+
+    #[inline(always)] // It has one caller that matters.
+    fn settle_interrupts(&mut self) -> bool {
+        let control = self.vmcb.interrupt_control;
+        let tpr = (control & vintr::TPR_MASK) as u8;
+        // That of CR8 has four bits.
         if tpr != self.lapic.tpr() >> 4 {
             self.lapic.set_tpr(tpr << 4);
+        }
+        if control >> vintr::VECTOR_SHIFT == 0 {
+            return false;
+        }
+        self.vmcb.interrupt_control = control & (vintr::MASKING | vintr::TPR_MASK);
+        self.vmcb.mark_dirty(clean::TPR);
+        if control & vintr::IRQ != 0 {
+            self.take_back((control >> vintr::VECTOR_SHIFT) as u8);
+            return false;
+        }
+        true
+    }
+
+    /// The guest has not taken the interrupt that it was offered.
+    #[cold]
+    fn take_back(&mut self, vector: u8) {
+        self.lapic.cancel_service(vector);
+        if self.vmcb.exit_interrupt_info & event::VALID != 0 {
+            // It is what was being delivered: the guest has executed nothing. QEMU calls it an exception.
+            self.vmcb.exit_interrupt_info = event::VALID | event::TYPE_INTERRUPT | u64::from(vector);
         }
     }
 

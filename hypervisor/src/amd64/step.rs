@@ -51,9 +51,9 @@ impl VcpuState {
     }
 
     /// The guest is at an IRET that is intercepted: it executes it unless an event comes before.
-    pub fn prepare_iret<A: Amd64>(&mut self) {
+    pub fn prepare_iret<A: Amd64>(&mut self, is_interrupted: bool) {
         let vmcb = &mut *self.vmcb;
-        if vmcb.event_injection & event::VALID != 0 {
+        if is_interrupted || vmcb.event_injection & event::VALID != 0 {
             return self.await_iret();
         }
         let task = nmi::iret_switches_tasks(vmcb.cr0, vmcb.efer, vmcb.rflags).then_some(vmcb.tr.selector);

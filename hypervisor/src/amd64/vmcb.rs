@@ -187,4 +187,6 @@ pub mod vintr {
     pub const PRIORITY_SHIFT: u32 = 16;
     pub const IGNORE_TPR: u64 = 1 << 20;
     pub const MASKING: u64 = 1 << 24;
+    /// Where the vector is.
+    pub const VECTOR_SHIFT: u32 = 32;
 }

@@ -16,6 +16,7 @@ mod interval;
 mod io;
 mod lazy;
 mod mmio;
+mod once;
 mod own;
 mod parts;
 mod races;
@@ -111,6 +112,7 @@ const APART: &[Test] = &[
     test("u6-reset-storm", storms::reset_storm),
     test("u12-debug-names", lazy::debug_names),
     test("u23-second-nmi", faults::second_nmi),
+    test("u32-interrupts-once", once::interrupts_once),
 ];
 
 /// Whether the command line's name is this one.
@@ -133,6 +135,7 @@ pub(crate) fn run(asked: &'static str, count: Option<u32>) {
     }
     if let Some(count) = count {
         rom_races::set_count(count);
+        once::set_count(count);
     }
     report::begin(asked);
     if is_name(asked, TRIPLE_FAULT) {

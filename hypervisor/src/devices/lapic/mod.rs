@@ -242,6 +242,13 @@ impl Lapic {
         self.irr.highest()
     }
 
+    /// Whether there is any request whatever the priorities.
+    #[must_use]
+    #[inline]
+    pub const fn has_requests(&self) -> bool {
+        !self.irr.is_empty()
+    }
+
     /// The vector in service of highest priority: the one that an EOI ends.
     #[must_use]
     pub fn highest_isr(&self) -> Option<u8> {

@@ -4,8 +4,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use baremetal::pages::PAGE;
 use baremetal::random::Random;
-use baremetal::x86_64::{boot, clock};
 use baremetal::x86_64::guarded::Fault;
+use baremetal::x86_64::{boot, clock};
 use tlbcheck::form::{Kind, Via};
 use tlbcheck::report::Verdict;
 use tlbcheck::{ensure, needs};
