@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
 /// The architecture of a machine, its hypervisor and its guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub(crate) enum Arch {
     /// AMD64 with SVM
     #[value(name = "x86_64")]

@@ -8,15 +8,16 @@ use crate::cli::Program;
 use crate::machine::emulator::PluginInterface;
 use crate::machine::flat;
 use anyhow::{Context, Result, ensure};
+use std::collections::HashMap;
 use std::env;
 use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
 /// What a program runs on.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Ground {
     /// A machine without an operating system.
     Bare,
@@ -25,7 +26,7 @@ enum Ground {
 }
 
 /// One program that is built for a target other than the host.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Image {
     package: &'static str,
     binary: &'static str,
@@ -129,8 +130,22 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// Builds `image` for `arch` and returns the path of its ELF file.
+/// What was built by this process. Each is built once: sources that change under a run of the tests must not make two images
+/// of one.
+static BUILT: LazyLock<Mutex<HashMap<(Image, Arch), PathBuf>>> = LazyLock::new(Mutex::default);
+
+/// Builds `image` for `arch`, unless that has been done, and returns the path of its ELF file. One at a time.
 pub(crate) fn build(image: Image, arch: Arch) -> Result<PathBuf> {
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(path) = built.get(&(image, arch)) {
+        return Ok(path.clone());
+    }
+    let path = build_anew(image, arch)?;
+    built.insert((image, arch), path.clone());
+    Ok(path)
+}
+
+fn build_anew(image: Image, arch: Arch) -> Result<PathBuf> {
     let target = match image.ground {
         Ground::Bare => arch.bare_target(),
         Ground::Linux => arch.linux_target(),
@@ -163,6 +178,7 @@ fn keep(built: &Path, variant: &str) -> Result<PathBuf> {
 
 /// Builds the plugin with which QEMU counts what Arm machines execute, for an interface, and returns the path of its library.
 pub(crate) fn build_plugin(interface: PluginInterface) -> Result<PathBuf> {
+    let _one_at_a_time = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = target_dir("images");
     let mut command = cargo();
     command.args(["build", "--release", "--package", "quell-plugin", "--target-dir"]).arg(&directory);
@@ -192,7 +208,10 @@ fn finish(mut command: Command, what: &str) -> Result<()> {
 pub(crate) fn bootable(elf: PathBuf, arch: Arch) -> Result<PathBuf> {
     match arch {
         Arch::X86_64 => Ok(elf),
-        Arch::Aarch64 => flat::write_boot_image(&elf),
+        Arch::Aarch64 => {
+            let _one_at_a_time = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+            flat::write_boot_image(&elf)
+        }
     }
 }
 

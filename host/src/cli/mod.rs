@@ -373,6 +373,9 @@ pub(crate) struct TestArgs {
     /// Run the tests that search for something for longer: some minutes more in all
     #[arg(long)]
     pub(crate) long: bool,
+    /// Tests at one time; as many as there are CPUs, 4 at most, if it is not given
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=64))]
+    pub(crate) jobs: Option<usize>,
 }
 
 /// [`SizeArgs`] with the demo's defaults: overcommitted.

@@ -10,6 +10,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 /// Packages that depend on the newest kernel of a flavour, best first. Debian has the first one only;
 /// Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.
@@ -54,8 +55,12 @@ pub(crate) fn directory() -> PathBuf {
         .map_or_else(|| crate::workspace::target_dir("cache"), |base| base.join("quell"))
 }
 
+/// Held by who looks for files and fetches what is not there.
+static FETCHING: Mutex<()> = Mutex::new(());
+
 /// The guest's files; fetches the packages unless they are there. `refresh` fetches them anew.
 pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
+    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
     let guest = cache.join(match arch {
         Arch::X86_64 => "guest",
@@ -78,6 +83,7 @@ pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
 
 /// A kernel that is newer than the distribution's own, from its backports; its package is fetched unless it is there.
 pub(crate) fn newer_kernel() -> Result<PathBuf> {
+    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
     let (place, package) = (cache.join("guest-backports"), kernel_packages(Arch::X86_64)[0]);
     let kernel = place.join("vmlinuz");
@@ -103,6 +109,7 @@ const EMULATOR_PACKAGES: [&str; 5] =
 /// An emulator that is newer than the distribution's own, from its backports: the directory into which its packages are unpacked;
 /// they are fetched unless they are there.
 pub(crate) fn newer_emulator() -> Result<PathBuf> {
+    let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
     let place = cache.join("qemu-backports");
     // It is renamed when it is whole.

@@ -33,11 +33,12 @@ use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 use serde_json::Value;
-use std::cell::{Cell, LazyCell};
+use std::cell::Cell;
 use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest time for a boot with a short command, and for one that is to search for long.
@@ -66,15 +67,36 @@ const MEASURED: u64 = 5 * 64;
 /// Fewer pages than this tell nothing.
 const PAGES_MIN: u64 = 100;
 
-/// What the cases share. Each part is made when the first case needs it; one that cannot be made fails
-/// the cases that need it.
+/// What all labs share. Each part is made when the first case needs it; one that cannot be made fails the cases that need it.
+pub(super) struct Parts {
+    stock: LazyLock<Result<StockGuest>>,
+    usual: LazyLock<Result<Hypervisor>>,
+    tested: LazyLock<Result<Hypervisor>>,
+    arm_stock: LazyLock<Result<StockGuest>>,
+    arm_tested: LazyLock<Result<Hypervisor>>,
+    probe: LazyLock<Result<PathBuf>>,
+    again: Mutex<SecondTries>,
+}
+
+impl Parts {
+    /// None is made yet.
+    pub(super) fn new() -> Self {
+        Self {
+            stock: LazyLock::new(|| StockGuest::prepare(Arch::X86_64)),
+            usual: LazyLock::new(|| Hypervisor::build(Arch::X86_64)),
+            tested: LazyLock::new(|| Hypervisor::for_tests(Arch::X86_64)),
+            arm_stock: LazyLock::new(|| StockGuest::prepare(Arch::Aarch64)),
+            arm_tested: LazyLock::new(|| Hypervisor::for_tests(Arch::Aarch64)),
+            probe: LazyLock::new(|| workspace::build(workspace::PROBE, Arch::X86_64)),
+            again: Mutex::new(SecondTries::known()),
+        }
+    }
+}
+
+/// Where cases run, one after the other.
 struct Lab<'a> {
-    stock: LazyCell<Result<StockGuest>>,
-    usual: LazyCell<Result<Hypervisor>>,
-    tested: LazyCell<Result<Hypervisor>>,
-    arm_stock: LazyCell<Result<StockGuest>>,
-    arm_tested: LazyCell<Result<Hypervisor>>,
-    probe: LazyCell<Result<PathBuf>>,
+    parts: &'a Parts,
+    /// For files of this lab's own: others work beside it.
     directory: &'a Path,
     signals: &'a Signals,
     /// Whether searches are to take long.
@@ -83,38 +105,25 @@ struct Lab<'a> {
     hung: Cell<bool>,
 }
 
-/// Runs the cases; `long` as the command line says.
+/// Runs cases until `next` has no more; `long` as the command line says.
 pub(super) fn run_all(
-    cases: &[&Case],
+    mut next: impl FnMut() -> Option<&'static Case>,
+    parts: &Parts,
     long: bool,
-    progress: &mut Progress,
+    progress: &Progress,
     signals: &Signals,
 ) -> Result<Tally> {
     let directory = tempfile::Builder::new().prefix("quell-test-").tempdir()?;
-    let lab = Lab {
-        stock: LazyCell::new(|| StockGuest::prepare(Arch::X86_64)),
-        usual: LazyCell::new(|| Hypervisor::build(Arch::X86_64)),
-        tested: LazyCell::new(|| Hypervisor::for_tests(Arch::X86_64)),
-        arm_stock: LazyCell::new(|| StockGuest::prepare(Arch::Aarch64)),
-        arm_tested: LazyCell::new(|| Hypervisor::for_tests(Arch::Aarch64)),
-        probe: LazyCell::new(|| workspace::build(workspace::PROBE, Arch::X86_64)),
-        directory: directory.path(),
-        signals,
-        long,
-        hung: Cell::new(false),
-    };
+    let lab = Lab { parts, directory: directory.path(), signals, long, hung: Cell::new(false) };
     let mut tally = Tally::default();
-    let mut again = SecondTries::known();
-    for case in cases {
-        if signals.caught().is_some() {
-            break;
-        }
-        progress.begin(case.name);
+    while let Some(case) = next() {
+        let running = progress.begin(case.name);
         let mut result = lab.run(case);
         let mut note = "";
         if result.is_err() && lab.hung.replace(false) {
             // A machine that hangs may be tried once more, and the row says so; a failure of any other kind stands.
-            match again.allow(case.name) {
+            let allowed = parts.again.lock().unwrap_or_else(PoisonError::into_inner).allow(case.name);
+            match allowed {
                 Ok(()) => {
                     note = "second try: the first machine hung";
                     result = lab.run(case);
@@ -123,7 +132,7 @@ pub(super) fn run_all(
             }
         }
         let why = result.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
-        progress.end(case.name, result.is_ok(), note, &why);
+        running.end(result.is_ok(), note, &why);
         let second = usize::from(result.is_ok() && !note.is_empty());
         tally.add(Tally {
             passed: usize::from(result.is_ok()),
@@ -145,8 +154,8 @@ fn expect_date(outcome: &Outcome) -> Result<()> {
 }
 
 /// A part of the lab, or why it could not be made.
-fn made<T>(part: &LazyCell<Result<T>>) -> Result<&T> {
-    LazyCell::force(part).as_ref().map_err(|error| anyhow!("{error:#}"))
+fn made<T>(part: &LazyLock<Result<T>>) -> Result<&T> {
+    LazyLock::force(part).as_ref().map_err(|error| anyhow!("{error:#}"))
 }
 
 impl Lab<'_> {
@@ -393,7 +402,7 @@ impl Lab<'_> {
     /// The bare guest that does the things of this name.
     fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
         let guest = Guest {
-            kernel: made(&self.probe)?.clone(),
+            kernel: made(&self.parts.probe)?.clone(),
             initrd: None,
             cmdline: format!("test={name}"),
             vcpus,
@@ -471,7 +480,7 @@ impl Lab<'_> {
 
     fn siege(&self, case: &Case, siege: &Siege) -> Result<()> {
         let guest = Guest {
-            kernel: made(&self.probe)?.clone(),
+            kernel: made(&self.parts.probe)?.clone(),
             initrd: None,
             cmdline: format!("test={}", siege.test),
             vcpus: siege.vcpus,
@@ -567,8 +576,8 @@ impl Lab<'_> {
 
     fn stock_guest(&self, platform: Platform, command: Option<&str>) -> Result<Guest> {
         let stock = made(match platform.arch() {
-            Arch::X86_64 => &self.stock,
-            Arch::Aarch64 => &self.arm_stock,
+            Arch::X86_64 => &self.parts.stock,
+            Arch::Aarch64 => &self.parts.arm_stock,
         })?;
         Ok(Guest {
             kernel: stock.kernel(),
@@ -586,8 +595,8 @@ impl Lab<'_> {
     /// Guests run with the auditor, mistake or not.
     fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
         made(match arch {
-            Arch::X86_64 => &self.tested,
-            Arch::Aarch64 => &self.arm_tested,
+            Arch::X86_64 => &self.parts.tested,
+            Arch::Aarch64 => &self.parts.arm_tested,
         })
     }
 
@@ -609,7 +618,7 @@ impl Lab<'_> {
     ) -> Result<Outcome> {
         let hypervisor = match (clock, guest.platform.arch()) {
             // Where time is counted it is that of the image for users.
-            (Clock::Instructions, Arch::X86_64) => made(&self.usual)?,
+            (Clock::Instructions, Arch::X86_64) => made(&self.parts.usual)?,
             (_, arch) => self.hypervisor(arch)?,
         };
         let mut spec = guest.on_quell(hypervisor, cpus, clock, self.directory)?;

@@ -1,6 +1,6 @@
 //! Tests that cargo runs: unit, property and model tests, and the linters.
 
-use super::progress::Progress;
+use super::progress::{Progress, Running};
 use super::{Tally, lines};
 use crate::machine::signals::Signals;
 use crate::workspace;
@@ -243,9 +243,9 @@ impl Reading {
 
 impl Step {
     /// Runs it. A step without tests of its own counts as one.
-    pub(super) fn run(&self, progress: &mut Progress, signals: &Signals) -> Result<Tally> {
-        progress.begin(self.name);
-        let (status, reading) = self.read(progress, signals)?;
+    pub(super) fn run(&self, progress: &Progress, signals: &Signals) -> Result<Tally> {
+        let running = progress.begin(self.name);
+        let (status, reading) = self.read(&running, signals)?;
         let mut tally = reading.tally;
         if tally == Tally::default() {
             tally.passed = usize::from(status.success());
@@ -261,7 +261,7 @@ impl Step {
             String::new()
         };
         let detail = if passed { String::new() } else { reading.detail() };
-        progress.end(self.name, passed, &counts, &detail);
+        running.end(passed, &counts, &detail);
         Ok(tally)
     }
 
@@ -282,10 +282,10 @@ impl Step {
         command
     }
 
-    fn read(&self, progress: &Progress, signals: &Signals) -> Result<(ExitStatus, Reading)> {
+    fn read(&self, running: &Running<'_>, signals: &Signals) -> Result<(ExitStatus, Reading)> {
         let mut reading = Reading::default();
         let status = lines::read(self.command(), STEP_TIMEOUT, signals, |line| {
-            progress.note(format!("{} passed  {}", reading.passed_so_far(), lines::shorten(&line)));
+            running.note(format!("{} passed  {}", reading.passed_so_far(), lines::shorten(&line)));
             reading.line(line);
         })?;
         Ok((status, reading))

@@ -24,8 +24,14 @@ mod talk;
 
 use crate::cli::TestArgs;
 use crate::machine::signals::Signals;
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use progress::Progress;
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+/// Most tests at one time, unless the command line asks for more.
+const JOBS_MAX: usize = 4;
 
 /// What `--quick` runs.
 const QUICK: [&str; 15] = [
@@ -80,21 +86,54 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         }
         return Ok(0);
     }
-    let mut total = Tally::default();
-    let mut progress = Progress::new();
-    let steps = host::STEPS.iter().filter(|step| wanted(step.name) && (args.long || !step.only_long));
-    for step in steps {
-        if signals.caught().is_some() {
-            break;
+    let due: Vec<_> =
+        host::STEPS.iter().filter(|step| wanted(step.name) && (args.long || !step.only_long)).collect();
+    let (steps, cases) = (Queue::of(due.into_iter()), {
+        let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
+        Queue::of(all_cases().filter(is_due))
+    });
+    let (progress, parts) = (Progress::new(), guests::Parts::new());
+    // Cargo's steps wait for each other, so one lane has all of them, and helps with the guests when they are done.
+    let lane = |is_first: bool| -> Result<Tally> {
+        let mut tally = Tally::default();
+        while let Some(step) = is_first.then(|| steps.next(signals)).flatten() {
+            tally.add(step.run(&progress, signals)?);
         }
-        total.add(step.run(&mut progress, signals)?);
-    }
-    let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
-    let cases: Vec<_> = all_cases().filter(is_due).collect();
-    if !cases.is_empty() && signals.caught().is_none() {
-        total.add(guests::run_all(&cases, args.long, &mut progress, signals)?);
-    }
+        tally.add(guests::run_all(|| cases.next(signals), &parts, args.long, &progress, signals)?);
+        Ok(tally)
+    };
+    let mut total = Tally::default();
+    let lanes = args.jobs.unwrap_or_else(jobs);
+    thread::scope(|scope| {
+        let lanes: Vec<_> = (0..lanes).map(|index| scope.spawn(move || lane(index == 0))).collect();
+        for lane in lanes {
+            total.add(lane.join().map_err(|_| anyhow!("a lane of the tests has panicked"))??);
+        }
+        Ok::<_, anyhow::Error>(())
+    })?;
+    drop(progress);
     Ok(verdict(total, signals))
+}
+
+/// Tests at one time, where the command line does not say: as many as there are CPUs, as long as machines of two CPUs each are
+/// no burden to each other's memory.
+fn jobs() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(JOBS_MAX)
+}
+
+/// Tests that are still to run, for several lanes.
+struct Queue<T>(Mutex<VecDeque<T>>);
+
+impl<T> Queue<T> {
+    fn of(all: impl Iterator<Item = T>) -> Self {
+        Self(Mutex::new(all.collect()))
+    }
+
+    /// The next one; none after a signal.
+    fn next(&self, signals: &Signals) -> Option<T> {
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if signals.caught().is_some() { None } else { left.pop_front() }
+    }
 }
 
 /// The tests that boot machines.

@@ -1,35 +1,38 @@
-//! The tests' output: one line per test, and a bar for the one under way where someone watches.
+//! The tests' output: one line per test when it has ended, and a bar for those under way where someone watches.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Shows what is under way and what has ended.
 pub(crate) struct Progress {
     bar: ProgressBar,
+    /// What is under way: name, and what it is doing.
+    running: Mutex<Vec<(&'static str, String)>>,
+}
+
+/// A test under way.
+pub(crate) struct Running<'a> {
+    progress: &'a Progress,
+    name: &'static str,
     started: Instant,
 }
 
 impl Progress {
     pub(crate) fn new() -> Self {
         let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{spinner} {prefix}  {elapsed}  {msg}");
+        let style = ProgressStyle::with_template("{spinner} {elapsed}  {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        Self { bar, started: Instant::now() }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar, running: Mutex::default() }
     }
 
     /// A test begins.
-    pub(crate) fn begin(&mut self, name: &str) {
-        self.started = Instant::now();
-        self.bar.reset();
-        self.bar.set_prefix(name.to_owned());
-        self.bar.set_message("");
-        self.bar.enable_steady_tick(Duration::from_millis(200));
-    }
-
-    /// What it is doing.
-    pub(crate) fn note(&self, text: String) {
-        self.bar.set_message(text);
+    pub(crate) fn begin(&self, name: &'static str) -> Running<'_> {
+        self.running().push((name, String::new()));
+        self.show();
+        Running { progress: self, name, started: Instant::now() }
     }
 
     /// A line that stays, above the bar.
@@ -37,18 +40,42 @@ impl Progress {
         self.bar.suspend(|| println!("{text}"));
     }
 
+    fn running(&self) -> MutexGuard<'_, Vec<(&'static str, String)>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn show(&self) {
+        let rows: Vec<String> = self.running().iter().map(|(name, note)| format!("{name} {note}")).collect();
+        self.bar.set_message(rows.join("  |  "));
+    }
+}
+
+impl Running<'_> {
+    /// What it is doing.
+    pub(crate) fn note(&self, text: String) {
+        if let Some(row) = self.progress.running().iter_mut().find(|row| row.0 == self.name) {
+            row.1 = text;
+        }
+        self.progress.show();
+    }
+
     /// It has ended; `detail` follows a failure, indented.
-    pub(crate) fn end(&self, name: &str, passed: bool, note: &str, detail: &str) {
-        self.bar.disable_steady_tick();
+    pub(crate) fn end(self, passed: bool, note: &str, detail: &str) {
         let verdict = if passed { "ok  " } else { "FAIL" };
         let secs = self.started.elapsed().as_secs_f64();
-        self.bar.suspend(|| {
-            println!("{verdict} {name:<44} {secs:6.1} s  {note}");
-            for line in detail.lines() {
-                println!("     | {line}");
-            }
+        self.progress.bar.suspend(|| {
+            // All of it at once: other tests end meanwhile.
+            let mut text = format!("{verdict} {:<44} {secs:6.1} s  {note}\n", self.name);
+            detail.lines().for_each(|line| text.push_str(&format!("     | {line}\n")));
+            print!("{text}");
         });
-        self.bar.set_prefix("");
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.progress.running().retain(|row| row.0 != self.name);
+        self.progress.show();
     }
 }
 

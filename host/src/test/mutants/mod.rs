@@ -74,32 +74,32 @@ pub(super) fn test(list: bool, wanted: &impl Fn(&str) -> bool, signals: &Signals
     let path = workspace::root().join(LIST);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let listed = Listed::parse(&text).context(LIST)?;
-    let mut progress = Progress::new();
-    install(&mut progress, signals)?;
+    let progress = Progress::new();
+    install(&progress, signals)?;
     let mut total = Tally::default();
     for area in areas {
         if signals.caught().is_some() {
             break;
         }
-        total.add(area.run(&listed, &mut progress, signals)?);
+        total.add(area.run(&listed, &progress, signals)?);
     }
     Ok(verdict(total, signals))
 }
 
 /// Installs cargo-mutants where cargo keeps the user's programs, unless it is there.
-fn install(progress: &mut Progress, signals: &Signals) -> Result<()> {
+fn install(progress: &Progress, signals: &Signals) -> Result<()> {
     let mut command = workspace::cargo();
     command.args(["mutants", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
     if command.status().context("cannot start cargo")?.success() {
         return Ok(());
     }
     progress.say("installing cargo-mutants into cargo's home directory; that takes some minutes");
-    progress.begin("cargo-mutants");
+    let running = progress.begin("cargo-mutants");
     let mut command = workspace::cargo();
     command.args(["install", "cargo-mutants", "--locked"]);
     let mut last = String::new();
     let status = lines::read(command, INSTALL_TIMEOUT, signals, |line| {
-        progress.note(lines::shorten(&line));
+        running.note(lines::shorten(&line));
         last = line;
     })?;
     ensure!(status.success(), "cargo-mutants cannot be installed: {last}");
@@ -146,19 +146,19 @@ impl Outcome {
 
 impl Area {
     /// Runs it, and counts as one test.
-    fn run(&self, listed: &Listed, progress: &mut Progress, signals: &Signals) -> Result<Tally> {
-        progress.begin(self.name);
+    fn run(&self, listed: &Listed, progress: &Progress, signals: &Signals) -> Result<Tally> {
+        let running = progress.begin(self.name);
         let output = workspace::target_dir("mutants").join(self.package);
         fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
         let mut seen = Seen::default();
         let status = lines::read(self.command(&output), AREA_TIMEOUT, signals, |line| {
             seen.line(line);
-            progress.note(seen.note());
+            running.note(seen.note());
         })?;
         // 2: some were missed. 3: some timed out. Anything else is no result at all.
         let has_result = matches!(status.code(), Some(0 | 2 | 3)) && signals.caught().is_none();
         if !has_result {
-            progress.end(self.name, false, &format!("cargo-mutants: {status}"), &seen.others.join("\n"));
+            running.end(false, &format!("cargo-mutants: {status}"), &seen.others.join("\n"));
             return Ok(Tally { failed: 1, ..Tally::default() });
         }
         let outcome = Outcome::read(&output.join("mutants.out"))?;
@@ -168,7 +168,7 @@ impl Area {
             detail.push(format!("Add a test, or list it in {LIST} with the reason why none can see it."));
         }
         let passed = unlisted.is_empty();
-        progress.end(self.name, passed, &outcome.summary(), &detail.join("\n"));
+        running.end(passed, &outcome.summary(), &detail.join("\n"));
         for name in listed.outdated(&outcome.missed, self.directory) {
             progress.say(&format!("     | listed in {LIST}, but not missed any more: {name}"));
         }
