@@ -43,7 +43,7 @@ pub struct Ipi<A>(PhantomData<A>);
 impl<A> Ipi<A> {
     /// Of the machine's CPUs.
     #[must_use]
-    pub const fn new() -> Self {
+    pub const fn of_machine() -> Self {
         Self(PhantomData)
     }
 }
@@ -94,11 +94,11 @@ impl<A: Amd64> Hardware for Caller<'_, A> {
         if self.makes(Mistake::NotWaited) {
             return hold_back::<A>(cpu);
         }
-        Ipi::<A>::new().kick(cpu);
+        Ipi::<A>::of_machine().kick(cpu);
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
-        Ipi::<A>::new().relax(turns)
+        Ipi::<A>::of_machine().relax(turns)
     }
 }
 
@@ -108,7 +108,7 @@ impl<A: Amd64> Hardware for Caller<'_, A> {
 fn hold_back<A: Amd64>(cpu: CpuId) {
     static HELD: AtomicU32 = AtomicU32::new(0);
     if let Some(earlier) = HELD.swap(cpu.0 + 1, Ordering::Relaxed).checked_sub(1) {
-        Ipi::<A>::new().kick(CpuId(earlier));
+        Ipi::<A>::of_machine().kick(CpuId(earlier));
     }
 }
 

@@ -1,6 +1,6 @@
 //! What each exit means.
 //!
-//! An [`Exit`] is what the processor says of one, captured once. A row of the [table](table) says all that there is to say of a
+//! An [`Exit`] is what the processor says of one, captured once. A row of the [table] says all that there is to say of a
 //! kind of exits: its codes, what it is counted as, how the instruction is usually encoded and who may execute it, and its handler.
 //! Handlers change the vCPU's state and say how it goes on; nothing in them blocks, but for the bounded wait of a flush.
 //!

@@ -29,7 +29,7 @@ fn event_of_entry(guest: &mut Guest<'_, '_>) -> u64 {
 }
 
 #[test]
-fn u28_an_interrupt_goes_in_at_once_or_through_a_window() {
+fn an_interrupt_goes_in_at_once_or_through_a_window() {
     with_guest(&[], |guest| {
         guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
         assert_eq!(event_of_entry(guest), 0, "RFLAGS.IF is 0");
@@ -45,7 +45,7 @@ fn u28_an_interrupt_goes_in_at_once_or_through_a_window() {
 }
 
 #[test]
-fn u28_an_interrupt_shadow_holds_events_off() {
+fn an_interrupt_shadow_holds_events_off() {
     with_guest(&[], |guest| {
         guest.vmcb().rflags |= RFLAGS_IF;
         guest.vmcb().interrupt_shadow = 1;
@@ -60,7 +60,7 @@ fn u28_an_interrupt_shadow_holds_events_off() {
 }
 
 #[test]
-fn u28_an_exception_comes_before_what_was_cut_short() {
+fn an_exception_comes_before_what_was_cut_short() {
     with_guest(&[], |guest| {
         guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
         guest.vmcb().rflags |= RFLAGS_IF;
@@ -80,7 +80,7 @@ fn u28_an_exception_comes_before_what_was_cut_short() {
 }
 
 #[test]
-fn u28_an_nmi_behind_an_exception_has_its_exit() {
+fn an_nmi_behind_an_exception_has_its_exit() {
     with_guest(&[], |guest| {
         guest.0.state.raise_undefined();
         guest.0.state.nmi.post();
@@ -91,7 +91,7 @@ fn u28_an_nmi_behind_an_exception_has_its_exit() {
 }
 
 #[test]
-fn u28_software_interrupts_are_executed_again_and_nothing_else_is_lost() {
+fn software_interrupts_are_executed_again_and_nothing_else_is_lost() {
     for (info, again) in [
         (event::VALID | event::TYPE_SOFTWARE | 0x80, 0),
         (event::exception(3), 0),
@@ -109,7 +109,7 @@ fn u28_software_interrupts_are_executed_again_and_nothing_else_is_lost() {
 }
 
 #[test]
-fn u28_rax_and_task_priority_go_in_and_come_out() {
+fn rax_and_task_priority_go_in_and_come_out() {
     with_guest(&[], |guest| {
         guest.set(RAX, 5);
         assert!(guest.enter(|vmcb, registers| {
@@ -144,7 +144,7 @@ fn field() -> u32 {
 }
 
 #[test]
-fn u28_a_lazy_eoi_that_is_made_use_of_ends_the_interrupt() {
+fn a_lazy_eoi_that_is_made_use_of_ends_the_interrupt() {
     with_offer(|guest| {
         assert!(guest.enter(|_, _| {
             assert_eq!(field() & 1, 1, "the offer");
@@ -155,7 +155,7 @@ fn u28_a_lazy_eoi_that_is_made_use_of_ends_the_interrupt() {
 }
 
 #[test]
-fn u28_a_lazy_eoi_that_is_not_made_use_of_is_withdrawn() {
+fn a_lazy_eoi_that_is_not_made_use_of_is_withdrawn() {
     with_offer(|guest| {
         assert!(guest.enter(|_, _| assert_eq!(field() & 1, 1)));
         assert_eq!((field(), guest.0.state.lapic.highest_isr()), (0, Some(VECTOR)));
@@ -163,7 +163,7 @@ fn u28_a_lazy_eoi_that_is_not_made_use_of_is_withdrawn() {
 }
 
 #[test]
-fn u28_an_entry_that_is_called_off_leaves_no_offer() {
+fn an_entry_that_is_called_off_leaves_no_offer() {
     with_offer(|guest| {
         guest.0.vm.notify(guest.0.vcpu);
         assert!(!guest.enter(|_, _| panic!("nobody enters with an event pending")));
@@ -178,7 +178,7 @@ fn u28_an_entry_that_is_called_off_leaves_no_offer() {
 }
 
 #[test]
-fn u28_an_assist_page_without_memory_offers_nothing() {
+fn an_assist_page_without_memory_offers_nothing() {
     with_guest(&[], |guest| {
         guest.write_msr(msr::VP_ASSIST_PAGE, super::processor::HOLE | 1);
         guest.begin(&[]);
@@ -205,7 +205,7 @@ fn flush(guest: &mut Guest<'_, '_>, pages: &[u64]) {
 }
 
 #[test]
-fn u28_a_flush_of_everything_is_owed_to_the_tag() {
+fn a_flush_of_everything_is_owed_to_the_tag() {
     with_guest(&[], |guest| {
         assert!(guest.enter(|_, _| {}));
         flush(guest, &[]);
@@ -218,7 +218,7 @@ fn u28_a_flush_of_everything_is_owed_to_the_tag() {
 }
 
 #[test]
-fn u28_pages_are_dropped_one_by_one_and_counted() {
+fn pages_are_dropped_one_by_one_and_counted() {
     with_guest(&[], |guest| {
         assert!(guest.enter(|_, _| {}));
         let asid = guest.vmcb().asid;
@@ -233,7 +233,7 @@ fn u28_pages_are_dropped_one_by_one_and_counted() {
 }
 
 #[test]
-fn u28_where_no_page_can_be_dropped_alone_the_tag_goes() {
+fn where_no_page_can_be_dropped_alone_the_tag_goes() {
     for (cr4, counter) in [(1 << 5 | 1 << 17, Counter::FlushWholePcid), (0, Counter::FlushWholeLegacy)] {
         with_guest(&[], |guest| {
             assert!(guest.enter(|_, _| {}));
@@ -247,7 +247,7 @@ fn u28_where_no_page_can_be_dropped_alone_the_tag_goes() {
 }
 
 #[test]
-fn u28_an_entry_that_the_processor_refuses_leaves_the_flush_owed() {
+fn an_entry_that_the_processor_refuses_leaves_the_flush_owed() {
     with_guest(&[], |guest| {
         assert!(guest.enter(|vmcb, _| vmcb.exit_code = u64::MAX));
         assert_eq!(guest.exit(u64::MAX, 0, 0), crate::vm::Next::Dead);
@@ -256,7 +256,7 @@ fn u28_an_entry_that_the_processor_refuses_leaves_the_flush_owed() {
 }
 
 #[test]
-fn u28_start_up_is_for_those_that_wait_for_it() {
+fn start_up_is_for_those_that_wait_for_it() {
     board().with_vcpu(1, |context| {
         let guest = &mut Guest(context);
         guest.0.vcpu.inbox.post_startup(0x9a);
@@ -275,7 +275,7 @@ fn u28_start_up_is_for_those_that_wait_for_it() {
 }
 
 #[test]
-fn u28_nmis_that_are_posted_are_taken_one_after_the_other() {
+fn nmis_that_are_posted_are_taken_one_after_the_other() {
     with_guest(&[], |guest| {
         for _ in 0..3 {
             guest.0.vcpu.inbox.post_nmi();
@@ -288,7 +288,7 @@ fn u28_nmis_that_are_posted_are_taken_one_after_the_other() {
 }
 
 #[test]
-fn u28_what_a_cpu_exchanges_comes_back_with_the_vcpu() {
+fn what_a_cpu_exchanges_comes_back_with_the_vcpu() {
     let board = board();
     board.with_vcpu(0, |_| {
         processor(|processor| (processor.tsc_aux, processor.xcr0) = (5, 3));
@@ -301,7 +301,7 @@ fn u28_what_a_cpu_exchanges_comes_back_with_the_vcpu() {
 }
 
 #[test]
-fn u28_breakpoints_come_along_while_they_are_on() {
+fn breakpoints_come_along_while_they_are_on() {
     let board = board();
     board.with_vcpu(0, |context| {
         let guest = &mut Guest(context);

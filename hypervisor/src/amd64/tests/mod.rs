@@ -1,9 +1,19 @@
-//! Exits, entries and what comes from outside, on a [processor](processor) that is made up.
+//! Exits, entries and what comes from outside, on a [processor] that is made up.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `entry` | the way in, what is put in order behind it, what comes from outside |
+//! | `instructions`, `memory`, `ports`, `registers` | guests that do everything wrong |
+//! | `random` | exits with anything in them |
+//! | `rows` | each row of the table |
 
 mod entry;
-mod hostile;
+mod instructions;
+mod memory;
+mod ports;
 mod processor;
 mod random;
+mod registers;
 mod rows;
 
 use super::exits::Exit;

@@ -143,8 +143,8 @@ impl Guest<'_, '_> {
     pub(crate) fn begin(&mut self, code: &[u8]) {
         self.0.state.activity = Activity::Running;
         self.0.state.exception = None;
-        self.write(TABLES, &(TABLES + 0x1000 | 7).to_le_bytes());
-        self.write(TABLES + 0x1000, &(TABLES + 0x2000 | 7).to_le_bytes());
+        self.write(TABLES, &((TABLES + 0x1000) | 7).to_le_bytes());
+        self.write(TABLES + 0x1000, &((TABLES + 0x2000) | 7).to_le_bytes());
         for index in 0..512 {
             self.write(TABLES + 0x2000 + 8 * index, &(index << 21 | 0xe7).to_le_bytes());
         }
@@ -191,6 +191,12 @@ impl Guest<'_, '_> {
 
     pub(crate) fn set(&mut self, register: usize, value: u64) {
         self.0.state.registers.0[register] = value;
+    }
+
+    pub(crate) fn set_all(&mut self, registers: &[(usize, u64)]) {
+        for &(register, value) in registers {
+            self.set(register, value);
+        }
     }
 
     pub(crate) fn get(&self, register: usize) -> u64 {
@@ -309,7 +315,7 @@ impl Arch for Made {
         _: Invalidation<'_>,
         scratch: &mut FlushScratch,
     ) -> Result<Flushed, Stalled> {
-        coherence::flush_space(vm, scratch, &Ipi::<Self>::new())
+        coherence::flush_space(vm, scratch, &Ipi::<Self>::of_machine())
     }
 
     fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
@@ -376,7 +382,7 @@ impl Amd64 for Made {
             (0xd, 1) => (0xf, 0x340, 0, 0),
             (0xd, 2) => (0x100, 0x240, 0, 0),
             (0x8000_0000, _) => (0x8000_001f, 0, 0, 0),
-            (0x8000_0001, _) => (0x0080_0f12, 0, u32::MAX, u32::MAX & !(1 << 26)),
+            (0x8000_0001, _) => (0x0080_0f12, 0, u32::MAX, !(1 << 26)),
             (0x8000_0008, _) => (0x3028, u32::MAX, 0, 0),
             _ => (leaf, subleaf, 3, 4),
         };

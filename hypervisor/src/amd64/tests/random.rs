@@ -186,7 +186,7 @@ fn play(seed: u64, steps: u32) {
 }
 
 #[test]
-fn u28_no_exit_stops_the_hypervisor_or_a_vcpu_that_goes_on() {
+fn no_exit_stops_the_hypervisor_or_a_vcpu_that_goes_on() {
     for seed in 0..60 {
         let done = std::panic::catch_unwind(|| play(seed, 400));
         if let Err(why) = done {

@@ -15,6 +15,13 @@ use crate::devices::platform::SerialPort;
 use crate::vm::{Context, Next};
 
 pub(super) const MSR: u64 = 0x7c;
+pub(super) const CPUID: u64 = 0x72;
+pub(super) const HLT: u64 = 0x78;
+pub(super) const IOIO: u64 = 0x7b;
+pub(super) const VMMCALL: u64 = 0x81;
+pub(super) const XSETBV: u64 = 0x8d;
+pub(super) const NESTED: u64 = 0x400;
+pub(super) const PF: Option<u64> = Some(14);
 pub(super) const UD: Option<u64> = Some(6);
 pub(super) const GP: Option<u64> = Some(13);
 
@@ -55,7 +62,7 @@ fn test_of(row: Row) -> fn(u64) {
 }
 
 #[test]
-fn u28_each_code_of_each_row_does_what_its_row_says() {
+fn each_code_of_each_row_does_what_its_row_says() {
     for &row in Row::ALL {
         let codes = codes(row);
         assert!(!codes.is_empty(), "{row:?} cannot happen");
@@ -66,7 +73,7 @@ fn u28_each_code_of_each_row_does_what_its_row_says() {
 }
 
 #[test]
-fn u28_each_exit_is_counted_once_and_as_its_row_says() {
+fn each_exit_is_counted_once_and_as_its_row_says() {
     for &row in Row::ALL.iter().filter(|&&row| row != Row::Event(Event::MachineCheck)) {
         for (code, info_1) in codes(row) {
             with_guest(&[0xf4], |guest| {
@@ -99,7 +106,7 @@ const EXITS: [Counter; 12] = [
 /// Everything that a vCPU can be made to exit on is in [`intercepts::EVER`]; that rows and intercepts belong together is
 /// found when the table is built.
 #[test]
-fn u28_no_vcpu_intercepts_anything_else() {
+fn no_vcpu_intercepts_anything_else() {
     with_guest(&[], |guest| {
         guest.0.state.nmi.post();
         guest.0.state.lapic.accept_fixed(0x40, crate::devices::message::Trigger::Edge);

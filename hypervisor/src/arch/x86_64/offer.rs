@@ -199,7 +199,7 @@ impl Arch for Local {
         _: Invalidation<'_>,
         scratch: &mut FlushScratch,
     ) -> Result<Flushed, Stalled> {
-        coherence::flush_space(vm, scratch, &Ipi::<Self>::new())
+        coherence::flush_space(vm, scratch, &Ipi::<Self>::of_machine())
     }
 
     #[inline(always)]
