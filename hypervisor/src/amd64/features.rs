@@ -13,8 +13,8 @@ const PAUSE_FILTER: u32 = 1 << 10;
 pub struct Features(pub u32);
 
 impl Features {
-    /// What an image that watches itself [pretends](super::processor::Amd64::pretend) to have. On a machine that keeps nothing from
-    /// one VMRUN to the next both are right whatever it does.
+    /// What an image that watches itself [pretends](super::processor::Amd64::pretend) to have. On a
+    /// machine that keeps nothing from one VMRUN to the next both are right whatever it does.
     pub const PRETENDED: Self = Self(CLEAN_BITS | FLUSH_BY_ASID);
 
     /// The processor translates guest physical addresses.

@@ -1,5 +1,5 @@
-//! AMD64 guests with SVM: everything that takes no instruction of a processor, so that it compiles for the host and is tested
-//! there with a processor that is made up.
+//! AMD64 guests with SVM: everything that takes no instruction of a processor, so that it compiles
+//! for the host and is tested there with a processor that is made up.
 //!
 //! | module | what it holds |
 //! |---|---|

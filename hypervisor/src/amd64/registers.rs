@@ -1,7 +1,8 @@
 //! A guest's general registers.
 
 /// General registers of the guest in the processor's own numbering. While the guest runs, RAX and
-/// RSP are in the VMCB. RAX is copied here after each exit and back before each entry, RSP where it matters.
+/// RSP are in the VMCB. RAX is copied here after each exit and back before each entry, RSP where it
+/// matters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Registers(pub [u64; 16]);

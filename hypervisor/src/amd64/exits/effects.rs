@@ -1,4 +1,5 @@
-//! What writes to registers ask for is carried out here: messages to other vCPUs, pages that move, what ends the machine.
+//! What writes to registers ask for is carried out here: messages to other vCPUs, pages that move,
+//! what ends the machine.
 
 use hostlink::counters::Counter;
 use memslots::Gpa;
@@ -43,7 +44,8 @@ fn tell_io_apic<A: Amd64>(context: &mut Context<'_, A>, vector: u8) {
     }
 }
 
-/// Carries out what a write to a synthetic register asks for. `overlays` are there where a page may move.
+/// Carries out what a write to a synthetic register asks for. `overlays` are there where a page may
+/// move.
 pub(super) fn perform_synthetic<A: Amd64>(
     context: &mut Context<'_, A>,
     effect: MsrEffect,

@@ -1,4 +1,5 @@
-//! Exits that need little: interrupts, exceptions, instructions that do nothing or are not there, what cannot go on.
+//! Exits that need little: interrupts, exceptions, instructions that do nothing or are not there,
+//! what cannot go on.
 
 use super::{Exit, Then, protection_fault};
 use crate::amd64::nmi::Nmi;
@@ -80,7 +81,8 @@ pub(super) fn on_shutdown<A: Amd64>(_: &mut Context<'_, A>, _: Exit) -> Next {
     Next::Dead
 }
 
-/// Where a control register takes values that VMRUN does not (QEMU: CR0.NW without CD), a guest can get here.
+/// Where a control register takes values that VMRUN does not (QEMU: CR0.NW without CD), a guest can
+/// get here.
 #[cold]
 pub(super) fn on_invalid<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> Next {
     log::error!("VMRUN refuses the state of vCPU {}", context.vcpu.index);

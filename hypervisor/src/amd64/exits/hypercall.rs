@@ -34,7 +34,8 @@ pub(super) fn on_hypercall<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> T
         Outcome::Yield(result) => (result, Next::Yield),
         Outcome::Continue(control) => {
             caller.set_control(&mut context.state.registers.0, control);
-            // Where the instruction before it holds interrupts off, it does so for the first part only.
+            // Where the instruction before it holds interrupts off, it does so for the first part
+            // only.
             context.state.vmcb.interrupt_shadow &= !1;
             return Then::Stay(Next::Resume);
         }

@@ -1,8 +1,9 @@
 //! What each exit means.
 //!
-//! An [`Exit`] is what the processor says of one, captured once. A row of the [table] says all that there is to say of a
-//! kind of exits: its codes, what it is counted as, how the instruction is usually encoded and who may execute it, and its handler.
-//! Handlers change the vCPU's state and say how it goes on; nothing in them blocks, but for the bounded wait of a flush.
+//! An [`Exit`] is what the processor says of one, captured once. A row of the [table] says all that
+//! there is to say of a kind of exits: its codes, what it is counted as, how the instruction is
+//! usually encoded and who may execute it, and its handler. Handlers change the vCPU's state and
+//! say how it goes on; nothing in them blocks, but for the bounded wait of a flush.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -41,8 +42,8 @@ use super::state::VcpuState;
 use super::vmcb::Vmcb;
 use crate::vm::{Context, Next};
 
-/// What the processor says of an exit. Bytes that it has fetched of a faulting instruction stay in the VMCB, for the one that
-/// decodes them.
+/// What the processor says of an exit. Bytes that it has fetched of a faulting instruction stay in
+/// the VMCB, for the one that decodes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
     /// Its code.
@@ -109,7 +110,8 @@ pub fn with_translation<A: Amd64, R>(
 #[inline(always)] // It has one caller, and saves that one's registers for nothing otherwise.
 pub fn handle_exit<A: Amd64>(context: &mut Context<'_, A>) -> Next {
     let exit = Exit::of(&context.state.vmcb);
-    // What the guest is to see of its IRET's own #DB has been raised; there is nothing else to be handled.
+    // What the guest is to see of its IRET's own #DB has been raised; there is nothing else to be
+    // handled.
     if context.state.end_step() && Row::of(&exit) == Row::Event(table::Event::Debug) {
         context.count(Row::of(&exit).counter());
         return Next::Resume;
@@ -117,8 +119,8 @@ pub fn handle_exit<A: Amd64>(context: &mut Context<'_, A>) -> Next {
     table::dispatch(context, exit)
 }
 
-/// Carries out the instruction that the guest could not, and goes on behind it. If it cannot be read any more, the
-/// guest gets the fault and nothing is done.
+/// Carries out the instruction that the guest could not, and goes on behind it. If it cannot be
+/// read any more, the guest gets the fault and nothing is done.
 #[inline(always)] // As above.
 fn complete<A: Amd64>(
     context: &mut Context<'_, A>,

@@ -1,4 +1,5 @@
-//! Nested page faults: memory appears when it is first touched, everything else is a device or nothing.
+//! Nested page faults: memory appears when it is first touched, everything else is a device or
+//! nothing.
 
 use memslots::Gpa;
 
@@ -34,12 +35,13 @@ fn serve_nested_fault<A: Amd64>(context: &mut Context<'_, A>, exit: &Exit) -> Ne
     let gpa = Gpa(exit.info_2);
     match context.nested_fault(gpa, access, exit.info_1 & FAULT_WRITE != 0) {
         Led::Again => {}
-        // The guest's own page tables lie where there is no memory, or in a ROM, where the processor cannot mark them as used.
+        // The guest's own page tables lie where there is no memory, or in a ROM, where the
+        // processor cannot mark them as used.
         Led::WalkRefused => context.state.raise_protection(),
         // Code where there is no memory: all ones is no instruction.
         Led::FetchRefused => context.state.raise_undefined(),
-        // It is the instruction's at RIP, or one of the processor's own while it was delivering an event, to a stack or a
-        // descriptor table that is no memory.
+        // It is the instruction's at RIP, or one of the processor's own while it was delivering an
+        // event, to a stack or a descriptor table that is no memory.
         Led::Lost | Led::Device if exit.event & event::VALID != 0 => context.state.raise_delivery_failure(),
         Led::Lost => return emulate_access(context, None),
         Led::Device => return emulate_access(context, Some(gpa)),

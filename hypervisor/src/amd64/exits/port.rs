@@ -86,13 +86,14 @@ pub(super) fn write_port<A: Amd64>(
     perform_output::<A>(effect.output)
 }
 
-/// Writes to the PCI configuration space. The ROM's slot follows what its device decodes before the guest goes on.
+/// Writes to the PCI configuration space. The ROM's slot follows what its device decodes before the
+/// guest goes on.
 fn write_pci<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize, value: u32) -> Next {
     if context.vm.turn_wanted.load(Ordering::Relaxed) {
         return Next::Again;
     }
-    // Held until the slot has moved, so that it moves in the order of the writes. Whoever has it waits for nobody but
-    // vCPUs in guest mode.
+    // Held until the slot has moved, so that it moves in the order of the writes. Whoever has it
+    // waits for nobody but vCPUs in guest mode.
     let mut rom = context.vm.guest.rom.lock();
     let wanted = {
         let mut platform = context.vm.guest.platform.lock();

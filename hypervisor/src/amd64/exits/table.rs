@@ -1,7 +1,8 @@
 //! The table of exits: one row for each kind. Exit codes: appendix C.
 //!
-//! Codes below 0xc0 are 32 times the number of the intercept vector plus the bit (appendix B), so that intercepts and rows can be
-//! compared: what is intercepted and has no row, or has a row and is never intercepted, does not compile.
+//! Codes below 0xc0 are 32 times the number of the intercept vector plus the bit (appendix B), so
+//! that intercepts and rows can be compared: what is intercepted and has no row, or has a row and
+//! is never intercepted, does not compile.
 
 use hostlink::counters::Counter;
 use memslots::Pattern;
@@ -17,8 +18,8 @@ pub const INVALID: u64 = u64::MAX;
 /// The same as QEMU 7.2 writes it: the lower half.
 const INVALID_LOW: u64 = 0xffff_ffff;
 
-/// Rows of instructions whose encoding is looked at: name; codes and condition; counter; usual encoding; who may execute it; handler.
-/// Rows of all other exits: name; codes; counter; handler.
+/// Rows of instructions whose encoding is looked at: name; codes and condition; counter; usual
+/// encoding; who may execute it; handler. Rows of all other exits: name; codes; counter; handler.
 macro_rules! exits {
     (
         instructions {
@@ -36,7 +37,8 @@ macro_rules! exits {
             $($(#[$i_doc])* $i,)*
         }
 
-        /// An exit for another reason, or one that says by itself where the next instruction is, or that has to be decoded.
+        /// An exit for another reason, or one that says by itself where the next instruction is, or
+        /// that has to be decoded.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Event {
             $($(#[$e_doc])* $e,)*
@@ -103,7 +105,8 @@ macro_rules! exits {
             }
         }
 
-        /// Counts an exit and handles it. There is one match, so that an exit is told from the others once.
+        /// Counts an exit and handles it. There is one match, so that an exit is told from the
+        /// others once.
         #[inline(always)] // It has one caller.
         pub(super) fn dispatch<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
             match exit.code {
@@ -186,7 +189,8 @@ exits! {
         MachineCheck: 0x52 => ExitOther; event::on_machine_check;
         /// RDPMC, and an error of the floating-point unit's for the processor's pin.
         Refused: 0x6f | 0x7e => ExitOther; event::on_refused;
-        /// Instructions that CPUID does not show: SVM's own, MONITOR and MWAIT, RDPRU, INVLPGB, MCOMMIT and TLBSYNC (A10).
+        /// Instructions that CPUID does not show: SVM's own, MONITOR and MWAIT, RDPRU, INVLPGB,
+        /// MCOMMIT and TLBSYNC (A10).
         Undefined: 0x7a | 0x80 | 0x82..=0x86 | 0x8a..=0x8c | 0x8e | 0xa0 | 0xa1 | 0xa3 | 0xa4 => ExitOther; event::on_undefined;
         /// A triple fault.
         Shutdown: 0x7f => ExitOther; event::on_shutdown;

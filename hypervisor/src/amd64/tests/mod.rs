@@ -35,7 +35,8 @@ impl Guest<'_, '_> {
         self.exit(rows::MSR, 1, 0)
     }
 
-    /// Says which system it is, and puts the hypercall page somewhere. What was at RIP is there again.
+    /// Says which system it is, and puts the hypercall page somewhere. What was at RIP is there
+    /// again.
     fn enable_hypercalls(&mut self) {
         let code = self.read(processor::CODE);
         self.write_msr(tlfs::msr::GUEST_OS_ID, 1);

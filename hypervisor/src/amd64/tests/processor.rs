@@ -1,4 +1,5 @@
-//! A processor that is made up: it notes what it is asked for, and a guest on it does what a test says.
+//! A processor that is made up: it notes what it is asked for, and a guest on it does what a test
+//! says.
 
 use std::cell::RefCell;
 
@@ -104,7 +105,8 @@ pub(crate) fn processor<R>(act: impl FnOnce(&mut Processor) -> R) -> R {
 pub(crate) const CODE: u64 = 0x20_0000;
 /// A page for a test's data.
 pub(crate) const DATA: u64 = 0x30_0000;
-/// Tables of the guest: all addresses below 1 GiB are mapped one to one by pages of 2 MiB, for user mode too.
+/// Tables of the guest: all addresses below 1 GiB are mapped one to one by pages of 2 MiB, for user
+/// mode too.
 pub(crate) const TABLES: u64 = 0x1000;
 /// Addresses that are mapped, and where there is neither memory nor a device.
 pub(crate) const HOLE: u64 = 0x3000_0000;

@@ -1,4 +1,5 @@
-//! Exits with anything in them: no panic, and the vCPU can be entered again or says that it cannot go on.
+//! Exits with anything in them: no panic, and the vCPU can be entered again or says that it cannot
+//! go on.
 
 use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, Made, TABLES, UNMAPPED, board, processor};
 use crate::amd64::exits::Row;

@@ -103,8 +103,8 @@ const EXITS: [Counter; 12] = [
     Counter::ExitNpf,
 ];
 
-/// Everything that a vCPU can be made to exit on is in [`intercepts::EVER`]; that rows and intercepts belong together is
-/// found when the table is built.
+/// Everything that a vCPU can be made to exit on is in [`intercepts::EVER`]; that rows and
+/// intercepts belong together is found when the table is built.
 #[test]
 fn no_vcpu_intercepts_anything_else() {
     with_guest(&[], |guest| {
