@@ -1,12 +1,15 @@
 //! Hypercalls with inputs anywhere, and accesses where no memory is.
 
+use core::sync::atomic::Ordering;
+
 use hostlink::counters::Counter;
 
-use super::processor::{DATA, Guest, HOLE, MEMORY, with_guest};
-use super::rows::{GP, NESTED, UD, VMMCALL};
+use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, with_guest};
+use super::rows::{GP, IOIO, NESTED, UD, VMMCALL, port};
 use crate::amd64::registers::{RAX, RBX, RCX, RDX};
 use crate::amd64::vmcb::Segment;
 use crate::amd64::{RFLAGS_VM, event};
+use crate::devices::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::vm::Next;
 
 #[test]
@@ -132,4 +135,66 @@ fn an_event_that_cannot_be_delivered_becomes_a_double_fault_and_that_the_end() {
             assert_eq!((guest.raised(), guest.advanced()), (raised, 0), "{delivered:#x}");
         });
     }
+}
+
+/// Where the ROM is put.
+const ROM: u64 = 0xe100_0000;
+
+/// OUT of a double word.
+fn out(guest: &mut Guest<'_, '_>, number: u16, value: u64) -> Next {
+    guest.set(RAX, value);
+    guest.vmcb().rip = CODE;
+    guest.exit(IOIO, port(number, 4, false), CODE + 1)
+}
+
+/// A guest of 32-bit code that sees its ROM.
+fn with_rom(act: impl FnOnce(&mut Guest<'_, '_>)) {
+    with_guest(STORE, |guest| {
+        guest.legacy_mode(Segment::DEFAULT_32);
+        for (register, value) in [(0x04, 2), (0x30, ROM | 1)] {
+            assert_eq!(out(guest, CONFIG_ADDRESS, 1 << 31 | 1 << 11 | register), Next::Resume);
+            assert_eq!(out(guest, CONFIG_DATA, value), Next::Resume);
+        }
+        guest.vmcb().rip = CODE;
+        act(guest);
+    });
+}
+
+#[test]
+fn stores_to_a_rom_are_lost_and_walks_through_it_refused() {
+    with_rom(|guest| {
+        assert_eq!(guest.count(Counter::SlotChanges), 1);
+        let contents = guest.read(ROM);
+        guest.set_all(&[(RBX, ROM), (RAX, !contents)]);
+        assert_eq!(guest.exit(NESTED, WRITE, ROM), Next::Resume);
+        assert_eq!((guest.raised(), guest.advanced(), guest.read(ROM)), (None, 2, contents));
+        guest.vmcb().rip = CODE;
+        assert_eq!(guest.exit(NESTED, WRITE | 1 << 33, ROM), Next::Resume);
+        assert_eq!((guest.raised(), guest.advanced()), (GP, 0), "it cannot be marked as used");
+    });
+}
+
+#[test]
+fn a_slot_that_goes_takes_its_contents_along() {
+    with_rom(|guest| {
+        assert_eq!(out(guest, CONFIG_DATA, 0), Next::Resume);
+        assert_eq!((guest.advanced(), guest.count(Counter::SlotChanges)), (1, 2));
+        guest.begin(LOAD);
+        guest.legacy_mode(Segment::DEFAULT_32);
+        guest.set(RBX, ROM);
+        guest.exit(NESTED, 0, ROM);
+        assert_eq!((guest.get(RAX), guest.raised()), (0xffff_ffff, None));
+    });
+}
+
+#[test]
+fn a_request_from_outside_goes_before_a_guests_change() {
+    with_rom(|guest| {
+        guest.0.vm.turn_wanted.store(true, Ordering::Relaxed);
+        assert_eq!(out(guest, CONFIG_DATA, 0), Next::Again);
+        assert_eq!((guest.advanced(), guest.count(Counter::SlotChanges)), (0, 1), "it is executed again");
+        guest.0.vm.turn_wanted.store(false, Ordering::Relaxed);
+        assert_eq!(out(guest, CONFIG_DATA, 0), Next::Resume);
+        assert_eq!((guest.advanced(), guest.count(Counter::SlotChanges)), (1, 2));
+    });
 }
