@@ -20,12 +20,13 @@ use tlfs::XMM_WORDS;
 use crate::amd64::features::Features;
 use crate::amd64::flush::Ipi;
 use crate::amd64::guest::{self, Shared};
+use crate::amd64::intercepts::misc1;
 use crate::amd64::processor::Amd64;
 use crate::amd64::registers::{RAX, Registers};
 use crate::amd64::signals::{self, Workspace};
 use crate::amd64::state::{Activity, VcpuState};
-use crate::amd64::vmcb::{CR4_PAE, EFER_LME, EFER_SVME, Segment, Vmcb};
-use crate::amd64::{CR0_PE, EFER_LMA, enter, exits};
+use crate::amd64::vmcb::{CR4_PAE, EFER_LME, EFER_SVME, RFLAGS_IF, Segment, Vmcb, vintr};
+use crate::amd64::{CR0_PE, EFER_LMA, enter, event, exits};
 use crate::devices::inbox::Inbox;
 use crate::devices::platform::{self, SerialPort};
 use crate::devices::region::Region;
@@ -70,6 +71,8 @@ pub(crate) struct Processor {
     pub(crate) stay: Option<Stay>,
     /// Entries so far.
     pub(crate) entries: u32,
+    /// The virtual interrupt that the last stay began with.
+    pub(crate) taken: Option<u8>,
     /// Interrupts are held.
     is_held: bool,
 }
@@ -87,6 +90,7 @@ impl Processor {
             xmm: [0; XMM_WORDS],
             stay: None,
             entries: 0,
+            taken: None,
             is_held: false,
         }
     }
@@ -361,6 +365,20 @@ impl Arch for Made {
     }
 }
 
+/// Takes the virtual interrupt that the guest is offered, before its first instruction: its vector (APM volume 2, section 15.21.4).
+fn take_virtual_interrupt(vmcb: &mut Vmcb) -> Option<u8> {
+    let control = vmcb.interrupt_control;
+    let is_open = vmcb.rflags & RFLAGS_IF != 0 && vmcb.interrupt_shadow & 1 == 0;
+    // By EVENTINJ, its handler begins with interrupts off.
+    let is_free = vmcb.event_injection & event::VALID == 0 && vmcb.intercept_misc1 & misc1::VINTR == 0;
+    if control & vintr::IRQ == 0 || !is_open || !is_free {
+        return None;
+    }
+    assert_ne!(control & vintr::IGNORE_TPR, 0, "the local APIC has decided");
+    vmcb.interrupt_control = control & !vintr::IRQ;
+    Some((control >> vintr::VECTOR_SHIFT) as u8)
+}
+
 impl Amd64 for Made {
     fn features() -> Features {
         processor(|processor| processor.features)
@@ -468,6 +486,8 @@ impl Amd64 for Made {
         assert_eq!(vmcb.rax, registers.0[RAX], "RAX is the processor's to exchange");
         let mut stay = stay.expect("a test says what the guest does");
         (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2, vmcb.exit_interrupt_info) = (0x60, 0, 0, 0);
+        let taken = take_virtual_interrupt(vmcb);
+        processor(|processor| processor.taken = taken);
         stay(vmcb, registers);
         processor(|processor| processor.stay = Some(stay));
     }
