@@ -3,7 +3,7 @@
 //! Source: Arm DDI 0487, ESR_EL2 "ISS encoding for an exception from a Data Abort", HPFAR_EL2.
 
 use memslots::Gpa;
-use stay::{Answer, in_section};
+use stay::in_section;
 
 use super::{Described, Syndrome, inject, skip};
 use crate::arm64::abort::{
@@ -14,7 +14,7 @@ use crate::arm64::devices;
 use crate::arm64::exchanged::Register;
 use crate::arm64::load_store::{self, LoadStore};
 use crate::arm64::processor::{Arm64, Processor};
-use crate::vm::{Context, Next};
+use crate::vm::{Access, Context, Led, Next};
 
 /// Fields of the syndrome.
 const VALID: u64 = 1 << 24;
@@ -74,7 +74,7 @@ enum Fetched {
 }
 
 /// An access to a device, as the syndrome or its instruction describes it.
-struct Access {
+struct Part {
     gpa: u64,
     bytes: u8,
     register: usize,
@@ -97,12 +97,16 @@ pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, abort: Abort) -> Ne
     if kind_of(syndrome) == kind::ADDRESS_SIZE {
         return pass_on(context, &abort);
     }
-    match context.answer_nested_fault(Gpa(gpa), needs_write(syndrome)) {
-        // Stores to read-only memory are dropped, those of walks cannot be.
-        Answer::ReadOnly if syndrome & IN_WALK != 0 => return pass_on(context, &abort),
-        Answer::ReadOnly => skip(context, Syndrome(syndrome)),
-        Answer::Mmio(_) => return on_mmio(context, gpa, &abort),
-        Answer::Installed(_) | Answer::Upgraded | Answer::Retry | Answer::OutOfTables => {}
+    let access = match () {
+        () if syndrome & IN_WALK != 0 => Access::Walk,
+        () if abort.is_fetch() => Access::Fetch,
+        () => Access::Data,
+    };
+    match context.nested_fault(Gpa(gpa), access, needs_write(syndrome)) {
+        Led::Again => {}
+        Led::WalkRefused | Led::FetchRefused => return pass_on(context, &abort),
+        Led::Lost => skip(context, Syndrome(syndrome)),
+        Led::Device => return on_mmio(context, gpa, &abort),
     }
     Next::Resume
 }
@@ -124,13 +128,10 @@ fn on_mmio<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abort) -> N
         skip(context, Syndrome(syndrome));
         return Next::Resume;
     }
-    if abort.is_fetch() || syndrome & IN_WALK != 0 {
-        return pass_on(context, abort);
-    }
     if syndrome & VALID == 0 {
         return on_undescribed(context, gpa, abort);
     }
-    let access = Access {
+    let access = Part {
         gpa,
         bytes: 1 << (syndrome >> 22 & 3),
         register: (syndrome >> 16 & 0x1f) as usize,
@@ -173,7 +174,7 @@ fn carry_out<A: Arm64>(context: &mut Context<'_, A>, access: &LoadStore, gpa: u6
         return false;
     }
     for (index, register) in [Some(access.first), access.second].into_iter().flatten().enumerate() {
-        let part = Access {
+        let part = Part {
             gpa: gpa + index as u64 * u64::from(access.bytes),
             bytes: access.bytes,
             register: usize::from(register),
@@ -231,7 +232,7 @@ fn set_base<A: Arm64>(context: &mut Context<'_, A>, register: u8, value: u64) {
 }
 
 /// Carries out an access; false if nothing is there.
-fn access_device<A: Arm64>(context: &mut Context<'_, A>, access: &Access) -> bool {
+fn access_device<A: Arm64>(context: &mut Context<'_, A>, access: &Part) -> bool {
     if access.is_write {
         let value = context.state.registers.x.get(access.register).copied().unwrap_or(0);
         let mask = u64::MAX >> (64 - 8 * u32::from(access.bytes));

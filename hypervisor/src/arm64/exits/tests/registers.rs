@@ -14,7 +14,7 @@ fn names() -> impl Iterator<Item = Name> {
 }
 
 #[test]
-pub(super) fn every_encoding_is_answered_or_undefined() {
+fn every_encoding_is_answered_or_undefined() {
     with(|context| {
         for name in names() {
             for is_read in [true, false] {
