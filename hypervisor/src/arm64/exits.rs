@@ -175,6 +175,31 @@ macro_rules! exits {
             }
         }
 
+        /// Captures the exit that has just come by `vector`, and handles it. Each kind has its own way through, on which nothing else is
+        /// asked again.
+        #[inline(always)]
+        pub fn handle_next<A: Arm64>(context: &mut Context<'_, A>, vector: Vector) -> Next {
+            match vector {
+                $($vector_code => {
+                    let value = <$vector_value as Captured>::capture::<A>();
+                    handle(context, Exit::$vector(value))
+                })*
+                Vector::Synchronous => {
+                    let syndrome = Syndrome(A::syndrome());
+                    match syndrome.class() {
+                        $($class_code => {
+                            let value = <$class_value as Described>::describe::<A>(syndrome);
+                            handle(context, Exit::$class(value))
+                        })*
+                        _ => {
+                            let value = <$other_value as Described>::describe::<A>(syndrome);
+                            handle(context, Exit::$other(value))
+                        }
+                    }
+                }
+            }
+        }
+
         /// Handles an exit.
         #[inline(always)]
         pub fn handle<A: Arm64>(context: &mut Context<'_, A>, exit: Exit) -> Next {

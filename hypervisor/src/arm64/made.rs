@@ -19,7 +19,7 @@ use stay::{Mistake, Mistakes};
 
 use super::debug::{Counts, Debug};
 use super::exchanged::Register;
-use super::exits::{self, Exit};
+use super::exits;
 use super::guest::{self, Shared};
 use super::processor::{Configuration, CpuData, Features, FloatState, Processor, Registers, Vector};
 use super::state::VcpuState;
@@ -479,7 +479,7 @@ impl Arch for Made {
     }
 
     fn handle_exit(context: &mut Context<'_, Self>) -> Next {
-        exits::handle(context, Exit::capture::<Self>(context.state.exit))
+        exits::handle_next(context, context.state.exit)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::arch::{Context, Machine, PerCpu, Space};
 use crate::arm64::debug::{Counts, Debug};
 use crate::arm64::devices;
 use crate::arm64::exchanged::Register;
-use crate::arm64::exits::{self, Exit};
+use crate::arm64::exits;
 use crate::arm64::guest::{self, Shared};
 use crate::arm64::processor::{Configuration, CpuData, Features, FloatState, Processor, Registers, Vector};
 use crate::arm64::state::VcpuState;
@@ -391,6 +391,6 @@ impl Arch for Local {
 
     #[inline(always)]
     fn handle_exit(context: &mut Context<'_>) -> Next {
-        exits::handle(context, Exit::capture::<Self>(context.state.exit))
+        exits::handle_next(context, context.state.exit)
     }
 }

@@ -90,7 +90,8 @@ fn leave(context: &mut Context<'_, Made>, vector: Vector, change: impl FnOnce(&m
     SEEN.with_borrow_mut(|seen| seen.insert(exit.row()));
     let counts = |context: &Context<'_, Made>| EXITS.map(|counter| count(context, counter));
     let before = counts(context);
-    let next = handle(context, exit);
+    let _captured = told();
+    let next = handle_next(context, vector);
     for ((counter, before), after) in EXITS.iter().zip(before).zip(counts(context)) {
         let expected = before + u64::from(*counter == exit.counter());
         assert_eq!(after, expected, "{}: {:?}", exit.row().name(), counter.name());
