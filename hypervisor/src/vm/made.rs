@@ -19,6 +19,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
+use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use hostlink::config::Config;
@@ -83,6 +84,8 @@ struct Turns {
     /// What was answered: whole lines, and the one that is not whole.
     answers: Vec<String>,
     line: String,
+    /// Whoever sent the request of this number does not ask for more records.
+    hung_up: Option<u64>,
 }
 
 impl Turns {
@@ -195,6 +198,7 @@ impl<A: Arch> Made<A> {
                 to_hypervisor: VecDeque::new(),
                 answers: Vec::new(),
                 line: String::new(),
+                hung_up: None,
             }),
             turned: cpus.iter().map(|_| Condvar::new()).collect(),
             kicks: AtomicU64::new(0),
@@ -244,6 +248,11 @@ impl<A: Arch> Made<A> {
         let mut turns = self.lock();
         assert!(turns.asked.back().is_none_or(|&(last, _)| last <= when));
         turns.asked.push_back((when, [line.as_bytes(), b"\n"].concat()));
+    }
+
+    /// Whoever sends the request of this number goes away before its first record comes.
+    pub(crate) fn hang_up(&self, number: u64) {
+        self.lock().hung_up = Some(number);
     }
 
     /// The lines that came back.
@@ -472,6 +481,8 @@ pub(crate) mod offer {
         let board = here::<A>().0;
         board.kicks.fetch_add(1, Ordering::Relaxed);
         board.lock().lines[cpu.index as usize].kick = true;
+        // The other CPU may be there at once.
+        pass::<A>();
     }
 
     pub(crate) fn set_timer<A: Arch>(cpu: &PerCpu<A>, deadline: u64, now: u64) {
@@ -499,7 +510,8 @@ pub(crate) mod offer {
             return turns.line.push(byte.into());
         }
         let line = core::mem::take(&mut turns.line);
-        if line.contains(" : ") {
+        if line.contains(" : ") && turns.hung_up.is_none_or(|number| !line.starts_with(&format!("{number} ")))
+        {
             turns.to_hypervisor.push_back(NEXT);
             turns.lines[0].control = true;
         }

@@ -138,3 +138,43 @@ fn a_request_too_long_or_cut_off_is_not_answered_twice() {
     let answers = answers(1, 1, CONFIG, &[&long, "2 vms", "", "3 vms"]);
     assert_eq!(answers.iter().filter(|line| line.ends_with(" ok")).count(), 2, "{answers:#?}");
 }
+
+#[test]
+fn stores_to_memory_that_is_read_only_are_not_logged() {
+    let answers = answers(
+        1,
+        1,
+        CONFIG,
+        &["1 add 0x40000000 0x200000 ro", "2 log-start 2 dirty-bits", "3 migrate 2 dirty-bits 1"],
+    );
+    assert!(
+        answers.iter().filter(|line| line.contains("error the guest cannot store to slot 2")).count() == 2,
+        "{answers:#?}"
+    );
+}
+
+#[test]
+fn a_migration_gives_its_memory_back_and_makes_the_rounds_that_it_is_asked_for() {
+    let too_much = |number: u32| format!("{number} add 0x40000000 0x40000000 rw");
+    let (before, after) = (too_much(1), too_much(3));
+    let answers = answers(1, 2, CONFIG, &[&before, "2 migrate 0 write-protection 3", &after]);
+    let largest =
+        |number: u32| answers.iter().find_map(|line| line.strip_prefix(&format!("{number} error ")));
+    assert!(largest(1).is_some_and(|why| why.contains("the largest has")), "{answers:#?}");
+    assert_eq!(largest(1), largest(3), "{answers:#?}");
+    assert_eq!(answers.iter().filter(|line| line.starts_with("2 : round=")).count(), 5, "{answers:#?}");
+}
+
+#[test]
+fn whoever_goes_away_gets_no_more_records_and_keeps_nobody_waiting() {
+    let board = create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[&[Sleep(60_000_000), Done]]);
+    let board = board.unwrap_or_else(|why| panic!("{why}"));
+    board.hang_up(1);
+    board.ask(2000, "1 slots");
+    board.ask(20_000_000, "2 vms");
+    assert_eq!(board.run(1), OFF);
+    let answers = board.answers();
+    assert_eq!(answers.len(), 3, "{answers:#?}");
+    assert!(answers[0].starts_with("1 : slot=0") && answers[1].starts_with("2 : vm=0"), "{answers:#?}");
+    assert_eq!(answers[2], "2 ok");
+}

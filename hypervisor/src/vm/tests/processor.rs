@@ -26,7 +26,7 @@ use crate::vm::awaited::Word;
 use crate::vm::made::{self, End, made_board, offer};
 use crate::vm::memory::NestedTables;
 use crate::vm::space::{FlushScratch, Flushed, Space};
-use crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu};
+use crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu, percpu};
 
 /// Where no memory is: a device.
 pub(super) const DEVICE: u64 = 0xf000_0000;
@@ -45,8 +45,18 @@ pub(super) enum Op {
     WaitFor(u32),
     /// Says that it spins until an interrupt of this vCPU's has come, and takes it.
     SpinFor(u32),
+    /// Sets the timer, and works until it has expired.
+    Tick(u64),
     /// Waits for a word in memory to change to this, telling where it is.
     SpinOn(u64, u64),
+    /// Waits for a word to change, which it does not, and goes on after so many ticks whatever it is.
+    SpinOnFor(u64, u64),
+    /// The same until an interrupt of this vCPU's has come, which it takes.
+    SpinOnOr(u64, u32),
+    /// Notes the time.
+    Note,
+    /// Writes a word past the nested table, as if it had been there from the beginning.
+    Etch(u64, u64),
     /// Loads a word, which has to be this.
     Load(u64, u64),
     /// Loads a word, or finds that there is no memory.
@@ -161,7 +171,9 @@ pub(super) struct Shared {
     pub(super) cleaned: AtomicU64,
     /// Most ticks that a vCPU was woken after its timer's time.
     pub(super) latest: AtomicU64,
-    /// A CPU that never leaves the guest: flushes are given up.
+    /// Who noted the time when.
+    pub(super) notes: Mutex<Vec<(u32, u64)>>,
+    /// No interrupt ends guest mode, and flushes that wait for it are given up.
     pub(super) stalls: core::sync::atomic::AtomicBool,
 }
 
@@ -199,6 +211,8 @@ pub(super) struct Vcpu {
     wants: u64,
     timer: u64,
     worked: u64,
+    /// When it began to wait.
+    since: Option<u64>,
     exit: Exit,
     /// The CPU that its state is loaded on.
     loaded: Option<u32>,
@@ -273,6 +287,7 @@ impl Vcpu {
             wants: 0,
             timer: u64::MAX,
             worked: 0,
+            since: None,
             exit: Exit::Interrupt,
             loaded: None,
             exits_on_pause: false,
@@ -318,27 +333,68 @@ impl Vcpu {
                 self.wants = 0;
                 return None;
             }
-            Op::WaitFor(sender) => {
-                if self.take(1 << sender) {
-                    return None;
-                }
+            // As HLT does it: it is for the hypervisor to find that there is an interrupt already.
+            Op::WaitFor(sender) if self.wants != 1 << sender => {
                 self.wants = 1 << sender;
                 return Some(Exit::Halt);
+            }
+            Op::WaitFor(sender) => {
+                if !self.take(1 << sender) {
+                    return Some(Exit::Halt);
+                }
+                self.wants = 0;
+                return None;
+            }
+            Op::Tick(ticks) if self.timer == u64::MAX && self.wants != TIMER => {
+                self.wants = TIMER;
+                return Some(Exit::Sleep(ticks));
+            }
+            Op::Tick(_) => {
+                crate::vm::made::advance::<Made>(1000);
+                if self.take(TIMER) {
+                    self.wants = 0;
+                }
+                return None;
+            }
+            Op::Note => vm.guest.notes.lock().unwrap().push((self.index, Made::now())),
+            Op::Etch(gpa, value) => {
+                let memory = vm.space.slots().memory();
+                let mut found = None;
+                memory.for_each(|slot| {
+                    if (slot.gpa.0..slot.gpa.0 + slot.size).contains(&gpa) {
+                        found = Some(slot.host.0 + (gpa - slot.gpa.0));
+                    }
+                });
+                let host = found.expect("there is memory");
+                // SAFETY: the guest's memory.
+                unsafe { &*(host as *const AtomicU64) }.store(value, Ordering::Relaxed);
             }
             Op::SpinFor(sender) => {
                 crate::vm::made::advance::<Made>(100);
                 return (!self.take(1 << sender) && self.exits_on_pause).then_some(Exit::Pause);
             }
-            Op::SpinOn(gpa, value) => {
+            Op::SpinOn(gpa, _) | Op::SpinOnFor(gpa, _) | Op::SpinOnOr(gpa, _) => {
                 crate::vm::made::advance::<Made>(100);
+                let now = Made::now();
                 let found = match self.access(vm, inbox, gpa, false) {
                     Ok(host) => host,
                     Err(exit) => return Some(exit),
                 };
                 // SAFETY: it is the guest's memory, which other vCPUs store to by atomics as well.
                 let found = unsafe { &*(found as *const AtomicU64) }.load(Ordering::Relaxed);
-                if found == value {
-                    self.word = None;
+                let since = *self.since.get_or_insert(now);
+                let is_over = match op {
+                    Op::SpinOn(_, value) => found == value,
+                    Op::SpinOnFor(_, ticks) => now - since >= ticks,
+                    Op::SpinOnOr(_, sender) => {
+                        let has_come = self.got & 1 << sender != 0;
+                        self.got &= !(1 << sender);
+                        has_come
+                    }
+                    _ => unreachable!("one of the three"),
+                };
+                if is_over {
+                    (self.word, self.since) = (None, None);
                     self.at += 1;
                     return None;
                 }
@@ -526,6 +582,7 @@ impl Arch for Made {
             console: Mutex::default(),
             cleaned: AtomicU64::new(0),
             latest: AtomicU64::new(0),
+            notes: Mutex::default(),
             stalls: false.into(),
         })
     }
@@ -582,6 +639,9 @@ impl Arch for Made {
     fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
         offer::begin_turn::<Self>();
         assert_eq!(context.state.loaded.replace(context.cpu.index), None, "loaded twice");
+        let name = context.vcpu.index + 1;
+        let named = percpu::online::<Self>().filter(|cpu| cpu.current_vcpu.load(Ordering::Relaxed) == name);
+        assert!(named.map(|cpu| cpu.index).eq([context.cpu.index]), "another CPU takes it for its own");
     }
 
     fn reload_state(context: &mut Context<'_, Self>) {
@@ -629,7 +689,7 @@ impl Arch for Made {
         assert_eq!(state.activity, Activity::Running, "a vCPU that waits is entered");
         state.exit = loop {
             offer::pass::<Self>();
-            if offer::is_interrupted::<Self>() {
+            if offer::is_interrupted::<Self>() && !vm.guest.stalls.load(Ordering::Relaxed) {
                 break Exit::Interrupt;
             }
             if let Some(exit) = state.execute(vm, &vcpu.inbox) {
@@ -695,4 +755,10 @@ impl Arch for Made {
 pub(super) fn counted(board: &'static made::Made<Made>, counter: Counter) -> u64 {
     let vm = board.machine();
     vm.vcpus.iter().map(|vcpu| vm.counters_of(vcpu)[counter as usize].load(Ordering::Relaxed)).sum()
+}
+
+/// When a vCPU noted the time, one after the other.
+pub(super) fn notes_of(board: &'static made::Made<Made>, vcpu: u32) -> Vec<u64> {
+    let notes = board.machine().guest.notes.lock().unwrap();
+    notes.iter().filter(|note| note.0 == vcpu).map(|note| note.1).collect()
 }

@@ -87,3 +87,26 @@ fn what_was_posted_before_a_reset_is_void() {
         run_to(OFF, 2, config, seed, &[sent, second]);
     }
 }
+
+#[test]
+fn memory_that_is_read_only_survives_a_reset() {
+    const ROM: u64 = 1 << 30;
+    let program: &[Op] =
+        &[Sleep(8_000_000), SkipAfterReset, Etch(ROM, 9), ResetBelow(1), Load(ROM, 9), PowerOff];
+    let board =
+        create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[program]).unwrap_or_else(|why| panic!("{why}"));
+    board.ask(2000, "1 add 0x40000000 0x200000 ro");
+    assert_eq!(board.run(1), OFF);
+}
+
+#[test]
+fn what_a_reset_clears_is_in_the_log() {
+    let program: &[Op] = &[Sleep(40_000_000), ResetBelow(1), Sleep(60_000_000), PowerOff];
+    let board =
+        create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[program]).unwrap_or_else(|why| panic!("{why}"));
+    board.ask(3_000_000, "1 log-start 0 dirty-bits");
+    board.ask(20_000_000, "2 log-fetch 0");
+    board.ask(60_000_000, "3 log-fetch 0");
+    assert_eq!(board.run(1), OFF);
+    assert_eq!(board.answers(), ["1 ok", "2 ok", "3 : dirty=0x0+0x200", "3 ok"]);
+}

@@ -1,7 +1,7 @@
 //! The run loop: turns, wake-ups, timers, kicks.
 
 use super::Op::*;
-use super::processor::counted;
+use super::processor::{counted, notes_of};
 use super::*;
 use crate::sched::TURNS_MAX;
 use crate::vm::made::End;
@@ -119,14 +119,73 @@ fn a_vcpu_that_spins_gives_way_to_the_one_it_waits_for() {
 
 #[test]
 fn a_vcpu_that_waits_for_a_word_is_passed_over_until_it_has_changed() {
-    let spinner: &[Op] = &[Start(1), Start(2), SpinOn(0x1000, 7), Done];
-    let worker: &[Op] = &[Work(20_000_000), Store(0x1000, 7), Done];
+    let spinner: &[Op] = &[Start(1), Start(2), SpinOn(0x1000, 7), Note, Done];
+    let worker: &[Op] = &[Work(20_000_000), Store(0x1000, 7), Note, Done];
     let other: &[Op] = &[Work(20_000_000), Done];
     for seed in 0..20 {
         let config = "vcpus=3\nmemory=4194304\nslice_us=1000";
         let board = run_to(OFF, 1, config, seed, &[spinner, worker, other]);
         assert!(counted(board, Counter::SchedPassive) >= 1, "seed {seed}");
         assert!(board.time() < 60_000_000, "it has turns while it waits: {} ticks", board.time());
+        let (waited, stored) = (notes_of(board, 0)[0], notes_of(board, 1)[0]);
+        assert!(waited - stored < 4_000_000, "it goes on {} ticks late: seed {seed}", waited - stored);
+    }
+}
+
+#[test]
+fn a_vcpu_that_waits_for_a_word_goes_on_for_an_interrupt_and_after_a_while() {
+    let working: &[Op] = &[Work(100_000_000), Done];
+    for seed in 0..10 {
+        let waiting: &[Op] =
+            &[Start(1), Start(2), SpinOnOr(0x1000, 1), Note, SpinOnFor(0x1000, 10_000_000), Note, Done];
+        let sender: &[Op] = &[Work(5_000_000), Note, Send(0), Work(100_000_000), Done];
+        let config = "vcpus=3\nmemory=4194304\nslice_us=500";
+        let board = run_to(OFF, 1, config, seed, &[waiting, sender, working]);
+        let (waited, sent) = (notes_of(board, 0), notes_of(board, 1)[0]);
+        assert!(waited[0] - sent < 2_000_000, "{} ticks late: seed {seed}", waited[0] - sent);
+        // It is looked after at the latest every 32 slices of half a millisecond, and then has its turn.
+        let while_it_waited = waited[1] - waited[0];
+        assert!(while_it_waited < 45_000_000, "{while_it_waited} ticks: seed {seed}");
+    }
+}
+
+#[test]
+fn a_timer_interrupts_the_vcpu_that_set_it() {
+    let first: &[Op] = &[Start(1), Note, Tick(300_000), Note, Back(1, 10), Done];
+    let second: &[Op] = &[Done];
+    for seed in 0..10 {
+        let board = run_to(OFF, 1, "vcpus=2\nmemory=4194304", seed, &[first, second]);
+        for pair in notes_of(board, 0).chunks(2) {
+            let took = pair[1] - pair[0];
+            assert!((300_000..350_000).contains(&took), "{took} ticks: seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn an_interrupt_for_a_vcpu_that_sleeps_preempts_the_one_that_sends_it() {
+    let sender: &[Op] =
+        &[Start(1), Sleep(1_000_000), Work(15_000_000), Note, Send(1), Work(15_000_000), Done];
+    let receiver: &[Op] = &[WaitFor(0), Note, Done];
+    for seed in 0..10 {
+        let board = run_to(OFF, 1, "vcpus=2\nmemory=4194304\nslice_us=50000", seed, &[sender, receiver]);
+        let late = notes_of(board, 1)[0] - notes_of(board, 0)[0];
+        assert!(late < 1_000_000, "{late} ticks: seed {seed}");
+    }
+}
+
+#[test]
+fn vcpus_that_are_woken_for_nothing_keep_no_interrupt_away() {
+    let mut first: Vec<Op> = (1..24).map(Start).collect();
+    first.push(Sleep(1_000_000));
+    first.extend((1..24).map(Send));
+    first.extend([Back(24, 20), PowerOff]);
+    let mut programs = vec![first];
+    programs.extend((1..24).map(|_| vec![WaitFor(40), Done]));
+    for seed in 0..20 {
+        let board = run_to(OFF, 3, "vcpus=24\nmemory=4194304\nboot_cpu=serve", seed, &refs(&programs));
+        let most = board.turns_without_interrupts();
+        assert!((4..=TURNS_MAX + 1).contains(&most), "{most} turns: seed {seed}");
     }
 }
 
