@@ -270,6 +270,7 @@ impl Taste {
             GuestKind::Spin if rng.one_in(60) => GuestOp::Spin(6000),
             GuestKind::Spin => GuestOp::Spin(rng.below(24) as u16),
             GuestKind::Preempt => GuestOp::Preempt,
+            GuestKind::StartOver => GuestOp::StartOver,
         }
     }
 

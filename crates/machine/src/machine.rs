@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use paging::{Entries, FlushRange, PhysAddr, TableMemory};
-use stay::Mistake;
+use stay::{Mistake, Mistakes};
 
 use crate::bug::Bug;
 use crate::hw::bytes::Bytes;
@@ -80,12 +80,6 @@ impl Machine {
     /// Whether the driver makes this mistake.
     pub(crate) fn has(&self, bug: Bug) -> bool {
         self.bug == Some(bug)
-    }
-
-    /// Whether a step makes this mistake. Another actor may go on here.
-    pub(crate) fn makes(&self, mistake: Mistake) -> bool {
-        self.hook();
-        self.has(Bug::Step(mistake))
     }
 
     /// Another actor may go on here. The actor that runs holds no reference to a table.
@@ -301,5 +295,12 @@ unsafe impl TableMemory for TablePool<'_> {
             self.machine.break_before_make(self.vm, &range);
         }
         self.machine.hook();
+    }
+}
+
+impl Mistakes for Machine {
+    fn makes(&self, mistake: Mistake) -> bool {
+        self.hook();
+        self.has(Bug::Step(mistake))
     }
 }

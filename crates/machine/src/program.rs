@@ -104,6 +104,8 @@ pub enum GuestOp {
     Spin(u16),
     /// Ends the time slice: another CPU may take the vCPU.
     Preempt,
+    /// Starts over, as INIT has it do: in the first address space, with nothing translated. On Arm64 it does nothing.
+    StartOver,
 }
 
 /// What backs a slot that is added.

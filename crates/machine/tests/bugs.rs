@@ -92,6 +92,7 @@ mod steps {
         entered_in_spite: Amd64, step(EnteredInSpite), KEPT;
         flush_not_carried_out: Amd64, step(FlushNotCarriedOut), KEPT;
         debt_forgotten: Amd64, step(DebtForgotten), KEPT;
+        starts_over_with_all: Amd64, step(StartsOverWithAll), KEPT, Guests;
         page_left_out: Amd64, step(PageLeftOut), KEPT, Guests;
         range_left_out: Amd64, step(RangeLeftOut), KEPT, Guests;
         a17_pieces_kept: Amd64, step(PiecesKept), KEPT;

@@ -6,7 +6,7 @@ mod registers;
 mod request;
 mod walks;
 
-pub use entry::{Processor, Taken, enter, take_flush};
+pub use entry::{Processor, Taken, enter, start_over, take_flush};
 pub use plan::{Mode, Plan, RANGES_MAX, Ranges, STEP_MAX_US, STEP_PAGES, Why, Work, obey, plan};
 pub use registers::{TranslationControls, changes_translations};
 pub use request::{Asked, Initiator, Named, serve};

@@ -17,6 +17,7 @@
 //! | a flush that a guest asks for by hypercall | [`amd64::serve`] | |
 //! | a flush of a whole space | [`coherence::flush_space`] | [`arm64::flush_space`] |
 //! | a change of guest memory | [`step`] | [`step`] |
+//! | a vCPU that starts over | [`amd64::start_over`] | |
 //! | what a vCPU that halts may hold | [`amd64::TranslationControls::space`] | |
 //!
 //! A [`Mistake`] can be made on purpose, so that tests show that it is found.

@@ -29,6 +29,8 @@ mistakes! {
     FlushNotCarriedOut,
     /// A flush of the tag is taken, and not owed.
     DebtForgotten,
+    /// A vCPU that starts over, after INIT or a reset, goes on with what it held.
+    StartsOverWithAll,
     /// Of a range that is invalidated page by page, the last page is left out.
     PageLeftOut,
     /// Of several ranges, the first alone is invalidated.

@@ -6,7 +6,7 @@ use coherence::Space;
 use coherence::asid::AsidSlot;
 use memslots::MmioCache;
 use stay::MMIO_PAGES;
-use stay::amd64::{TranslationControls, changes_translations};
+use stay::amd64::{TranslationControls, changes_translations, start_over};
 
 use super::CR0_PE;
 use super::RFLAGS_RF;
@@ -28,6 +28,7 @@ use crate::loader::{self, EntryState};
 use crate::sched::VcpuIndex;
 use crate::sched::spinning::Look;
 use crate::vm::arch::State;
+use crate::vm::files::Defects;
 
 /// CR0.ET, which is always set.
 const CR0_ET: u64 = 1 << 4;
@@ -175,8 +176,7 @@ impl VcpuState {
         self.exception = None;
         self.nmi = Nmi::default();
         self.vmcb.mark_dirty(clean::ALL);
-        // The nested translations stay true, but those of the guest's own tables are void.
-        self.asid.owe_flush();
+        start_over(&mut self.asid, &Defects);
     }
 
     /// Everything as after power-on, waiting for start-up. What was posted before is void.

@@ -7,7 +7,7 @@ use memslots::MmioCache;
 use stay::arm64::Place;
 use stay::{MMIO_PAGES, Mistake, Mistakes, Stay, amd64, arm64};
 
-use super::guest::Exit;
+use super::guest::{ALL_PAGES, Exit};
 use super::processor::Guest;
 use super::vm::{Activity, Architecture, Tags, Vcpu, Vm};
 use crate::bug::Bug;
@@ -230,9 +230,23 @@ impl<F: Architecture> Visit<'_, '_, F> {
                 self.cpu.hypercall(self.vm, self.number, self.vcpu, &registers);
                 Next::Resume
             }
+            Exit::StartOver => {
+                self.start_over();
+                Next::Resume
+            }
             Exit::Halt => Next::Halt,
             Exit::Yield | Exit::Over => Next::GiveUp,
         }
+    }
+
+    /// The vCPU is as after INIT.
+    fn start_over(&mut self) {
+        let machine = self.cpu.machine;
+        self.vcpu.space = 0;
+        amd64::start_over(&mut self.tags.asid, machine);
+        machine.point();
+        let time = machine.now();
+        machine.oracle.borrow_mut().promise_guest(self.vm.index, self.number, None, ALL_PAGES, time);
     }
 
     /// Whether the vCPU has halted.

@@ -8,7 +8,7 @@ use super::cpu::Cpu;
 use super::fault::NestedFault;
 use super::guest_tables::last_entry;
 use super::vm::{Architecture, Vcpu, Vm, Window};
-use crate::hw::format::Format;
+use crate::hw::format::{Arch, Format};
 use crate::hw::walk::{Fault, Translation};
 use crate::layout::{PAGE_SIZE, PAGES, VA_PAGES, WINDOWS, area, table, va};
 use crate::program::{FlushOp, GpaPage, GuestOp, Track};
@@ -24,6 +24,7 @@ pub(crate) enum Exit {
     Hypercall(CallRegisters),
     Halt,
     Yield,
+    StartOver,
     /// It has nothing left to do, or its time slice is over.
     Over,
 }
@@ -137,6 +138,8 @@ impl Cpu<'_> {
             GuestOp::Halt => Step::Last(Exit::Halt),
             GuestOp::Yield => Step::Last(Exit::Yield),
             GuestOp::Preempt => Step::Last(Exit::Over),
+            GuestOp::StartOver if F::ARCH == Arch::Amd64 => Step::Last(Exit::StartOver),
+            GuestOp::StartOver => Step::Next,
             GuestOp::Spin(count) => {
                 vcpu.spin += 1;
                 if vcpu.spin <= count {

@@ -75,6 +75,7 @@ pub(super) enum GuestKind {
     Yield,
     Spin,
     Preempt,
+    StartOver,
 }
 
 /// Kinds of host operations.
@@ -121,6 +122,7 @@ const ANYTHING: Theme = Theme {
         (Yield, 2),
         (Spin, 6),
         (Preempt, 5),
+        (StartOver, 1),
     ],
     host: &[
         (HostKind::Add, 6),
@@ -196,6 +198,7 @@ const GUESTS: Theme = Theme {
         (Yield, 1),
         (Spin, 4),
         (Preempt, 3),
+        (StartOver, 1),
     ],
     host: &[(HostKind::Wake, 1)],
 };

@@ -132,6 +132,14 @@ pub fn take_flush<P: Processor>(
     Some(taken)
 }
 
+/// The vCPU starts over, after INIT or a reset of its machine: what its guest had translated is void. The nested translations stay
+/// true, and go with the rest.
+pub fn start_over(slot: &mut AsidSlot, mistakes: &impl Mistakes) {
+    if !mistakes.makes(Mistake::StartsOverWithAll) {
+        slot.owe_flush();
+    }
+}
+
 /// Drops the processor's translations of `ranges` under `asid`.
 fn invalidate<P: Processor>(processor: &mut P, ranges: &[GvaRange], asid: u32) {
     let ranges =
