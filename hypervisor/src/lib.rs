@@ -10,6 +10,7 @@ extern crate alloc;
 // As `vm`.
 #[cfg(not(loom))]
 pub mod amd64;
+#[cfg(not(loom))]
 #[macro_use]
 pub mod arm64;
 #[cfg(target_os = "none")]
