@@ -1,6 +1,6 @@
 //! What ends a stay in the guest, as a value, and the table of what each means.
 //!
-//! [`Exit::capture`] asks the processor once, for what the kind of exit has and no more; what follows is decided from that value, the
+//! [`capture`] asks the processor once, for what the kind of exit has and no more; what follows is decided from that value, the
 //! vCPU's state, and what the guest has in its registers. Handlers change the state and say how it goes on; nothing here blocks.
 //!
 //! The table below has a row for each kind: how it is found, what it is captured as, its counter, and its handler. A new kind is a new
@@ -137,22 +137,23 @@ macro_rules! exits {
             }
         }
 
-        impl Exit {
-            /// The exit that has just come by `vector`.
-            #[inline(always)]
-            pub fn capture<P: Processor>(vector: Vector) -> Self {
-                match vector {
-                    $($vector_code => Self::$vector(<$vector_value as Captured>::capture::<P>()),)*
-                    Vector::Synchronous => {
-                        let syndrome = Syndrome(P::syndrome());
-                        match syndrome.class() {
-                            $($class_code => Self::$class(<$class_value as Described>::describe::<P>(syndrome)),)*
-                            _ => Self::$other(<$other_value as Described>::describe::<P>(syndrome)),
-                        }
+        /// Captures the exit that has just come by `vector`, and hands it on. Each kind has its own way through, on which nothing is
+        /// asked again.
+        #[inline(always)]
+        pub fn capture<P: Processor, R>(vector: Vector, mut then: impl FnMut(Exit) -> R) -> R {
+            match vector {
+                $($vector_code => then(Exit::$vector(<$vector_value as Captured>::capture::<P>())),)*
+                Vector::Synchronous => {
+                    let syndrome = Syndrome(P::syndrome());
+                    match syndrome.class() {
+                        $($class_code => then(Exit::$class(<$class_value as Described>::describe::<P>(syndrome))),)*
+                        _ => then(Exit::$other(<$other_value as Described>::describe::<P>(syndrome))),
                     }
                 }
             }
+        }
 
+        impl Exit {
             /// Its row.
             #[must_use]
             pub const fn row(&self) -> Row {
@@ -171,31 +172,6 @@ macro_rules! exits {
                     $(Self::$vector(value) => ($vector_counter)(value),)*
                     $(Self::$class(value) => ($class_counter)(value),)*
                     Self::$other(value) => ($other_counter)(value),
-                }
-            }
-        }
-
-        /// Captures the exit that has just come by `vector`, and handles it. Each kind has its own way through, on which nothing else is
-        /// asked again.
-        #[inline(always)]
-        pub fn handle_next<A: Arm64>(context: &mut Context<'_, A>, vector: Vector) -> Next {
-            match vector {
-                $($vector_code => {
-                    let value = <$vector_value as Captured>::capture::<A>();
-                    handle(context, Exit::$vector(value))
-                })*
-                Vector::Synchronous => {
-                    let syndrome = Syndrome(A::syndrome());
-                    match syndrome.class() {
-                        $($class_code => {
-                            let value = <$class_value as Described>::describe::<A>(syndrome);
-                            handle(context, Exit::$class(value))
-                        })*
-                        _ => {
-                            let value = <$other_value as Described>::describe::<A>(syndrome);
-                            handle(context, Exit::$other(value))
-                        }
-                    }
                 }
             }
         }
@@ -254,6 +230,16 @@ exits! {
         /// Whatever else is trapped: nothing that the guest has been shown. It is undefined for the guest.
         Other(Syndrome), "other", other => undefined::handle_unlisted;
     }
+}
+
+/// Captures the exit that has just come by `vector`, and handles it.
+#[inline(always)]
+pub fn handle_next<A: Arm64>(context: &mut Context<'_, A>, vector: Vector) -> Next {
+    capture::<A, _>(
+        vector,
+        #[inline(always)]
+        |exit| handle(context, exit),
+    )
 }
 
 fn other(_: &Syndrome) -> Counter {

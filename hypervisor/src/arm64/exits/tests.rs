@@ -86,7 +86,7 @@ fn count(context: &Context<'_, Made>, counter: Counter) -> u64 {
 fn leave(context: &mut Context<'_, Made>, vector: Vector, change: impl FnOnce(&mut Hardware)) -> Next {
     hardware(change);
     let _before = told();
-    let exit = Exit::capture::<Made>(vector);
+    let exit = capture::<Made, _>(vector, |exit| exit);
     SEEN.with_borrow_mut(|seen| seen.insert(exit.row()));
     let counts = |context: &Context<'_, Made>| EXITS.map(|counter| count(context, counter));
     let before = counts(context);
@@ -180,7 +180,7 @@ fn each_class_is_captured_as_its_row() {
     for class in 0..64 {
         hardware(|hardware| hardware.syndrome = of_class(class, 0x7));
         let _before = told();
-        let exit = Exit::capture::<Made>(Vector::Synchronous);
+        let exit = capture::<Made, _>(Vector::Synchronous, |exit| exit);
         let expected = Row::ALL.iter().copied().find(|row| row.class() == Some(class)).unwrap_or(Row::Other);
         assert_eq!(exit.row(), expected, "class {class:#x}");
         // The address is looked at where there is one.
@@ -190,9 +190,9 @@ fn each_class_is_captured_as_its_row() {
         assert_eq!(told().strip_prefix(&[Told::ReadSyndrome]).expect("the syndrome is first"), expected);
     }
     let _before = told();
-    assert_eq!(Exit::capture::<Made>(Vector::Interrupt), Exit::Interrupt(()));
+    assert_eq!(capture::<Made, _>(Vector::Interrupt, |exit| exit), Exit::Interrupt(()));
     assert_eq!(told(), []);
-    assert_eq!(Exit::capture::<Made>(Vector::SError).row(), Row::SError);
+    assert_eq!(capture::<Made, _>(Vector::SError, |exit| exit).row(), Row::SError);
     assert_eq!(told(), [Told::ReadSyndrome]);
 }
 
