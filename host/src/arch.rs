@@ -57,7 +57,8 @@ impl Arch {
         }
     }
 
-    /// Whether the guest's reports come on its console, among other lines, for want of a second serial port.
+    /// Whether the guest's reports come on its console, among other lines, for want of a second
+    /// serial port.
     pub(crate) const fn reports_on_console(self) -> bool {
         matches!(self, Self::Aarch64)
     }
@@ -87,7 +88,8 @@ impl ArmCpu {
         }
     }
 
-    /// The value of QEMU's `-cpu`. The architected algorithm of pointer authentication takes most of the emulation's time.
+    /// The value of QEMU's `-cpu`. The architected algorithm of pointer authentication takes most
+    /// of the emulation's time.
     pub(crate) const fn qemu(self) -> &'static str {
         match self {
             Self::Max => "max,pauth-impdef=on",
@@ -115,7 +117,8 @@ impl Platform {
         }
     }
 
-    /// What the names of cases in results end with, so that those of several platforms can be told apart.
+    /// What the names of cases in results end with, so that those of several platforms can be told
+    /// apart.
     pub(crate) fn suffix(self) -> String {
         match self {
             Self::X86_64 => String::new(),

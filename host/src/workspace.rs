@@ -1,7 +1,7 @@
 //! The source tree, and the images that are built from it.
 //!
-//! The images have targets of their own, so they are built by inner runs of cargo. Those use a target
-//! directory of their own: the outer cargo may hold the lock of the usual one.
+//! The images have targets of their own, so they are built by inner runs of cargo. Those use a
+//! target directory of their own: the outer cargo may hold the lock of the usual one.
 
 use crate::arch::Arch;
 use crate::cli::Program;
@@ -53,7 +53,8 @@ impl Image {
 /// The hypervisor.
 pub(crate) const HYPERVISOR: Image = Image { features: &["image"], ..Image::bare("quell-hypervisor") };
 
-/// The hypervisor for tests: it can make mistakes on purpose, and an auditor looks at each entry into the guest (AMD64).
+/// The hypervisor for tests: it can make mistakes on purpose, and an auditor looks at each entry
+/// into the guest (AMD64).
 pub(crate) const HYPERVISOR_FOR_TESTS: Image =
     Image { features: &["image", "defects", "audit"], variant: Some("tests"), ..HYPERVISOR };
 
@@ -81,7 +82,8 @@ pub(crate) const MMTEST: Image = Image::workload("mmtest");
 /// The workload that uses memory that comes and goes.
 pub(crate) const OCCUPY: Image = Image::workload("occupy");
 
-/// The workload that says by a hint instruction that userspace is reached, and switches the machine off.
+/// The workload that says by a hint instruction that userspace is reached, and switches the machine
+/// off.
 pub(crate) const MARK: Image = Image::workload("mark");
 
 impl Program {
@@ -95,8 +97,9 @@ impl Program {
     }
 }
 
-/// The root of the source tree that this tool works on: the one that it was started from, by `./quell`, by cargo, or out of its
-/// target directory. It is not the one that it was built from, for a tree may be copied together with what was built in it.
+/// The root of the source tree that this tool works on: the one that it was started from, by
+/// `./quell`, by cargo, or out of its target directory. It is not the one that it was built from,
+/// for a tree may be copied together with what was built in it.
 pub(crate) fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -108,7 +111,8 @@ pub(crate) fn root() -> &'static Path {
     })
 }
 
-/// The source tree around the manifest's directory that cargo names to what it runs, or around the program.
+/// The source tree around the manifest's directory that cargo names to what it runs, or around the
+/// program.
 fn find_root(manifest: Option<PathBuf>, program: Option<PathBuf>) -> Option<PathBuf> {
     let is_root = |path: &&Path| path.join("quell").is_file() && path.join("host/src/workspace.rs").is_file();
     let around = |path: &PathBuf| path.ancestors().find(is_root).map(Path::to_owned);
@@ -130,11 +134,12 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// What was built by this process. Each is built once: sources that change under a run of the tests must not make two images
-/// of one.
+/// What was built by this process. Each is built once: sources that change under a run of the tests
+/// must not make two images of one.
 static BUILT: LazyLock<Mutex<HashMap<(Image, Arch), PathBuf>>> = LazyLock::new(Mutex::default);
 
-/// Builds `image` for `arch`, unless that has been done, and returns the path of its ELF file. One at a time.
+/// Builds `image` for `arch`, unless that has been done, and returns the path of its ELF file. One
+/// at a time.
 pub(crate) fn build(image: Image, arch: Arch) -> Result<PathBuf> {
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(path) = built.get(&(image, arch)) {
@@ -166,8 +171,9 @@ fn build_anew(image: Image, arch: Arch) -> Result<PathBuf> {
     keep(&built, image.variant.unwrap_or("usual"))
 }
 
-/// A copy of what was built that stays: the build of another variant of the same binary replaces cargo's file, and what was
-/// read out of it, such as addresses of symbols, would be of another image than the one that is started.
+/// A copy of what was built that stays: the build of another variant of the same binary replaces
+/// cargo's file, and what was read out of it, such as addresses of symbols, would be of another
+/// image than the one that is started.
 fn keep(built: &Path, variant: &str) -> Result<PathBuf> {
     let kept = built.with_added_extension(variant);
     let fresh = built.with_added_extension(format!("{variant}.{}", std::process::id()));
@@ -176,7 +182,8 @@ fn keep(built: &Path, variant: &str) -> Result<PathBuf> {
     Ok(kept)
 }
 
-/// Builds the plugin with which QEMU counts what Arm machines execute, for an interface, and returns the path of its library.
+/// Builds the plugin with which QEMU counts what Arm machines execute, for an interface, and
+/// returns the path of its library.
 pub(crate) fn build_plugin(interface: PluginInterface) -> Result<PathBuf> {
     let _one_at_a_time = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = target_dir("images");
@@ -203,8 +210,9 @@ fn finish(mut command: Command, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// The file that a machine starts by QEMU's `-kernel`, and that Quell takes for a guest's kernel, of the ELF file of a program
-/// for bare machines: that itself; on Arm, where both want it, a flat boot image of it.
+/// The file that a machine starts by QEMU's `-kernel`, and that Quell takes for a guest's kernel,
+/// of the ELF file of a program for bare machines: that itself; on Arm, where both want it, a flat
+/// boot image of it.
 pub(crate) fn bootable(elf: PathBuf, arch: Arch) -> Result<PathBuf> {
     match arch {
         Arch::X86_64 => Ok(elf),

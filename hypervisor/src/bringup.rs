@@ -42,17 +42,20 @@ impl Presence {
     }
 
     fn decide(&self, state: u32) -> bool {
-        // Release of E pairs with Acquire of `is_online` and `is_settled`; Acquire on failure, with E of the CPU that was first.
+        // Release of E pairs with Acquire of `is_online` and `is_settled`; Acquire on failure, with
+        // E of the CPU that was first.
         self.0.compare_exchange(EXPECTED, state, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// The CPU is ready, and says so itself. Publishes what it did before. `false`: it has been given up, and must stop.
+    /// The CPU is ready, and says so itself. Publishes what it did before. `false`: it has been
+    /// given up, and must stop.
     #[must_use]
     pub fn come_online(&self) -> bool {
         self.decide(ONLINE)
     }
 
-    /// Nobody waits for the CPU any longer, or it cannot be used. `false`: it has come online meanwhile, or was given up before.
+    /// Nobody waits for the CPU any longer, or it cannot be used. `false`: it has come online
+    /// meanwhile, or was given up before.
     pub fn give_up(&self) -> bool {
         self.decide(GIVEN_UP)
     }
@@ -70,8 +73,8 @@ impl Presence {
     }
 }
 
-/// The stack that is offered to the CPU of one id, as the word that both sides exchange: the id above, the stack's top below.
-/// 0 is no offer, as no stack ends at 0.
+/// The stack that is offered to the CPU of one id, as the word that both sides exchange: the id
+/// above, the stack's top below. 0 is no offer, as no stack ends at 0.
 #[must_use]
 pub const fn offer(id: u32, stack_top: u32) -> u64 {
     (id as u64) << 32 | stack_top as u64

@@ -1,8 +1,9 @@
 //! Quell, a small type-1 hypervisor built around TLB coherence.
 //!
-//! The library holds two kinds of code. Everything outside `arch` and `image` compiles for the host and is tested there:
-//! plain state with effects returned as values, and the [core](vm) of the program, over the traits that an architecture
-//! implements. `arch` implements them on bare metal, and `image` is what both images have besides.
+//! The library holds two kinds of code. Everything outside `arch` and `image` compiles for the host
+//! and is tested there: plain state with effects returned as values, and the [core](vm) of the
+//! program, over the traits that an architecture implements. `arch` implements them on bare metal,
+//! and `image` is what both images have besides.
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 extern crate alloc;

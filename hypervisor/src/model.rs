@@ -1,8 +1,9 @@
 //! What the models share: one poster, one owner of a vCPU, and the notify word between them.
 //!
-//! The word is the real [`Target`], built with loom's atomics. Memory is made of relaxed atomics, so that nothing but the protocol
-//! orders it; a kick and a wake-up order nothing either, they are what `post_event` returns. Run with
-//! `RUSTFLAGS="--cfg loom" cargo test -p quell-hypervisor --release --lib model::`.
+//! The word is the real [`Target`], built with loom's atomics. Memory is made of relaxed atomics,
+//! so that nothing but the protocol orders it; a kick and a wake-up order nothing either, they are
+//! what `post_event` returns. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-hypervisor
+//! --release --lib model::`.
 
 use coherence::{CpuId, Notify, Owner, Space, Target};
 use loom::sync::Arc;
@@ -43,8 +44,9 @@ pub(crate) fn hint_alone(owner: &mut Owner<'_>) -> bool {
     owner.target().has_event()
 }
 
-/// One thing is posted to a vCPU by `post`, which announces it by calling what it is given, while the owner looks and goes on:
-/// the owner finds it, or is told. `look` says whether it has found the thing by now.
+/// One thing is posted to a vCPU by `post`, which announces it by calling what it is given, while
+/// the owner looks and goes on: the owner finds it, or is told. `look` says whether it has found
+/// the thing by now.
 pub(crate) fn announced<S, L>(
     shared: S,
     way: Way,

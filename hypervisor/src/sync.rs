@@ -1,7 +1,8 @@
-//! Atomics and the lock of what the models check: the processor's, or loom's when the crate is model-checked.
+//! Atomics and the lock of what the models check: the processor's, or loom's when the crate is
+//! model-checked.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p quell-hypervisor --release --lib model::` runs the models. Everything else in the crate
-//! keeps the atomics of `core`.
+//! `RUSTFLAGS="--cfg loom" cargo test -p quell-hypervisor --release --lib model::` runs the models.
+//! Everything else in the crate keeps the atomics of `core`.
 
 pub(crate) use core::sync::atomic::Ordering;
 
@@ -31,7 +32,8 @@ impl<T> Mutex<T> {
 
 /// Changes `atomic` by compare-and-exchange, unless `change` declines its present value.
 ///
-/// `Release` on success: it pairs with whatever takes the word by `Acquire`. `Relaxed` on failure: nothing follows from it.
+/// `Release` on success: it pairs with whatever takes the word by `Acquire`. `Relaxed` on failure:
+/// nothing follows from it.
 #[inline]
 pub(crate) fn update(atomic: &AtomicU32, change: impl FnMut(u32) -> Option<u32>) -> Result<u32, u32> {
     // Loom remembers the last access to each atomic only. The load with which the update begins

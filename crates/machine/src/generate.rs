@@ -1,7 +1,8 @@
 //! Random programs.
 //!
-//! Each has tastes of its own: some kinds of operation it likes, some it does without, and most of what it does is about the
-//! same few pages. Programs that do a little of everything seldom do enough of anything.
+//! Each has tastes of its own: some kinds of operation it likes, some it does without, and most of
+//! what it does is about the same few pages. Programs that do a little of everything seldom do
+//! enough of anything.
 
 mod themes;
 
@@ -67,7 +68,8 @@ struct Taste {
 }
 
 impl Program {
-    /// A random program of about `length` operations, on a random machine of `arch`, about a topic or any.
+    /// A random program of about `length` operations, on a random machine of `arch`, about a topic
+    /// or any.
     pub fn random(arch: Arch, seed: u64, length: usize, topic: Option<Topic>) -> Self {
         let mut rng = Rng::new(seed ^ 0x5eed_0f00);
         let mut taste = Taste::new(arch, topic, &mut rng);
@@ -128,7 +130,8 @@ impl Arm {
             range: !rng.one_in(4),
             ttl: !rng.one_in(3),
             forces_broadcast: rng.one_in(2),
-            // A processor of this machine remembers 48 invalidations, and forgets what came before them.
+            // A processor of this machine remembers 48 invalidations, and forgets what came before
+            // them.
             pages_max: rng.pick(&[4, 16]),
             ranges_max: rng.pick(&[4, 16]),
             visitor_one_in: rng.pick(&[3, 12, 200]),
@@ -199,13 +202,15 @@ impl Taste {
         if rng.one_in(5) { rng.below(SPACES) } else { 0 }
     }
 
-    /// Operations of one vCPU. A change of the guest's tables is often followed by the flush that it needs.
+    /// Operations of one vCPU. A change of the guest's tables is often followed by the flush that
+    /// it needs.
     fn guest_ops(&self, rng: &mut Rng, count: usize) -> Vec<GuestOp> {
         let mut ops = Vec::with_capacity(count);
         while ops.len() < count {
             let op = self.guest_op(rng);
             if op == GuestOp::Halt && self.config.pcid && self.flushes_spaces {
-                // What it has used of one address space it uses again when it has been idle in the other.
+                // What it has used of one address space it uses again when it has been idle in the
+                // other.
                 let page = GuestOp::Load(self.va_page(rng));
                 ops.extend([page, GuestOp::Switch(1), op, GuestOp::Switch(0), page]);
                 continue;

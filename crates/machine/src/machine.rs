@@ -1,4 +1,5 @@
-//! The machine that a program runs on: hardware, scheduler, oracle, and the hooks that join them to the crates under test.
+//! The machine that a program runs on: hardware, scheduler, oracle, and the hooks that join them to
+//! the crates under test.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -50,12 +51,14 @@ pub(crate) struct Machine {
     /// By actor: tables that the software has got references to.
     handed: RefCell<Vec<VecDeque<u64>>>,
     done: Cell<u64>,
-    /// By CPU: instructions of a guest that it may still execute before it must have left for a kick.
+    /// By CPU: instructions of a guest that it may still execute before it must have left for a
+    /// kick.
     latency: RefCell<Vec<Option<u32>>>,
 }
 
 impl Machine {
-    /// A machine for a program of `operations` operations. With `traced`, it takes down what happens.
+    /// A machine for a program of `operations` operations. With `traced`, it takes down what
+    /// happens.
     pub(crate) fn new(config: Config, seed: u64, operations: usize, bug: Option<Bug>, traced: bool) -> Self {
         let memory = Memory::new(TABLES, REGIONS);
         let points_max = (operations as u64 + 10) * POINTS_PER_OPERATION;
@@ -180,7 +183,8 @@ impl Machine {
         }
     }
 
-    /// Whether the guest on a CPU leaves guest mode for an interrupt before its next instruction. It may take some.
+    /// Whether the guest on a CPU leaves guest mode for an interrupt before its next instruction.
+    /// It may take some.
     pub(crate) fn is_due(&self, cpu: usize) -> bool {
         let Some(left) = self.latency.borrow_mut()[cpu].as_mut().map(|left| {
             *left = left.saturating_sub(1);
@@ -236,8 +240,9 @@ impl<'m> TablePool<'m> {
     }
 }
 
-// SAFETY: a table is handed out only while it is free, and zero; what its words are is up to the atomics, and they live as
-// long as the machine. What the contract forbids callers is found and ends the run.
+// SAFETY: a table is handed out only while it is free, and zero; what its words are is up to the
+// atomics, and they live as long as the machine. What the contract forbids callers is found and
+// ends the run.
 unsafe impl TableMemory for TablePool<'_> {
     fn allocate(&self) -> Option<PhysAddr> {
         self.machine.hook();

@@ -104,7 +104,8 @@ pub enum GuestOp {
     Spin(u16),
     /// Ends the time slice: another CPU may take the vCPU.
     Preempt,
-    /// Starts over, as INIT has it do: in the first address space, with nothing translated. On Arm64 it does nothing.
+    /// Starts over, as INIT has it do: in the first address space, with nothing translated. On
+    /// Arm64 it does nothing.
     StartOver,
 }
 
@@ -218,7 +219,8 @@ pub struct Arm {
     pub visitor_one_in: usize,
 }
 
-/// Everything that is done in a run. Each list is done in order; how the lists interleave the seed decides.
+/// Everything that is done in a run. Each list is done in order; how the lists interleave the seed
+/// decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     /// On what.

@@ -1,4 +1,5 @@
-//! AMD64: translations are tagged by an ASID that each processor gives out by itself, and flushes are requests.
+//! AMD64: translations are tagged by an ASID that each processor gives out by itself, and flushes
+//! are requests.
 
 mod entry;
 mod plan;

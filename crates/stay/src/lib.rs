@@ -1,10 +1,12 @@
 //! The steps of a vCPU's stay on a processor, as far as they concern translations.
 //!
-//! [`coherence`] has the protocol between those that ask for a flush and those that have to obey, [`paging`] and [`memslots`]
-//! have the tables and the memory. A hypervisor joins them: it enters the guest, is called off, takes a flush, answers a nested
-//! fault, comes to another processor. Mistakes there are as bad as mistakes in the protocol, and as hard to see. So these steps are
-//! here, over the few operations that only a processor can do, and run in two places: in Quell on bare metal, and in
-//! `quell-machine`, whose processors use every freedom that an architecture gives them and whose oracle knows what was promised.
+//! [`coherence`] has the protocol between those that ask for a flush and those that have to obey,
+//! [`paging`] and [`memslots`] have the tables and the memory. A hypervisor joins them: it enters
+//! the guest, is called off, takes a flush, answers a nested fault, comes to another processor.
+//! Mistakes there are as bad as mistakes in the protocol, and as hard to see. So these steps are
+//! here, over the few operations that only a processor can do, and run in two places: in Quell on
+//! bare metal, and in `quell-machine`, whose processors use every freedom that an architecture
+//! gives them and whose oracle knows what was promised.
 //!
 //! | step | AMD64 | Arm64 |
 //! |---|---|---|

@@ -3,7 +3,8 @@
 /// Declares the mistakes, and their list.
 macro_rules! mistakes {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// A mistake in one of the steps. Each has a test in `quell-machine` that finds it, or one here.
+        /// A mistake in one of the steps. Each has a test in `quell-machine` that finds it, or one
+        /// here.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Mistake {
             $($(#[doc = $doc])+ $name,)+
@@ -43,7 +44,8 @@ mistakes! {
     RestOfListForgotten,
     /// The address space of a call is taken with the bits that are no address.
     SpaceNotMasked,
-    /// A flush of one address space leaves out whoever has halted in another one, although it asks for global translations too.
+    /// A flush of one address space leaves out whoever has halted in another one, although it asks
+    /// for global translations too.
     GlobalsSpared,
     /// What a guest asks for is asked of the first bank of vCPUs alone.
     FirstBankOnly,
@@ -69,7 +71,8 @@ mistakes! {
     DropWithVmidOnly,
     /// The processor is not told of a new VMID.
     VmidNotLoaded,
-    /// A generation of VMIDs has begun, and what the processor holds of the former one is not dropped.
+    /// A generation of VMIDs has begun, and what the processor holds of the former one is not
+    /// dropped.
     GenerationKept,
     /// The level hint of an invalidation is that of the tables that were cut off.
     WrongLevelHint,
@@ -79,7 +82,8 @@ mistakes! {
     NoBreak,
 }
 
-/// Who may be told to make mistakes. Nobody but a test is: this is constant elsewhere, and costs nothing.
+/// Who may be told to make mistakes. Nobody but a test is: this is constant elsewhere, and costs
+/// nothing.
 pub trait Mistakes {
     /// Whether this one is to be made.
     #[inline(always)]

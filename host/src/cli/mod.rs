@@ -17,9 +17,10 @@ use std::path::PathBuf;
 
 /// Quell, a small type-1 hypervisor built around TLB coherence.
 ///
-/// It runs stock Linux guests on an emulated AMD64 or Arm64 machine (QEMU, no hardware virtualisation needed). On AMD64 it
-/// lets them flush remote TLBs by Hyper-V's hypercalls instead of by inter-processor interrupts; on Arm64, where the hardware does that,
-/// it takes memory from them by one flush instead of one for each page.
+/// It runs stock Linux guests on an emulated AMD64 or Arm64 machine (QEMU, no hardware
+/// virtualisation needed). On AMD64 it lets them flush remote TLBs by Hyper-V's hypercalls instead
+/// of by inter-processor interrupts; on Arm64, where the hardware does that, it takes memory from
+/// them by one flush instead of one for each page.
 #[derive(Debug, Parser)]
 #[command(
     name = "quell",
@@ -40,8 +41,8 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// The emulator: `system`'s own, QEMU `10` (of Debian's backports, fetched into the cache, where the system has another), or the
-    /// directory of another's programs
+    /// The emulator: `system`'s own, QEMU `10` (of Debian's backports, fetched into the cache,
+    /// where the system has another), or the directory of another's programs
     #[arg(long, global = true, value_name = "WHICH", default_value = "system", value_parser = Wanted::parse)]
     pub(crate) qemu: Wanted,
 }
@@ -73,8 +74,9 @@ pub(crate) struct FetchArgs {
 
 /// Check how TLBs are flushed: on the bare machine, on Quell, or on Linux KVM
 ///
-/// Boots tlbcheck, a small kernel of its own, there. Each of its rows passes, fails, or is skipped for the reason given.
-/// KVM is Debian's kernel with this system's QEMU in an initial RAM disk; nothing is installed. Exit status: 1 if a row fails.
+/// Boots tlbcheck, a small kernel of its own, there. Each of its rows passes, fails, or is skipped
+/// for the reason given. KVM is Debian's kernel with this system's QEMU in an initial RAM disk;
+/// nothing is installed. Exit status: 1 if a row fails.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// What it runs on
@@ -85,7 +87,8 @@ pub(crate) struct CheckArgs {
     /// CPUs of the machine
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
-    /// Virtual CPUs that it sees on Quell [default: 66, so that VP indices need more than one bank; on aarch64 8]; as many as CPUs elsewhere
+    /// Virtual CPUs that it sees on Quell [default: 66, so that VP indices need more than one bank;
+    /// on aarch64 8]; as many as CPUs elsewhere
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) vcpus: Option<u32>,
     /// Run these rows only: names separated by commas, `*` at the end of one for any end
@@ -94,7 +97,8 @@ pub(crate) struct CheckArgs {
     /// Make Quell serve flush hypercalls wrongly in this way, to see the row that catches it fail
     #[arg(long, value_name = "NAME", value_parser = parse_defect)]
     pub(crate) defect: Option<Defect>,
-    /// Make tlbcheck itself leave out these of its own instructions (aarch64), to see the rows that need them fail
+    /// Make tlbcheck itself leave out these of its own instructions (aarch64), to see the rows that
+    /// need them fail
     #[arg(long, value_name = "NAME")]
     pub(crate) drop: Option<Omission>,
     /// Give up after so many seconds
@@ -107,8 +111,9 @@ pub(crate) struct CheckArgs {
 
 /// Make a bootable CD: Quell and tlbcheck behind GRUB's menu
 ///
-/// For real machines, clouds and other hypervisors, by BIOS and by UEFI. Everything talks on the first serial port,
-/// 115,200 baud. Takes GRUB's and xorriso's packages. With --bzimage it makes no CD, but tlbcheck for loaders of Linux kernels.
+/// For real machines, clouds and other hypervisors, by BIOS and by UEFI. Everything talks on the
+/// first serial port, 115,200 baud. Takes GRUB's and xorriso's packages. With --bzimage it makes no
+/// CD, but tlbcheck for loaders of Linux kernels.
 #[derive(Debug, Args)]
 pub(crate) struct ImageArgs {
     /// Where it goes
@@ -141,21 +146,24 @@ fn parse_defect(name: &str) -> Result<Defect, String> {
 
 /// Boot a guest with its console on this terminal
 ///
-/// Without --kernel the guest is Debian's kernel with a busybox shell. Its `poweroff` ends the run with
-/// status 0, `reboot` starts it again, Ctrl-A x leaves at once.
+/// Without --kernel the guest is Debian's kernel with a busybox shell. Its `poweroff` ends the run
+/// with status 0, `reboot` starts it again, Ctrl-A x leaves at once.
 ///
-/// Exit status: that of the --exec command; 65 after a triple fault of the guest, 66 for a guest that
-/// cannot be started, 69 for a machine that lacks something, 70 after a failure of the hypervisor, 71
-/// after a guest's reset with --reset exit, 72 after one that kept a processor to itself, 73 if no page was
-/// left for a nested page table, 124 after --timeout, 128 + N after signal N.
+/// Exit status: that of the --exec command; 65 after a triple fault of the guest, 66 for a guest
+/// that cannot be started, 69 for a machine that lacks something, 70 after a failure of the
+/// hypervisor, 71 after a guest's reset with --reset exit, 72 after one that kept a processor to
+/// itself, 73 if no page was left for a nested page table, 124 after --timeout, 128 + N after
+/// signal N.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
-    /// Guest kernel: a Linux bzImage or an ELF file with a PVH note; for aarch64 an uncompressed Image [default: Debian's cloud kernel]
+    /// Guest kernel: a Linux bzImage or an ELF file with a PVH note; for aarch64 an uncompressed
+    /// Image [default: Debian's cloud kernel]
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
-    /// Run one of this project's bare programs instead, built if need be; --append tells it what to do
+    /// Run one of this project's bare programs instead, built if need be; --append tells it what to
+    /// do
     #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "exec"])]
     pub(crate) program: Option<Program>,
     /// Guest's initial RAM disk [default: busybox, unless --kernel is given]
@@ -175,7 +183,8 @@ pub(crate) struct RunArgs {
     /// What a reset by the guest does [default: reboot; exit with --exec]
     #[arg(long, value_name = "WHAT")]
     pub(crate) reset: Option<Reset>,
-    /// Compare the nested page table with the memory slots after each change of them; panics on a difference
+    /// Compare the nested page table with the memory slots after each change of them; panics on a
+    /// difference
     #[arg(long, conflicts_with = "bare")]
     pub(crate) paranoid: bool,
     /// Memory that the machine has beyond the guest's, for `ctl add`
@@ -190,7 +199,8 @@ pub(crate) struct RunArgs {
     /// Kill the machine after so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: Option<u64>,
-    /// Write the hypervisor's counters, of each vCPU and added up, to this file: every second, and at the end
+    /// Write the hypervisor's counters, of each vCPU and added up, to this file: every second, and
+    /// at the end
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write the hypervisor's log to this file [default: shown if something fails]
@@ -215,9 +225,9 @@ pub(crate) enum Program {
 /// Show what flushing by hypercall is worth: one workload, both ways, side by side
 ///
 /// Runs thrash, which does little but provoke remote TLB flushes, in a stock Debian guest with more
-/// virtual CPUs than CPUs: with IPIs and with hypercalls in turn. Only a CPUID hint differs. With --arch
-/// aarch64 it is another comparison: memory is taken from a guest that uses it, with a flush for each page
-/// and with one flush for all.
+/// virtual CPUs than CPUs: with IPIs and with hypercalls in turn. Only a CPUID hint differs. With
+/// --arch aarch64 it is another comparison: memory is taken from a guest that uses it, with a flush
+/// for each page and with one flush for all.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     #[command(flatten)]
@@ -227,7 +237,8 @@ pub(crate) struct DemoArgs {
     /// Runs of each side; the table shows medians
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
-    /// Rounds of each of thrash's threads [default: 150]; on aarch64, how often memory comes and goes [default: 3]
+    /// Rounds of each of thrash's threads [default: 150]; on aarch64, how often memory comes and
+    /// goes [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rounds: Option<u32>,
     /// Give up on a run after so many seconds
@@ -240,8 +251,8 @@ pub(crate) struct DemoArgs {
 
 /// Talk to the hypervisor of a machine that runs: memory slots, dirty logging, counters
 ///
-/// `./quell run` in one terminal, `./quell ctl slots` in another. What the hypervisor refuses changes nothing; the
-/// message says what was wrong, and the status is 1.
+/// `./quell run` in one terminal, `./quell ctl slots` in another. What the hypervisor refuses
+/// changes nothing; the message says what was wrong, and the status is 1.
 #[derive(Debug, Args)]
 pub(crate) struct CtlArgs {
     /// The machine, as `./quell ctl vms` names it [default: the only one]
@@ -262,8 +273,8 @@ pub(crate) enum CtlCommand {
     Slots,
     /// Add zeroed memory to the guest
     ///
-    /// The guest is not told, neither by ACPI nor otherwise: the memory is for programs that know its address, as a
-    /// device's memory would be. It comes from what the machine has left.
+    /// The guest is not told, neither by ACPI nor otherwise: the memory is for programs that know
+    /// its address, as a device's memory would be. It comes from what the machine has left.
     Add {
         /// First guest physical address, a multiple of 4096
         #[arg(value_parser = number)]
@@ -285,8 +296,9 @@ pub(crate) enum CtlCommand {
     Log(LogCommand),
     /// Migrate a slot in vain: log its stores, copy its pages, and undo all of it
     ///
-    /// What a migration that is cancelled costs. All pages of the slot are copied to free memory of the machine, and then for some rounds those that were
-    /// written meanwhile. At the end the log is ended, and small pages become large ones again. The guest runs all the time.
+    /// What a migration that is cancelled costs. All pages of the slot are copied to free memory of
+    /// the machine, and then for some rounds those that were written meanwhile. At the end the log
+    /// is ended, and small pages become large ones again. The guest runs all the time.
     Migrate {
         /// Number of the slot
         slot: u16,
@@ -348,14 +360,14 @@ fn number(text: &str) -> Result<u64, String> {
 
 /// Run every test there is: host tests, lints, and guests under QEMU
 ///
-/// Runs the host's unit, property and model tests, the linters, and then guests under QEMU. The last
-/// line is `N passed, N failed`; the status is 1 if any failed.
+/// Runs the host's unit, property and model tests, the linters, and then guests under QEMU. The
+/// last line is `N passed, N failed`; the status is 1 if any failed.
 ///
-/// With --mutants it tests the tests instead: cargo-mutants spoils one expression after the other in
-/// the flush engine and in the hypercall decoders, and the unit tests of that crate have to notice.
-/// That takes about two seconds for each of some hundred mutants; `--filter coherence` or `--filter
-/// tlfs` does one crate. A survivor fails the run unless docs/mutants.md lists it with a reason.
-/// cargo-mutants is installed by cargo if it is missing; it works on a copy of the sources.
+/// With --mutants it tests the tests instead: cargo-mutants spoils one expression after the other
+/// in the flush engine and in the hypercall decoders, and the unit tests of that crate have to
+/// notice. That takes about two seconds for each of some hundred mutants; `--filter coherence` or
+/// `--filter tlfs` does one crate. A survivor fails the run unless docs/mutants.md lists it with a
+/// reason. cargo-mutants is installed by cargo if it is missing; it works on a copy of the sources.
 #[derive(Debug, Args)]
 pub(crate) struct TestArgs {
     /// Spoil the code and see whether the tests notice; not part of the default run

@@ -1,5 +1,5 @@
-//! The cache of guest files: the distribution's kernel and busybox, fetched as packages with apt and
-//! unpacked, never installed. A filled cache is used without any network access.
+//! The cache of guest files: the distribution's kernel and busybox, fetched as packages with apt
+//! and unpacked, never installed. A filled cache is used without any network access.
 
 use crate::arch::Arch;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-/// Packages that depend on the newest kernel of a flavour, best first. Debian has the first one only;
-/// Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.
+/// Packages that depend on the newest kernel of a flavour, best first. Debian has the first one
+/// only; Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.
 const fn kernel_packages(arch: Arch) -> [&'static str; 3] {
     match arch {
         Arch::X86_64 => ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-generic"],
@@ -81,7 +81,8 @@ pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
     cached(&guest).ok_or_else(|| anyhow!("the cache in {} is incomplete after fetching", guest.display()))
 }
 
-/// A kernel that is newer than the distribution's own, from its backports; its package is fetched unless it is there.
+/// A kernel that is newer than the distribution's own, from its backports; its package is fetched
+/// unless it is there.
 pub(crate) fn newer_kernel() -> Result<PathBuf> {
     let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
@@ -106,8 +107,8 @@ pub(crate) fn newer_kernel() -> Result<PathBuf> {
 const EMULATOR_PACKAGES: [&str; 5] =
     ["qemu-system-x86", "qemu-system-arm", "qemu-system-common", "qemu-system-data", "seabios"];
 
-/// An emulator that is newer than the distribution's own, from its backports: the directory into which its packages are unpacked;
-/// they are fetched unless they are there.
+/// An emulator that is newer than the distribution's own, from its backports: the directory into
+/// which its packages are unpacked; they are fetched unless they are there.
 pub(crate) fn newer_emulator() -> Result<PathBuf> {
     let _one_at_a_time = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = directory();
@@ -130,7 +131,8 @@ pub(crate) fn newer_emulator() -> Result<PathBuf> {
     Ok(place)
 }
 
-/// Apt for the backports of the distribution with its lists brought up to date, a directory to fetch into, and the suite's name.
+/// Apt for the backports of the distribution with its lists brought up to date, a directory to
+/// fetch into, and the suite's name.
 fn at_backports(cache: &Path) -> Result<(Apt, tempfile::TempDir, String)> {
     fs::create_dir_all(cache)?;
     let work = tempfile::Builder::new().prefix("fetch-").tempdir_in(cache).context("cannot fetch")?;
@@ -141,7 +143,8 @@ fn at_backports(cache: &Path) -> Result<(Apt, tempfile::TempDir, String)> {
     Ok((apt, work, suite))
 }
 
-/// The backports of the distribution that `/etc/os-release` describes: their name, and a line for apt's lists of sources.
+/// The backports of the distribution that `/etc/os-release` describes: their name, and a line for
+/// apt's lists of sources.
 fn backports(release: &str) -> Option<(String, String)> {
     let value = |key: &str| {
         let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -166,7 +169,8 @@ fn cached(guest: &Path) -> Option<GuestFiles> {
     is_whole.then_some(GuestFiles { kernel, busybox, modules, versions })
 }
 
-/// Puts `new` in the place of `old`. A concurrent run may have done the same; either result is good.
+/// Puts `new` in the place of `old`. A concurrent run may have done the same; either result is
+/// good.
 fn replace(new: &Path, old: &Path) -> Result<()> {
     match fs::remove_dir_all(old) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -192,8 +196,8 @@ fn fetch(arch: Arch, cache: &Path, work: &Path) -> Result<Versions> {
         )?;
         return fetch_with(&foreign, arch, work);
     }
-    // First with the system's package lists; a fresh machine has none, or old ones that name versions
-    // which the servers no longer have: then with private lists, which need no rights.
+    // First with the system's package lists; a fresh machine has none, or old ones that name
+    // versions which the servers no longer have: then with private lists, which need no rights.
     let system = Apt::system();
     match fetch_with(&system, arch, work) {
         Ok(versions) => Ok(versions),
@@ -245,7 +249,8 @@ fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
     names.iter().find(starts).cloned().with_context(|| format!("no {prefix}* in {}", directory.display()))
 }
 
-/// Moves the modules of KVM from the package's tree to `directory`. Some distributions have them in another package.
+/// Moves the modules of KVM from the package's tree to `directory`. Some distributions have them in
+/// another package.
 fn keep_modules(tree: &Path, directory: &Path) -> Result<()> {
     fs::create_dir(directory)?;
     let mut left = vec![tree.join("lib/modules"), tree.join("usr/lib/modules")];
@@ -322,8 +327,8 @@ impl Apt {
         Ok(apt)
     }
 
-    /// The same for packages of another architecture, of which none is installed: neither this system's dpkg nor its lists
-    /// are touched.
+    /// The same for packages of another architecture, of which none is installed: neither this
+    /// system's dpkg nor its lists are touched.
     fn foreign(architecture: &str, directory: &Path) -> Result<Self> {
         let mut apt = Self::private(directory)?;
         let status = directory.join("status");

@@ -1,4 +1,5 @@
-//! The tests that boot guests under QEMU: what each does and what is expected of it, as rows of a table.
+//! The tests that boot guests under QEMU: what each does and what is expected of it, as rows of a
+//! table.
 
 use super::checks::Check;
 use super::siege::Siege;
@@ -43,7 +44,8 @@ pub(super) enum Body {
     Typed(&'static [&'static str]),
     /// The bare guest does one of the wrong things it knows.
     Probe(&'static str, ProbeEnd),
-    /// The bare guest does it while QEMU's plugin counts each INVLPGA, of which there are as many as the hypervisor says.
+    /// The bare guest does it while QEMU's plugin counts each INVLPGA, of which there are as many
+    /// as the hypervisor says.
     Invalidations(&'static str),
     /// The bare guest that tries everything runs one of its tests.
     Hostile(Hostile),
@@ -53,9 +55,11 @@ pub(super) enum Body {
     Stage2(super::stage2::Test),
     /// QEMU's plugin counts what a program executes that is known instruction by instruction.
     Counts,
-    /// A CD is made and started: what starts on it, by UEFI or by BIOS, and what its console has to show.
+    /// A CD is made and started: what starts on it, by UEFI or by BIOS, and what its console has to
+    /// show.
     Disc { entry: Entry, uefi: bool, shows: &'static str },
-    /// tlbcheck is started as a Linux kernel, on the emulated machine itself, with this command line.
+    /// tlbcheck is started as a Linux kernel, on the emulated machine itself, with this command
+    /// line.
     Bzimage { cmdline: &'static str },
     /// A stock guest works, and its hypervisor is talked to.
     Talk { command: &'static str, about: Talk },
@@ -86,7 +90,8 @@ pub(super) enum Expect {
     Date,
     /// The guest switches itself off before the command ends.
     PowerOff,
-    /// Thrash runs to its end, with or without TLB IPIs, and the other way round with flush hypercalls.
+    /// Thrash runs to its end, with or without TLB IPIs, and the other way round with flush
+    /// hypercalls.
     TlbIpis(bool),
     /// Thrash runs to its end, and few wake-ups were lost meanwhile.
     FewLost,
@@ -273,13 +278,15 @@ impl Case {
     }
 }
 
-/// Says that it has begun, and then works until it is ended; the ROM comes and goes meanwhile and must read the same each time.
+/// Says that it has begun, and then works until it is ended; the ROM comes and goes meanwhile and
+/// must read the same each time.
 pub(super) const WORK: &str = "cd /sys/bus/pci/devices/0000:00:01.0 && echo 1 > rom && sum=$(md5sum < rom) || exit; \
     while echo 0 > rom; echo 1 > rom; do \
         test \"$(md5sum < rom)\" = \"$sum\" || echo '{\"event\":\"wrong\"}' > /dev/report; \
     done & \
     echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
-/// More on the console than is kept, more reports, and a line that looks like the hypervisor's last words.
+/// More on the console than is kept, more reports, and a line that looks like the hypervisor's last
+/// words.
 pub(super) const FLOOD: &str = "yes 'the guest says this for as long as it likes' | head -c 140000; \
     yes '{\"event\":\"flood\"}' | head -n 2500 > /dev/report; \
     echo 'quell: panic: the guest says so'";

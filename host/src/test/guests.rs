@@ -45,7 +45,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Longest time for a run of tlbcheck, in seconds, and how many of its rows pass at least where all is well.
+/// Longest time for a run of tlbcheck, in seconds, and how many of its rows pass at least where all
+/// is well.
 const CHECK_TIMEOUT: u64 = 180;
 const ROWS_MIN: usize = 10;
 
@@ -67,7 +68,8 @@ const MEASURED: u64 = 5 * 64;
 /// Fewer pages than this tell nothing.
 const PAGES_MIN: u64 = 100;
 
-/// What all labs share. Each part is made when the first case needs it; one that cannot be made fails the cases that need it.
+/// What all labs share. Each part is made when the first case needs it; one that cannot be made
+/// fails the cases that need it.
 pub(super) struct Parts {
     stock: LazyLock<Result<StockGuest>>,
     usual: LazyLock<Result<Hypervisor>>,
@@ -121,7 +123,8 @@ pub(super) fn run_all(
         let mut result = lab.run(case);
         let mut note = "";
         if result.is_err() && lab.hung.replace(false) {
-            // A machine that hangs may be tried once more, and the row says so; a failure of any other kind stands.
+            // A machine that hangs may be tried once more, and the row says so; a failure of any
+            // other kind stands.
             let allowed = parts.again.lock().unwrap_or_else(PoisonError::into_inner).allow(case.name);
             match allowed {
                 Ok(()) => {
@@ -143,7 +146,8 @@ pub(super) fn run_all(
     Ok(tally)
 }
 
-/// The guest has said what time it is, which is so to a day: no test is as slow as that, and no clock that is wrong as right.
+/// The guest has said what time it is, which is so to a day: no test is as slow as that, and no
+/// clock that is wrong as right.
 fn expect_date(outcome: &Outcome) -> Result<()> {
     const DAY: u64 = 86_400;
     let said = outcome.report("date").and_then(|report| report["unix"].as_u64());
@@ -232,7 +236,8 @@ impl Lab<'_> {
             default: entry,
             timeout: 0,
             exec: Some(format!("echo {shows}")),
-            // The machine has one CPU (docs/qemu.md), on which vCPUs that spin would wait for each other's turns.
+            // The machine has one CPU (docs/qemu.md), on which vCPUs that spin would wait for each
+            // other's turns.
             vcpus: 1,
             memory: 512 * MIB,
             bzimage: None,
@@ -455,7 +460,8 @@ impl Lab<'_> {
         })
     }
 
-    /// An emulator forgets all translations at each VMRUN, so that a page which is left out goes unnoticed: it is counted.
+    /// An emulator forgets all translations at each VMRUN, so that a page which is left out goes
+    /// unnoticed: it is counted.
     fn invalidations(&self, case: &Case, test: &str) -> Result<()> {
         let guest = self.probe_guest(case, test, 2)?;
         let hypervisor = self.hypervisor(Arch::X86_64)?;
@@ -677,7 +683,8 @@ fn expect_a_search(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// What the guest said is kept within bounds, its end is there, and none of it is taken for the hypervisor's.
+/// What the guest said is kept within bounds, its end is there, and none of it is taken for the
+/// hypervisor's.
 fn expect_bounds(outcome: &Outcome) -> Result<()> {
     let shown = outcome.console.len();
     ensure!(
@@ -748,12 +755,13 @@ fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
     Ok(())
 }
 
-/// How many wake-ups may be lost, for a million exits: kicks that the tick brought, with work that it found; and kicks sent again.
+/// How many wake-ups may be lost, for a million exits: kicks that the tick brought, with work that
+/// it found; and kicks sent again.
 const LATE_MAX: u64 = 300;
 const AGAIN_MAX: u64 = 1000;
 
-/// QEMU may lose what announces an interrupt (`docs/qemu.md`), which the hypervisor makes good. That is not to hide that it
-/// forgets to kick, or kicks the wrong CPU.
+/// QEMU may lose what announces an interrupt (`docs/qemu.md`), which the hypervisor makes good.
+/// That is not to hide that it forgets to kick, or kicks the wrong CPU.
 fn expect_few_lost(outcome: &Outcome) -> Result<()> {
     let counters = outcome.counters.as_ref().context("there are no counters")?;
     let exits = counters.exits();

@@ -93,7 +93,8 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         Queue::of(all_cases().filter(is_due))
     });
     let (progress, parts) = (Progress::new(), guests::Parts::new());
-    // Cargo's steps wait for each other, so one lane has all of them, and helps with the guests when they are done.
+    // Cargo's steps wait for each other, so one lane has all of them, and helps with the guests
+    // when they are done.
     let lane = |is_first: bool| -> Result<Tally> {
         let mut tally = Tally::default();
         while let Some(step) = is_first.then(|| steps.next(signals)).flatten() {
@@ -115,8 +116,8 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     Ok(verdict(total, signals))
 }
 
-/// Tests at one time, where the command line does not say: as many as there are CPUs, as long as machines of two CPUs each are
-/// no burden to each other's memory.
+/// Tests at one time, where the command line does not say: as many as there are CPUs, as long as
+/// machines of two CPUs each are no burden to each other's memory.
 fn jobs() -> usize {
     thread::available_parallelism().map_or(1, usize::from).min(JOBS_MAX)
 }

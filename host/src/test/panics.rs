@@ -1,8 +1,10 @@
-//! Every place in the hypervisor that may panic after the guest has begun is in `docs/panics.md`, with why it does not.
+//! Every place in the hypervisor that may panic after the guest has begun is in `docs/panics.md`,
+//! with why it does not.
 //!
-//! A place is a macro that panics, an unwrap, an index, or a call of a function of the standard library that panics for some of
-//! its arguments. The sources are parsed, so what is said of a function holds for all that is written in it, by macros'
-//! arguments as well. Arithmetic that overflows panics, too; it is not listed one by one, see the document.
+//! A place is a macro that panics, an unwrap, an index, or a call of a function of the standard
+//! library that panics for some of its arguments. The sources are parsed, so what is said of a
+//! function holds for all that is written in it, by macros' arguments as well. Arithmetic that
+//! overflows panics, too; it is not listed one by one, see the document.
 
 use crate::workspace;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +17,8 @@ use syn::{Attribute, Expr, Meta, Token};
 
 const DOCUMENT: &str = "docs/panics.md";
 
-/// What becomes part of the hypervisor's image. `pic` is not here: it is called before any guest runs.
+/// What becomes part of the hypervisor's image. `pic` is not here: it is called before any guest
+/// runs.
 const SOURCES: [&str; 7] = [
     "crates/coherence/src",
     "crates/hostlink/src",
@@ -26,7 +29,8 @@ const SOURCES: [&str; 7] = [
     "hypervisor/src",
 ];
 
-/// Macros that panic, and what the document calls them. Assertions that the image has not are left out.
+/// Macros that panic, and what the document calls them. Assertions that the image has not are left
+/// out.
 const MACROS: [(&str, &str); 7] = [
     ("panic", "panic"),
     ("unreachable", "panic"),
@@ -164,7 +168,8 @@ impl<'ast> Visit<'ast> for Finder<'_> {
     }
 }
 
-/// Looks through all files of a directory but for modules that are compiled for tests and models alone.
+/// Looks through all files of a directory but for modules that are compiled for tests and models
+/// alone.
 fn search(directory: &Path, places: &mut Places) {
     let mut files = Vec::new();
     list(directory, &mut files);
@@ -190,7 +195,8 @@ pub(super) fn list(directory: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The modules of tests that a file declares and that have files of their own, without their extension.
+/// The modules of tests that a file declares and that have files of their own, without their
+/// extension.
 pub(super) fn test_modules(file: &Path, text: &str) -> Vec<PathBuf> {
     let below = match file.file_stem().unwrap().to_str() {
         Some("lib" | "main" | "mod") => file.parent().unwrap().to_owned(),
@@ -237,7 +243,8 @@ fn spans(text: &str) -> impl Iterator<Item = String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned)
 }
 
-/// What the document says: of functions, several in an item where all is the same for them, and of files that no guest reaches.
+/// What the document says: of functions, several in an item where all is the same for them, and of
+/// files that no guest reaches.
 fn read(document: &str) -> (Places, BTreeSet<String>) {
     let (mut places, mut early) = (Places::new(), BTreeSet::new());
     for item in items(document) {

@@ -1,8 +1,10 @@
-//! Every atomic operation with an order names its partner: the operation on another CPU that it comes before or after.
+//! Every atomic operation with an order names its partner: the operation on another CPU that it
+//! comes before or after.
 //!
-//! An order that has no partner does nothing, and one whose partner is not known is changed without looking at it. So where there is
-//! `Acquire`, `Release`, `AcqRel` or `SeqCst` in code that is not for tests, a comment says "pairs with" or "partner": in the same
-//! line, in one of the three before it, or in the documentation of the function.
+//! An order that has no partner does nothing, and one whose partner is not known is changed without
+//! looking at it. So where there is `Acquire`, `Release`, `AcqRel` or `SeqCst` in code that is not
+//! for tests, a comment says "pairs with" or "partner": in the same line, in one of the three
+//! before it, or in the documentation of the function.
 
 use super::panics::{list, test_modules};
 use crate::workspace;
@@ -65,7 +67,8 @@ fn nameless(text: &str) -> Vec<usize> {
     let (mut in_tests, mut in_use, mut function) = (false, false, None);
     for (index, line) in lines.iter().enumerate() {
         let (code, comment) = parts(line);
-        // Modules for tests and models within a file, which `rustfmt` ends at the beginning of a line.
+        // Modules for tests and models within a file, which `rustfmt` ends at the beginning of a
+        // line.
         if line.starts_with("#[cfg(test)]") || line.starts_with("#[cfg(all(test") {
             in_tests =
                 lines.get(index + 1).is_some_and(|next| next.starts_with("mod ") && next.ends_with('{'));

@@ -1,4 +1,5 @@
-//! The tests' output: one line per test when it has ended, and a bar for those under way where someone watches.
+//! The tests' output: one line per test when it has ended, and a bar for those under way where
+//! someone watches.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal};

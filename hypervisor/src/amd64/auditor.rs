@@ -61,7 +61,7 @@ impl Auditor {
 #[cfg(feature = "audit")]
 fn words(vmcb: &Vmcb) -> &Words {
     const { assert!(size_of::<Vmcb>() == size_of::<Words>()) };
-    // SAFETY: the block is as large, is aligned for more, and consists of integers without a gap. Nobody writes to it while the guest
-    // does not run.
+    // SAFETY: the block is as large, is aligned for more, and consists of integers without a gap.
+    // Nobody writes to it while the guest does not run.
     unsafe { &*core::ptr::from_ref(vmcb).cast() }
 }

@@ -1,7 +1,8 @@
 //! What a processor checks before it executes an instruction that is intercepted.
 //!
-//! Most of these checks come before the intercept (table 15-7), so that no exit needs them. They are made again all the same:
-//! emulators leave some of them out, and what follows from a missing one is the guest's kernel in its programs' hands.
+//! Most of these checks come before the intercept (table 15-7), so that no exit needs them. They
+//! are made again all the same: emulators leave some of them out, and what follows from a missing
+//! one is the guest's kernel in its programs' hands.
 
 use super::RFLAGS_VM;
 
@@ -55,15 +56,17 @@ pub const fn check(instruction: Instruction, conditions: Conditions) -> Result<(
     }
 }
 
-/// Whether ports have to be looked up in the task's permission map (section 12.2.4 "I/O-Permission Bitmap").
+/// Whether ports have to be looked up in the task's permission map (section 12.2.4 "I/O-Permission
+/// Bitmap").
 #[must_use]
 pub const fn needs_port_map(conditions: Conditions) -> bool {
     let iopl = conditions.rflags >> IOPL_SHIFT & 3;
     conditions.cpl as u64 > iopl || conditions.rflags & RFLAGS_VM != 0
 }
 
-/// Whether the current task may access `size` ports from `port` on. `read` reads a byte at an offset in the task's state
-/// segment, whose attributes are as the VMCB has them and whose last byte is at `limit`.
+/// Whether the current task may access `size` ports from `port` on. `read` reads a byte at an
+/// offset in the task's state segment, whose attributes are as the VMCB has them and whose last
+/// byte is at `limit`.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! How a vCPU's last walks to its code went ([`Walks`]), so that the next look at an opcode need not walk.
+//! How a vCPU's last walks to its code went ([`Walks`]), so that the next look at an opcode need
+//! not walk.
 
 use memslots::{GuestMemory, Pattern};
 use stay::amd64::Walks;
@@ -31,8 +32,9 @@ impl Regime {
 pub struct CodePaths(Walks<Regime>);
 
 impl CodePaths {
-    /// Whether the bytes at RIP are `usual`. False also if that is not known: the code cannot be read, or crosses a
-    /// page. Call in a section, with the memory of that section, and with the VMCB's privilege level, which most callers know.
+    /// Whether the bytes at RIP are `usual`. False also if that is not known: the code cannot be
+    /// read, or crosses a page. Call in a section, with the memory of that section, and with the
+    /// VMCB's privilege level, which most callers know.
     #[inline(always)] // Two callers, of which one is seldom and the other on the way of most exits.
     pub fn is_at_rip<A: Amd64>(
         &mut self,

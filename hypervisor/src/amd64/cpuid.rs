@@ -1,7 +1,7 @@
 //! CPUID: what this machine has, and what a guest is shown of it.
 //!
-//! A guest sees the processor that it runs on, less what the hypervisor does not provide, plus what it
-//! provides by itself (x2APIC, TSC deadline, the Hyper-V leaves). Every bit that is shown works.
+//! A guest sees the processor that it runs on, less what the hypervisor does not provide, plus what
+//! it provides by itself (x2APIC, TSC deadline, the Hyper-V leaves). Every bit that is shown works.
 
 use super::processor::Amd64;
 use crate::hyperv::cpuid::CpuidResult;
@@ -19,15 +19,16 @@ mod leaf1 {
     pub(crate) const ECX_OSXSAVE: u32 = 1 << 27;
     // x2APIC, TSC deadline, hypervisor present: ours.
     pub(crate) const ECX_SHOWN: u32 = 1 << 21 | 1 << 24 | 1 << 31;
-    // EDX: MCE, MTRR, MCA, DS, ACPI, TM, PBE: no machine checks, memory types or thermal control here.
+    // EDX: MCE, MTRR, MCA, DS, ACPI, TM, PBE: no machine checks, memory types or thermal control
+    // here.
     pub(crate) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 21 | 1 << 22 | 1 << 29 | 1 << 31;
     pub(crate) const EDX_APIC: u32 = 1 << 9;
     pub(crate) const EDX_MULTI: u32 = 1 << 28;
 }
 
 mod leaf7 {
-    // EBX: FSGSBASE, TSC_ADJUST (ours), BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, AVX-512 F/DQ/IFMA, RDSEED, ADX,
-    // SMAP, CLFLUSHOPT, CLWB, AVX-512 CD, SHA, AVX-512 BW/VL.
+    // EBX: FSGSBASE, TSC_ADJUST (ours), BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, AVX-512 F/DQ/IFMA,
+    // RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, AVX-512 CD, SHA, AVX-512 BW/VL.
     pub(crate) const EBX_KEPT: u32 = 1
         | 1 << 3
         | 1 << 5
@@ -48,7 +49,8 @@ mod leaf7 {
         | 1 << 30
         | 1 << 31;
     pub(crate) const EBX_TSC_ADJUST: u32 = 1 << 1;
-    // ECX: AVX-512 VBMI, UMIP, AVX-512 VBMI2, GFNI, VAES, VPCLMULQDQ, VNNI, BITALG, VPOPCNTDQ, RDPID.
+    // ECX: AVX-512 VBMI, UMIP, AVX-512 VBMI2, GFNI, VAES, VPCLMULQDQ, VNNI, BITALG, VPOPCNTDQ,
+    // RDPID.
     pub(crate) const ECX_KEPT: u32 =
         1 << 1 | 1 << 2 | 1 << 6 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 14 | 1 << 22;
     // EDX: FSRM.
@@ -56,8 +58,8 @@ mod leaf7 {
 }
 
 mod extended1 {
-    // ECX: SVM, extended APIC space, OSVW, IBS, SKINIT, WDT, LWP, NodeId, topology extensions, performance counters,
-    // DBX, PTSC, MWAITX.
+    // ECX: SVM, extended APIC space, OSVW, IBS, SKINIT, WDT, LWP, NodeId, topology extensions,
+    // performance counters, DBX, PTSC, MWAITX.
     pub(crate) const ECX_HIDDEN: u32 = 1 << 2
         | 1 << 3
         | 1 << 9
@@ -73,7 +75,8 @@ mod extended1 {
         | 1 << 27
         | 1 << 28
         | 1 << 29;
-    /// Machine checks, MTRRs; 1 GiB pages, because guest memory may lie in smaller ones: see [`stay::amd64::obey`].
+    /// Machine checks, MTRRs; 1 GiB pages, because guest memory may lie in smaller ones: see
+    /// [`stay::amd64::obey`].
     pub(crate) const EDX_HIDDEN: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 26;
 }
 
@@ -99,7 +102,8 @@ impl View {
     }
 }
 
-/// The answer to CPUID for architectural leaves. Leaves of the hypervisor's range are [`crate::hyperv`]'s.
+/// The answer to CPUID for architectural leaves. Leaves of the hypervisor's range are
+/// [`crate::hyperv`]'s.
 pub fn answer<A: Amd64>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
     match leaf {
         0 => {
@@ -193,7 +197,8 @@ fn capacities<A: Amd64>(view: View) -> CpuidResult {
     }
 }
 
-/// Whether a guest that CPUID shows `leaf 1/7/0xd` may set these bits in CR4 (APM volume 2, section 3.1.3).
+/// Whether a guest that CPUID shows `leaf 1/7/0xd` may set these bits in CR4 (APM volume 2, section
+/// 3.1.3).
 pub fn guest_cr4_mask<A: Amd64>() -> u64 {
     let one = A::cpuid(1, 0);
     let seven = features::<A>();
@@ -213,8 +218,9 @@ pub fn physical_address_bits<A: Amd64>() -> u32 {
     A::cpuid(0x8000_0008, 0).eax & 0xff
 }
 
-/// Whether the TSC counts at one rate whatever the processor does. QEMU's emulation does not say so in its
-/// CPUID, but it takes the TSC from the host's clock, or counts instructions: the rate is constant.
+/// Whether the TSC counts at one rate whatever the processor does. QEMU's emulation does not say so
+/// in its CPUID, but it takes the TSC from the host's clock, or counts instructions: the rate is
+/// constant.
 pub fn host_has_invariant_tsc<A: Amd64>() -> bool {
     const INVARIANT: u32 = 1 << 8;
     A::cpuid(0x8000_0007, 0).edx & INVARIANT != 0 || host_is_tcg::<A>()

@@ -1,8 +1,9 @@
 //! The guest's breakpoint addresses, DR0 to DR3. DR6 and DR7 are in the VMCB.
 //!
-//! Hardly any vCPU uses them, and moving them is slow. So a vCPU comes onto a CPU without them, and its first access
-//! to one of them, or to DR7 under either of its names, which might turn them on, causes an exit: it brings them, and the instruction is executed
-//! again. A vCPU whose breakpoints are on brings them along. APM volume 2, sections 13.1.1 and 15.8.1.
+//! Hardly any vCPU uses them, and moving them is slow. So a vCPU comes onto a CPU without them, and
+//! its first access to one of them, or to DR7 under either of its names, which might turn them on,
+//! causes an exit: it brings them, and the instruction is executed again. A vCPU whose breakpoints
+//! are on brings them along. APM volume 2, sections 13.1.1 and 15.8.1.
 
 use super::intercepts;
 use super::processor::Amd64;

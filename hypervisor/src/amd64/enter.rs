@@ -19,8 +19,8 @@ use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
 use crate::vm::files::Defects;
 use crate::vm::{Context, Machine, PerCpu, increase};
 
-/// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something has to be looked
-/// at first, and returns false.
+/// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something
+/// has to be looked at first, and returns false.
 pub fn enter<A: Amd64>(context: &mut Context<'_, A>) -> bool {
     context.state.prepare_events::<A>();
     offer_lazy_eoi(context);
@@ -80,7 +80,8 @@ fn after_exit<A: Amd64>(context: &mut Context<'_, A>) {
     settle_lazy_eoi(context);
 }
 
-/// Tells the guest that it need not write the end-of-interrupt register, where nothing would follow from it.
+/// Tells the guest that it need not write the end-of-interrupt register, where nothing would follow
+/// from it.
 fn offer_lazy_eoi<A: Amd64>(context: &mut Context<'_, A>) {
     if !context.state.hyperv.has_assist_page() {
         return;
@@ -167,7 +168,8 @@ impl<A: Amd64> amd64::Processor for Svm<'_, A> {
     #[inline(always)]
     fn run(&mut self) -> bool {
         self.auditor.check(self.cpu, self.vmcb);
-        // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its memory only.
+        // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its
+        // memory only.
         unsafe { A::run(self.cpu, self.vmcb, self.registers) };
         let has_run = self.vmcb.exit_code as u32 != INVALID as u32;
         if has_run {

@@ -19,8 +19,8 @@ use crate::vm::percpu;
 use crate::vm::space::FlushScratch;
 use crate::vm::{Machine, Vcpu, end};
 
-/// Turns of waiting for a CPU to leave guest mode before the machine is declared broken: seconds, where a kick
-/// takes microseconds.
+/// Turns of waiting for a CPU to leave guest mode before the machine is declared broken: seconds,
+/// where a kick takes microseconds.
 const WAIT_TURNS_MAX: u64 = 1 << 32;
 
 /// Turns of waiting after which a kick is taken for lost, and sent again.
@@ -102,8 +102,9 @@ impl<A: Amd64> Hardware for Caller<'_, A> {
     }
 }
 
-/// Kicks the CPU when the next one is to be kicked, and until then nobody: so the target of a caller who does not wait goes on for as
-/// long as the caller looks, however long that takes ([`Defect::EarlyReturn`](hostlink::defect::Defect::EarlyReturn)).
+/// Kicks the CPU when the next one is to be kicked, and until then nobody: so the target of a
+/// caller who does not wait goes on for as long as the caller looks, however long that takes
+/// ([`Defect::EarlyReturn`](hostlink::defect::Defect::EarlyReturn)).
 #[cold]
 fn hold_back<A: Amd64>(cpu: CpuId) {
     static HELD: AtomicU32 = AtomicU32::new(0);
@@ -164,8 +165,8 @@ impl<A: Amd64> Services for CallServices<'_, A> {
         let (vm, limit) = (self.vm, self.vm.guest.flush_cost.page_limit());
         let caller = Caller::<A>(vm.counters_of(self.caller), PhantomData);
         let served = amd64::serve(vm, vm.vcpus.len(), call, limit, caller, self.scratch);
-        // A target that does not leave guest mode is a broken machine: going on would hand out memory that it
-        // still uses.
+        // A target that does not leave guest mode is a broken machine: going on would hand out
+        // memory that it still uses.
         served.unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled))
     }
 

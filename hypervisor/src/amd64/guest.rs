@@ -129,8 +129,8 @@ impl Shared {
         VcpuState::new::<A>(index, view, timer_clock, &self.permissions)
     }
 
-    /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the entry. Steps are short, with a
-    /// `pause` between them.
+    /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the
+    /// entry. Steps are short, with a `pause` between them.
     pub fn load(
         &self,
         files: &Files,
@@ -154,7 +154,8 @@ impl Shared {
     }
 }
 
-/// Finds out what flushing costs on this machine; `limit` is preferred to the limit that follows from it.
+/// Finds out what flushing costs on this machine; `limit` is preferred to the limit that follows
+/// from it.
 fn measure_flushes<A: Amd64>(limit: Option<u32>) -> Cost {
     // No vCPU has run yet, so nobody uses any tag.
     let cost = A::measure_flushes().limited_to(limit);
@@ -166,7 +167,8 @@ fn measure_flushes<A: Amd64>(limit: Option<u32>) -> Cost {
     cost
 }
 
-/// Zeroed, page-aligned memory from the heap that stays for ever; its address is also its physical address.
+/// Zeroed, page-aligned memory from the heap that stays for ever; its address is also its physical
+/// address.
 ///
 /// # Panics
 ///
@@ -200,8 +202,8 @@ impl<A: Amd64> Machine<A> {
     /// The ROM is not decoded after a reset. No vCPU runs.
     fn reset_rom(&'static self, cpu: &PerCpu<A>) {
         let mut scratch = Box::new(FlushScratch::new());
-        // A request from outside may just be changing the slots. It goes on on the CPU that serves requests, and that may
-        // be this one.
+        // A request from outside may just be changing the slots. It goes on on the CPU that serves
+        // requests, and that may be this one.
         while self.guest.rom.lock().follow(self, None, &mut scratch).is_err() {
             A::take_interrupts();
             if !control::serve(self, cpu) {
@@ -238,7 +240,8 @@ impl<A: Amd64> Machine<A> {
         self.vcpus.get(self.guest.apic_ids.translate(apic_id) as usize)
     }
 
-    /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns to how many, which is 0 if there is no such one.
+    /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns to how many, which is 0 if
+    /// there is no such one.
     pub fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
         let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
         self.post_fixed_to(vcpu, vector);
@@ -252,7 +255,8 @@ impl<A: Amd64> Machine<A> {
         self.notify(vcpu);
     }
 
-    /// A local APIC that is off takes nothing. Vectors alone can also be posted without a look, as it drops them.
+    /// A local APIC that is off takes nothing. Vectors alone can also be posted without a look, as
+    /// it drops them.
     fn post(&self, apic_id: u32, message: Message) -> u64 {
         let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
         if vcpu.inbox.logical() == Logical::Off {

@@ -1,12 +1,16 @@
-//! Getting events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20 and 15.21.
+//! Getting events into the guest: exceptions, NMIs, interrupts. APM volume 2, sections 15.20 and
+//! 15.21.
 //!
-//! Exceptions and NMIs go in by EVENTINJ, interrupts as virtual interrupts: V_IRQ, which the processor takes before the guest's next
-//! instruction, for one is only offered that the guest can take. The local APIC has it in service from then on. What V_IRQ says
-//! after the exit is whether it was taken; one that was not, because an interrupt of the machine came first or its delivery was cut
-//! short, is a request again, and the next entry decides anew. No instruction of the guest is executed with such a request, so
-//! that neither its task priority nor its end of interrupt can meet one.
+//! Exceptions and NMIs go in by EVENTINJ, interrupts as virtual interrupts: V_IRQ, which the
+//! processor takes before the guest's next instruction, for one is only offered that the guest can
+//! take. The local APIC has it in service from then on. What V_IRQ says after the exit is whether
+//! it was taken; one that was not, because an interrupt of the machine came first or its delivery
+//! was cut short, is a request again, and the next entry decides anew. No instruction of the guest
+//! is executed with such a request, so that neither its task priority nor its end of interrupt can
+//! meet one.
 //!
-//! The same bit with the VINTR intercept asks for an exit as soon as the guest can take an interrupt or an NMI.
+//! The same bit with the VINTR intercept asks for an exit as soon as the guest can take an
+//! interrupt or an NMI.
 
 use super::checks::Refusal;
 use super::event::{self, Combined};
@@ -58,7 +62,8 @@ impl VcpuState {
     }
 
     /// An exit cut the delivery of an event short: it is delivered again. Software interrupts and
-    /// breakpoints are not, because their instruction is executed again; nor are interrupts, which the local APIC still has.
+    /// breakpoints are not, because their instruction is executed again; nor are interrupts, which
+    /// the local APIC still has.
     pub fn recover_event(&mut self) {
         let info = self.vmcb.exit_interrupt_info;
         if info & event::VALID == 0 {
@@ -72,13 +77,15 @@ impl VcpuState {
         }
     }
 
-    /// The event whose delivery was cut short cannot be delivered, because what it takes lies where there is no memory to
-    /// push to or to read from. The guest gets a double fault for it; if that is what could not be delivered, it shuts down.
+    /// The event whose delivery was cut short cannot be delivered, because what it takes lies where
+    /// there is no memory to push to or to read from. The guest gets a double fault for it; if that
+    /// is what could not be delivered, it shuts down.
     pub fn raise_delivery_failure(&mut self) {
         self.exception = Some(event::double_fault(self.vmcb.cr0 & CR0_PE != 0));
     }
 
-    /// Settles what becomes of the exception that has been raised, if any, where the delivery of an event was cut short.
+    /// Settles what becomes of the exception that has been raised, if any, where the delivery of an
+    /// event was cut short.
     pub fn settle_delivery(&mut self) -> Next {
         let Some(second) = self.exception else { return Next::Resume };
         match event::combine(self.vmcb.event_injection, second) {
@@ -93,7 +100,8 @@ impl VcpuState {
         Next::Resume
     }
 
-    /// Fills in the event for the next entry, or arranges for an exit as soon as the guest can take one.
+    /// Fills in the event for the next entry, or arranges for an exit as soon as the guest can take
+    /// one.
     pub fn prepare_events<A: Amd64>(&mut self) {
         let is_arranged = self.is_window_arranged();
         if !is_arranged && self.has_no_events() {
@@ -103,8 +111,8 @@ impl VcpuState {
         let _own = self.end_step();
         let mut injected = None;
         if let Some(exception) = self.exception.take() {
-            // An exception while an event was being delivered: what was cut short is an NMI, which comes
-            // back, or an exception, which the new one replaces as far as the guest can tell.
+            // An exception while an event was being delivered: what was cut short is an NMI, which
+            // comes back, or an exception, which the new one replaces as far as the guest can tell.
             self.requeue_cut_short();
             self.vmcb.event_injection = exception;
             if event::pushes_resume_flag(exception) {
@@ -136,8 +144,8 @@ impl VcpuState {
         }
     }
 
-    /// Whether the VMCB asks for an exit when something can be delivered, or has another task priority than the local
-    /// APIC.
+    /// Whether the VMCB asks for an exit when something can be delivered, or has another task
+    /// priority than the local APIC.
     #[inline]
     fn is_window_arranged(&self) -> bool {
         // With the VINTR intercept there is a priority in the first, after the exit, too.
@@ -160,7 +168,8 @@ impl VcpuState {
         }
     }
 
-    /// What the guest can take next: an NMI, which goes in by EVENTINJ, or an interrupt, whose vector is returned.
+    /// What the guest can take next: an NMI, which goes in by EVENTINJ, or an interrupt, whose
+    /// vector is returned.
     fn inject_next(&mut self) -> Option<u8> {
         let shadow = self.vmcb.interrupt_shadow & 1 != 0;
         if self.nmi.is_deliverable() && !shadow {
@@ -176,16 +185,18 @@ impl VcpuState {
         Some(vector)
     }
 
-    /// Offers the guest the interrupt that it can take, or arranges for an exit when a waiting one can be taken: by a virtual
-    /// interrupt that is intercepted, or by intercepting CR8 when only the task priority stands in the way. The former ends
-    /// STI's interrupt shadow for NMIs, too; an NMI in the shadow of a load of SS with interrupts off comes at the next exit.
+    /// Offers the guest the interrupt that it can take, or arranges for an exit when a waiting one
+    /// can be taken: by a virtual interrupt that is intercepted, or by intercepting CR8 when only
+    /// the task priority stands in the way. The former ends STI's interrupt shadow for NMIs, too;
+    /// an NMI in the shadow of a load of SS with interrupts off comes at the next exit.
     #[inline(never)] // Apart from the interrupts that can be taken at once, which are most.
     fn request(&mut self, injected: Option<u8>) {
         let requested = self.lapic.has_requests();
         let waiting = requested && self.lapic.pending().is_some();
         let masked = requested && !waiting;
         let wanted = waiting || self.nmi.is_deliverable();
-        // Where one is injected nothing waits that could be taken: it has the highest priority, and an NMI would have gone first.
+        // Where one is injected nothing waits that could be taken: it has the highest priority, and
+        // an NMI would have gone first.
         let vector = u64::from(injected.unwrap_or(0)) << vintr::VECTOR_SHIFT;
         let is_asked = wanted || injected.is_some();
         let control = self.quiet() | if is_asked { REQUEST } else { 0 } | vector;
@@ -194,7 +205,8 @@ impl VcpuState {
             self.vmcb.mark_dirty(clean::TPR);
         }
         let window = self.vmcb.intercept_misc1 & !misc1::VINTR | if wanted { misc1::VINTR } else { 0 };
-        // With a request standing too: an emulator aborts if the guest writes CR8 then (docs/qemu.md).
+        // With a request standing too: an emulator aborts if the guest writes CR8 then
+        // (docs/qemu.md).
         let cr = self.vmcb.intercept_cr & !CR_WRITE_8 | if masked || wanted { CR_WRITE_8 } else { 0 };
         if (window, cr) != (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) {
             (self.vmcb.intercept_misc1, self.vmcb.intercept_cr) = (window, cr);
@@ -202,8 +214,8 @@ impl VcpuState {
         }
     }
 
-    /// Takes over what the guest did to its task priority while it ran, and what became of the interrupt that it was offered.
-    /// Whether it has taken one.
+    /// Takes over what the guest did to its task priority while it ran, and what became of the
+    /// interrupt that it was offered. Whether it has taken one.
     #[inline(always)]
     pub fn sync_interrupts(&mut self) -> bool {
         self.vmcb.interrupt_control != self.quiet() && self.settle_interrupts()
@@ -246,7 +258,8 @@ impl VcpuState {
     fn take_back(&mut self, vector: u8) {
         self.lapic.cancel_service(vector);
         if self.vmcb.exit_interrupt_info & event::VALID != 0 {
-            // It is what was being delivered: the guest has executed nothing. QEMU calls it an exception.
+            // It is what was being delivered: the guest has executed nothing. QEMU calls it an
+            // exception.
             self.vmcb.exit_interrupt_info = event::VALID | event::TYPE_INTERRUPT | u64::from(vector);
         }
     }

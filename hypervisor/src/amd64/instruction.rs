@@ -81,8 +81,8 @@ pub(crate) fn walk_to_code<A: Amd64, E>(
     walk::<A, _>(vmcb, linear, Access::FETCH, read)
 }
 
-/// Where a linear address leads for an access by the guest, with accessed and dirty bits set as by the processor: its
-/// own walk need not have come so far.
+/// Where a linear address leads for an access by the guest, with accessed and dirty bits set as by
+/// the processor: its own walk need not have come so far.
 pub fn translate<A: Amd64>(
     vmcb: &Vmcb,
     memory: &GuestMemory<'_>,
@@ -174,15 +174,15 @@ fn decode(vmcb: &Vmcb, bytes: &[u8]) -> Result<Instruction, FetchError> {
     if instruction.code() == Code::INVALID { Err(FetchError::Undefined) } else { Ok(instruction) }
 }
 
-/// Builds the decoder's tables, which it does on first use: that takes thousands of allocations and more stack than
-/// a CPU's block has. Call on the boot stack, with a heap.
+/// Builds the decoder's tables, which it does on first use: that takes thousands of allocations and
+/// more stack than a CPU's block has. Call on the boot stack, with a heap.
 pub fn build_decoder() {
     let nop = Decoder::new(64, &[0x90], DecoderOptions::NONE).decode();
     assert_eq!(nop.code(), Code::Nopd, "the decoder works");
 }
 
-/// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer. Where it is not the kernel's
-/// to execute, the fault for that.
+/// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer.
+/// Where it is not the kernel's to execute, the fault for that.
 #[inline]
 pub fn length<A: Amd64>(
     vmcb: &Vmcb,

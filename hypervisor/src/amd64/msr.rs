@@ -25,8 +25,8 @@ const FS_BASE: u32 = 0xc000_0100;
 const GS_BASE: u32 = 0xc000_0101;
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
 const TSC_AUX: u32 = 0xc000_0103;
-/// Event selects and counters of the processors before those with CPUID's performance extensions: all AMD64 processors have
-/// them, so that kernels access them unasked.
+/// Event selects and counters of the processors before those with CPUID's performance extensions:
+/// all AMD64 processors have them, so that kernels access them unasked.
 const PERFORMANCE: RangeInclusive<u32> = 0xc001_0000..=0xc001_0007;
 const SYSCFG: u32 = 0xc001_0010;
 const HWCR: u32 = 0xc001_0015;
@@ -45,7 +45,8 @@ const DE_CFG_LFENCE: u64 = 1 << 1;
 const PASS_THROUGH: [u32; 10] =
     [SYSENTER_CS, SYSENTER_ESP, SYSENTER_EIP, STAR, LSTAR, CSTAR, SFMASK, FS_BASE, GS_BASE, KERNEL_GS_BASE];
 
-/// Size of the permission map: two bits each for three ranges of 8192 MSRs (APM volume 2, section 15.11).
+/// Size of the permission map: two bits each for three ranges of 8192 MSRs (APM volume 2, section
+/// 15.11).
 pub const PERMISSION_MAP_PAGES: usize = 2;
 
 /// Fills in a permission map of zeros: exits for all MSRs but those that are passed through.
@@ -112,7 +113,8 @@ impl VcpuState {
         self.lapic.write_msr(number, value, now.wrapping_add(self.vmcb.tsc_offset))
     }
 
-    /// WRMSR, of everything but the local APIC's and the Hyper-V registers, when the host's TSC is `now`.
+    /// WRMSR, of everything but the local APIC's and the Hyper-V registers, when the host's TSC is
+    /// `now`.
     pub fn write_msr<A: Amd64>(
         &mut self,
         number: u32,
@@ -132,7 +134,8 @@ impl VcpuState {
                 self.settle_translations(old);
             }
             EFER => self.write_efer::<A>(value)?,
-            // Configuration that the guest may have its way with in name: nothing depends on it here.
+            // Configuration that the guest may have its way with in name: nothing depends on it
+            // here.
             PATCH_LEVEL | SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
             number if PERFORMANCE.contains(&number) => {}
             _ => return Err(GeneralProtection),
@@ -147,8 +150,8 @@ impl VcpuState {
         self.lapic.tsc_jumped(delta.cast_signed());
     }
 
-    /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is the processor's
-    /// (APM volume 2, section 3.1.7).
+    /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is the
+    /// processor's (APM volume 2, section 3.1.7).
     fn write_efer<A: Amd64>(&mut self, value: u64) -> Result<(), GeneralProtection> {
         let edx = A::cpuid(0x8000_0001, 0).edx;
         let nxe = if edx & 1 << 20 != 0 { EFER_NXE } else { 0 };

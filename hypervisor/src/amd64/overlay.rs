@@ -1,8 +1,10 @@
-//! Pages that the hypervisor puts into the guest's address space: hypercall page and reference TSC page.
+//! Pages that the hypervisor puts into the guest's address space: hypercall page and reference TSC
+//! page.
 //!
-//! The TLFS lays them over the guest's memory. Here they are written into the guest's own page, whose former
-//! contents come back when the page goes: the guest gives a page that it does not use for anything else, and
-//! no nested mapping has to change. The difference shows only to a guest that writes there, and harms only it.
+//! The TLFS lays them over the guest's memory. Here they are written into the guest's own page,
+//! whose former contents come back when the page goes: the guest gives a page that it does not use
+//! for anything else, and no nested mapping has to change. The difference shows only to a guest
+//! that writes there, and harms only it.
 
 use alloc::vec;
 use alloc::vec::Vec;

@@ -18,8 +18,8 @@ use crate::vm::space::{FlushScratch, SpaceJob};
 const SLOT: SlotId = SlotId(u16::MAX);
 const PAGE: usize = 4096;
 
-/// The ROM. Whoever writes to its device's registers holds its lock until [`follow`](Rom::follow) is over, so that the
-/// slots follow in the order of the writes.
+/// The ROM. Whoever writes to its device's registers holds its lock until [`follow`](Rom::follow)
+/// is over, so that the slots follow in the order of the writes.
 pub struct Rom {
     image: PhysAddr,
     len: RomLen,
@@ -40,11 +40,13 @@ impl Rom {
         Self { image: PhysAddr(image), len, base: None }
     }
 
-    /// Makes the slot be where the device decodes the ROM, and returns what that took; nothing if it is there already.
+    /// Makes the slot be where the device decodes the ROM, and returns what that took; nothing if
+    /// it is there already.
     ///
     /// # Errors
     ///
-    /// [`Busy`] while another change of the slots is under way: the access that asks for this is to be tried again.
+    /// [`Busy`] while another change of the slots is under way: the access that asks for this is to
+    /// be tried again.
     pub fn follow<A: Amd64>(
         &mut self,
         vm: &Machine<A>,
@@ -56,8 +58,8 @@ impl Rom {
         }
         let job = match (self.base, wanted) {
             (None, Some(base)) => {
-                // SAFETY: the image comes from the heap, is mapped one to one, and is never given back; nobody has a
-                // reference to it.
+                // SAFETY: the image comes from the heap, is mapped one to one, and is never given
+                // back; nobody has a reference to it.
                 unsafe { vm.space.add(self.slot(base)) }
             }
             (Some(_), Some(base)) => vm.space.move_to(SLOT, base),
@@ -71,7 +73,8 @@ impl Rom {
             }
             Err(SlotError::Busy) => Err(Busy),
             Err(error) => {
-                // Memory that was added lies there, which the device decodes as well: it is seen, not the ROM.
+                // Memory that was added lies there, which the device decodes as well: it is seen,
+                // not the ROM.
                 log::debug!("the ROM is not seen: {error}");
                 match self.base {
                     None => Ok(None),

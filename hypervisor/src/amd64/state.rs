@@ -34,7 +34,8 @@ use crate::vm::files::Defects;
 const CR0_ET: u64 = 1 << 4;
 /// PAT after reset (APM volume 2, section 7.8.2).
 const PAT_RESET: u64 = 0x0007_0406_0007_0406;
-/// PAUSEs in a row that make the processor exit, where it counts them; and how far apart they may be.
+/// PAUSEs in a row that make the processor exit, where it counts them; and how far apart they may
+/// be.
 const PAUSE_COUNT: u16 = 3000;
 const PAUSE_THRESHOLD: u16 = 128;
 
@@ -308,8 +309,9 @@ impl VcpuState {
         }
     }
 
-    /// When this vCPU wants to be looked at for one of its timers, as a value of the host's TSC, which is `now`: one
-    /// that is not later if a timer has expired already, `u64::MAX` if none runs.
+    /// When this vCPU wants to be looked at for one of its timers, as a value of the host's TSC,
+    /// which is `now`: one that is not later if a timer has expired already, `u64::MAX` if none
+    /// runs.
     #[inline]
     pub fn next_deadline(&self, now: u64) -> u64 {
         // The local APIC counts in the guest's TSC, which may have wrapped against the host's.

@@ -1,14 +1,15 @@
 //! Stepping over the IRET that ends an NMI handler.
 //!
-//! NMIs are unblocked when IRET has been executed, but its intercept comes before that, and nothing comes after.
-//! So the guest executes the IRET with RFLAGS.TF set, and #DB is intercepted: the IRET has replaced the trap flag by
-//! the one on the stack, and the next NMI goes in where the processor would take it. What the guest could see of
-//! this does not get there: DR6 is put back, and an IRET that faults exits too, so that the flags on its
-//! handler's stack are the guest's own. Such an IRET has not been executed; NMIs wait for the handler's.
+//! NMIs are unblocked when IRET has been executed, but its intercept comes before that, and nothing
+//! comes after. So the guest executes the IRET with RFLAGS.TF set, and #DB is intercepted: the IRET
+//! has replaced the trap flag by the one on the stack, and the next NMI goes in where the processor
+//! would take it. What the guest could see of this does not get there: DR6 is put back, and an IRET
+//! that faults exits too, so that the flags on its handler's stack are the guest's own. Such an
+//! IRET has not been executed; NMIs wait for the handler's.
 //!
-//! An IRET that goes back to another task stores its flags with the task that ends, and there the guest would see the trap
-//! flag. It is executed without: where RIP or the task is another one at the next exit, it has been. If an NMI waits for
-//! that, the timer sees to an exit.
+//! An IRET that goes back to another task stores its flags with the task that ends, and there the
+//! guest would see the trap flag. It is executed without: where RIP or the task is another one at
+//! the next exit, it has been. If an NMI waits for that, the timer sees to an exit.
 //!
 //! APM volume 2, sections 8.2.3 (NMI), 13.1.4 (single step), 15.12 (exception intercepts).
 
@@ -79,8 +80,8 @@ impl VcpuState {
         }
     }
 
-    /// Ends the step if there is one, whether the IRET has been executed or not. To be called after each exit, before
-    /// anything else looks at RFLAGS and DR6. Whether a #DB is the step's own.
+    /// Ends the step if there is one, whether the IRET has been executed or not. To be called after
+    /// each exit, before anything else looks at RFLAGS and DR6. Whether a #DB is the step's own.
     #[inline]
     pub fn end_step(&mut self) -> bool {
         self.nmi.contains(Nmi::STEPPING) && self.finish_step()
@@ -124,8 +125,9 @@ impl VcpuState {
         // Exit codes of exceptions begin at a multiple of 32.
         match exit.code % 32 {
             event::VECTOR_DB => {
-                // DR6 says already what it is for. Delivery turns the detection of accesses to debug registers off (section
-                // 13.1.1.4), and one by injection leaves that to the hypervisor (section 15.20).
+                // DR6 says already what it is for. Delivery turns the detection of accesses to
+                // debug registers off (section 13.1.1.4), and one by injection leaves that to the
+                // hypervisor (section 15.20).
                 self.vmcb.dr7 &= !DR7_GENERAL_DETECT;
                 self.vmcb.mark_dirty(clean::ALL);
                 self.exception = Some(event::exception(event::VECTOR_DB));

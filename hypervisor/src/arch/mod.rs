@@ -1,5 +1,5 @@
-//! The architectures. Each one is a module of the same shape, which implements the [traits](crate::vm::arch) that the core is
-//! generic over; the one for the target is used.
+//! The architectures. Each one is a module of the same shape, which implements the
+//! [traits](crate::vm::arch) that the core is generic over; the one for the target is used.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

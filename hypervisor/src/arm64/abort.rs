@@ -31,14 +31,15 @@ pub const fn kind_of(syndrome: u64) -> u64 {
 /// The class of aborts of instruction fetches.
 pub const CLASS_FETCH: u8 = 0x20;
 
-/// Whether stage 2 is what the access could not pass. Anything else is an external abort or the like.
+/// Whether stage 2 is what the access could not pass. Anything else is an external abort or the
+/// like.
 #[must_use]
 pub const fn is_of_stage2(syndrome: u64) -> bool {
     matches!(kind_of(syndrome), kind::ADDRESS_SIZE | kind::TRANSLATION | kind::ACCESS_FLAG | kind::PERMISSION)
 }
 
-/// Whether HPFAR_EL2 holds the page: for all faults of stage 2 but permission faults of the access itself. There stage 1 has to be
-/// walked once more.
+/// Whether HPFAR_EL2 holds the page: for all faults of stage 2 but permission faults of the access
+/// itself. There stage 1 has to be walked once more.
 #[must_use]
 pub const fn has_page(syndrome: u64) -> bool {
     is_of_stage2(syndrome) && (kind_of(syndrome) != kind::PERMISSION || syndrome & IN_WALK != 0)
@@ -46,9 +47,10 @@ pub const fn has_page(syndrome: u64) -> bool {
 
 /// Whether the page has to be writable for the access to go on.
 ///
-/// Cache maintenance is reported as a store, but most of it needs no more than a page that is there. DC IVAC needs one
-/// that can be written (D7.5.9.5): it is known by the kind of fault, for what needs less has no permission fault on a page
-/// that can be read. A walk's store sets the accessed flag or the dirty state in stage 1's tables.
+/// Cache maintenance is reported as a store, but most of it needs no more than a page that is
+/// there. DC IVAC needs one that can be written (D7.5.9.5): it is known by the kind of fault, for
+/// what needs less has no permission fault on a page that can be read. A walk's store sets the
+/// accessed flag or the dirty state in stage 1's tables.
 #[must_use]
 pub const fn needs_write(syndrome: u64) -> bool {
     let is_only_maintenance = syndrome & CACHE_MAINTENANCE != 0 && kind_of(syndrome) != kind::PERMISSION;
@@ -58,8 +60,9 @@ pub const fn needs_write(syndrome: u64) -> bool {
 /// Fault status: synchronous external abort, not on a walk.
 const EXTERNAL_ABORT: u64 = 0x10;
 
-/// The guest's syndrome, but for its class, of an external abort that it gets for a fault with `syndrome`: whether it was a
-/// store, and whether the address is known, which the processor says of external aborts alone.
+/// The guest's syndrome, but for its class, of an external abort that it gets for a fault with
+/// `syndrome`: whether it was a store, and whether the address is known, which the processor says
+/// of external aborts alone.
 #[must_use]
 pub const fn passed_on(syndrome: u64, is_fetch: bool) -> u64 {
     let write = if is_fetch { 0 } else { syndrome & (WRITE | CACHE_MAINTENANCE) };

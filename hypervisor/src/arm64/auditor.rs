@@ -17,7 +17,8 @@ pub struct Auditor {
 
 #[cfg(feature = "audit")]
 impl Auditor {
-    /// Of a vCPU that has never run. If `reaches_all`, what it invalidates for its own processor is broadcast.
+    /// Of a vCPU that has never run. If `reaches_all`, what it invalidates for its own processor is
+    /// broadcast.
     pub const fn new(index: u32, reaches_all: bool) -> Self {
         Self { books: VcpuBooks::new(index, reaches_all) }
     }

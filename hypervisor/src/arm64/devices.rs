@@ -32,8 +32,8 @@ fn update_uart_line<A: Arm64>(vm: &Machine<A>, level: bool) {
     perform(vm, effect, &distributor);
 }
 
-/// Passes on what the real console has received. What the guest has no room for waits in a queue of the machine's, so
-/// that the real console is quiet.
+/// Passes on what the real console has received. What the guest has no room for waits in a queue of
+/// the machine's, so that the real console is quiet.
 pub fn receive_console<A: Arm64>(vm: &Machine<A>) {
     let level = {
         let mut uart = vm.guest.uart.lock();

@@ -1,11 +1,12 @@
-//! The guest's registers that stay in the processor while its vCPU is on the CPU: everything of EL1 and EL0 that a guest can write
-//! without a trap, and what it finds in place of such registers.
+//! The guest's registers that stay in the processor while its vCPU is on the CPU: everything of EL1
+//! and EL0 that a guest can write without a trap, and what it finds in place of such registers.
 //!
-//! What else a vCPU takes along is handled apart: the general registers, floating point, and the debug registers, which are in the
-//! processor while they are in use only. [`system`](super::system) saves and loads the groups.
+//! What else a vCPU takes along is handled apart: the general registers, floating point, and the
+//! debug registers, which are in the processor while they are in use only.
+//! [`system`](super::system) saves and loads the groups.
 
-/// Groups of registers: how the processor calls each, and what it is after reset (Arm DDI 0487, D24.2). Those of no group are
-/// written one by one.
+/// Groups of registers: how the processor calls each, and what it is after reset (Arm DDI 0487,
+/// D24.2). Those of no group are written one by one.
 macro_rules! for_each_register {
     ($callback:ident) => {
         $callback! {
@@ -51,18 +52,21 @@ macro_rules! for_each_register {
             Deferred DEFERRED {
                 Vdisr vdisr "s3_4_c12_c1_1" 0,
             }
-            /// What is there where the processor has SME and no fine-grained traps that would hide it.
+            /// What is there where the processor has SME and no fine-grained traps that would hide
+            /// it.
             Matrix MATRIX {
                 Tpidr2 tpidr2 "s3_3_c13_c0_5" 0,
             }
-            /// Both timers, the compare values first: a timer is on when its control has been written.
+            /// Both timers, the compare values first: a timer is on when its control has been
+            /// written.
             Timers TIMERS {
                 VirtualValue virtual_value "cntv_cval_el0" 0,
                 VirtualControl virtual_control "cntv_ctl_el0" 0,
                 PhysicalValue physical_value "cntp_cval_el0" 0,
                 PhysicalControl physical_control "cntp_ctl_el0" 0,
             }
-            /// The virtual CPU interface (IHI 0069H, section 12.4): everything masked, no group enabled, binary points at their lowest.
+            /// The virtual CPU interface (IHI 0069H, section 12.4): everything masked, no group
+            /// enabled, binary points at their lowest.
             Interface INTERFACE {
                 IchVmcr vmcr "ich_vmcr_el2" 0,
                 IchAp0r0 ap0r0 "ich_ap0r0_el2" 0,
@@ -96,7 +100,8 @@ macro_rules! declare {
         )*
         { $($alone:ident $alone_name:literal,)* }
     ) => {
-        /// A register of the guest's. EL2 uses none of them, so that whatever is written to them concerns the guest alone.
+        /// A register of the guest's. EL2 uses none of them, so that whatever is written to them
+        /// concerns the guest alone.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[allow(missing_docs, reason = "the architecture's names are beside them")]
         pub enum Register {

@@ -1,10 +1,11 @@
 //! What ends a stay in the guest, as a value, and the table of what each means.
 //!
-//! [`capture`] asks the processor once, for what the kind of exit has and no more; what follows is decided from that value, the
-//! vCPU's state, and what the guest has in its registers. Handlers change the state and say how it goes on; nothing here blocks.
+//! [`capture`] asks the processor once, for what the kind of exit has and no more; what follows is
+//! decided from that value, the vCPU's state, and what the guest has in its registers. Handlers
+//! change the state and say how it goes on; nothing here blocks.
 //!
-//! The table below has a row for each kind: how it is found, what it is captured as, its counter, and its handler. A new kind is a new
-//! row.
+//! The table below has a row for each kind: how it is found, what it is captured as, its counter,
+//! and its handler. A new kind is a new row.
 //!
 //! Source: Arm DDI 0487, D24.2.40 "ESR_EL2".
 
@@ -137,8 +138,8 @@ macro_rules! exits {
             }
         }
 
-        /// Captures the exit that has just come by `vector`, and hands it on. Each kind has its own way through, on which nothing is
-        /// asked again.
+        /// Captures the exit that has just come by `vector`, and hands it on. Each kind has its own
+        /// way through, on which nothing is asked again.
         #[inline(always)]
         pub fn capture<P: Processor, R>(vector: Vector, mut then: impl FnMut(Exit) -> R) -> R {
             match vector {
@@ -205,7 +206,8 @@ exits! {
         SError(Syndrome) Vector::SError, "SError", |_: &Syndrome| Counter::ExitOther => on_serror;
     }
     classes {
-        /// An instruction that is undefined here and would be elsewhere, or one that the processor does not say more about.
+        /// An instruction that is undefined here and would be elsewhere, or one that the processor
+        /// does not say more about.
         Unknown(Syndrome) 0x00, "unknown", other => undefined::handle;
         /// WFI or WFE; in AArch32 at EL0 both have this class, too.
         Wait(Syndrome) 0x01, "WFI or WFE", wait::counter => wait::handle;
@@ -221,13 +223,15 @@ exits! {
         SystemRegister(Syndrome) 0x18, "system register", registers::counter => registers::handle;
         /// Scalable vectors, which the guest has not.
         Scalable(Syndrome) 0x19, "SVE", other => undefined::handle;
-        /// The guest's fetch of an instruction, of which stage 2 does not say enough, or which nothing has answered.
+        /// The guest's fetch of an instruction, of which stage 2 does not say enough, or which
+        /// nothing has answered.
         Fetch(Abort) 0x20, "instruction abort", |_: &Abort| Counter::ExitNpf => abort::handle;
         /// The same for a load, a store, or the like.
         Data(Abort) 0x24, "data abort", |_: &Abort| Counter::ExitNpf => abort::handle;
     }
     others {
-        /// Whatever else is trapped: nothing that the guest has been shown. It is undefined for the guest.
+        /// Whatever else is trapped: nothing that the guest has been shown. It is undefined for the
+        /// guest.
         Other(Syndrome), "other", other => undefined::handle_unlisted;
     }
 }
@@ -246,15 +250,15 @@ fn other(_: &Syndrome) -> Counter {
     Counter::ExitOther
 }
 
-/// An interrupt: it has been taken already, at [`enter`](super::vcpu::enter). What came with it is looked at in any case: the timer's
-/// goes to the guest without an event.
+/// An interrupt: it has been taken already, at [`enter`](super::vcpu::enter). What came with it is
+/// looked at in any case: the timer's goes to the guest without an event.
 #[inline(always)]
 fn on_interrupt<A: Arm64>(_: &mut Context<'_, A>, (): ()) -> Next {
     Next::Resume
 }
 
-/// An asynchronous abort came while the guest ran: it is the guest's. The hypervisor takes none itself, they are masked at
-/// EL2; one of its own would be reported here as well.
+/// An asynchronous abort came while the guest ran: it is the guest's. The hypervisor takes none
+/// itself, they are masked at EL2; one of its own would be reported here as well.
 #[cold]
 fn on_serror<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) -> Next {
     let vcpu = context.vcpu.index;

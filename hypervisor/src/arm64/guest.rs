@@ -158,8 +158,8 @@ impl Shared {
         VcpuState::new(index, self.vcpus, self.configuration)
     }
 
-    /// Puts kernel, device tree and initial RAM disk into memory, which is zeroed; `boot` begins at the entry. Steps are short, with
-    /// a `pause` between them.
+    /// Puts kernel, device tree and initial RAM disk into memory, which is zeroed; `boot` begins at
+    /// the entry. Steps are short, with a `pause` between them.
     ///
     /// # Errors
     ///

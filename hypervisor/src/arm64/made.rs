@@ -1,5 +1,6 @@
-//! A processor that is made up, on the [board](crate::vm::made) that is made up: registers are what was written to them, and what the
-//! guest does is what a test says. It notes what it was told in between.
+//! A processor that is made up, on the [board](crate::vm::made) that is made up: registers are what
+//! was written to them, and what the guest does is what a test says. It notes what it was told in
+//! between.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,5 +1,6 @@
-//! The hypervisor on Arm64, as far as it needs no Arm64 processor: everything that is decided about guests, and what follows from it.
-//! What only a processor can do are the functions of [`processor`], which `arch/aarch64` implements.
+//! The hypervisor on Arm64, as far as it needs no Arm64 processor: everything that is decided about
+//! guests, and what follows from it. What only a processor can do are the functions of
+//! [`processor`], which `arch/aarch64` implements.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -1,7 +1,8 @@
-//! What only an Arm64 processor at EL2 can do: everything here is one register, or one short sequence of instructions.
+//! What only an Arm64 processor at EL2 can do: everything here is one register, or one short
+//! sequence of instructions.
 //!
-//! `arch/aarch64` implements it by instructions, tests by a processor that is made up. What the hypervisor does with it is the same
-//! for both.
+//! `arch/aarch64` implements it by instructions, tests by a processor that is made up. What the
+//! hypervisor does with it is the same for both.
 
 use core::cell::Cell;
 
@@ -30,7 +31,8 @@ pub struct Registers {
     pub pstate: u64,
 }
 
-/// The guest's floating-point and vector registers, which the hypervisor does not use: they are exchanged when the vCPU changes.
+/// The guest's floating-point and vector registers, which the hypervisor does not use: they are
+/// exchanged when the vCPU changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct FloatState {
@@ -54,12 +56,14 @@ pub enum Vector {
     SError = 3,
 }
 
-/// HCR_EL2 for a guest: what it always is (see [`hcr_base`](super::controls::hcr_base)), and what changes.
+/// HCR_EL2 for a guest: what it always is (see [`hcr_base`](super::controls::hcr_base)), and what
+/// changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Configuration(u64);
 
 impl Configuration {
-    /// On top of `base`; with `broadcasts` the guest's local maintenance instructions reach all CPUs.
+    /// On top of `base`; with `broadcasts` the guest's local maintenance instructions reach all
+    /// CPUs.
     #[must_use]
     pub const fn new(base: u64, broadcasts: bool) -> Self {
         let steady = base & !(hcr::VSE | hcr::TWE);
@@ -113,18 +117,20 @@ bitflags! {
         const ACCESS_FLAG = 1 << 4;
         /// It sets the dirty state, too.
         const DIRTY_STATE = 1 << 5;
-        /// A table may replace a block, and a block a table, without an invalid entry in between (FEAT_BBM, level 2).
+        /// A table may replace a block, and a block a table, without an invalid entry in between
+        /// (FEAT_BBM, level 2).
         const REPLACES_IN_PLACE = 1 << 6;
         /// Pointer authentication, whose keys are the guest's.
         const POINTER_KEYS = 1 << 7;
         /// Virtualization host extensions, which are not used.
         const VHE = 1 << 8;
-        /// An instruction cache whose lines are tagged by VMID or found by virtual index: it is not enough to drop lines by
-        /// address.
+        /// An instruction cache whose lines are tagged by VMID or found by virtual index: it is not
+        /// enough to drop lines by address.
         const VIRTUAL_INSTRUCTION_CACHE = 1 << 9;
         /// Error records, SErrors that are deferred (FEAT_RAS).
         const ERRORS = 1 << 10;
-        /// Matrix instructions (FEAT_SME), which guests do not have; one of their registers is there all the same.
+        /// Matrix instructions (FEAT_SME), which guests do not have; one of their registers is
+        /// there all the same.
         const MATRICES = 1 << 11;
     }
 }
@@ -134,7 +140,8 @@ bitflags! {
 pub struct CpuData {
     /// Registers of its GIC redistributor.
     pub redistributor: Cell<u64>,
-    /// The guest's timers that have interrupted while the vCPU on this CPU does not know yet: a bit for each INTID.
+    /// The guest's timers that have interrupted while the vCPU on this CPU does not know yet: a bit
+    /// for each INTID.
     pub timers_fired: Cell<u32>,
     /// The virtual CPU interface has asked for maintenance.
     pub maintenance_fired: Cell<bool>,
@@ -198,7 +205,8 @@ pub trait Processor: Cpus<CpuData = CpuData> {
     /// ISB: what was written to system registers takes effect before what follows.
     fn synchronize();
 
-    /// Translates by the guest's stage 1 and stage 2, for a read at EL1 or EL0: PAR_EL1 as it would be. The guest's is kept.
+    /// Translates by the guest's stage 1 and stage 2, for a read at EL1 or EL0: PAR_EL1 as it would
+    /// be. The guest's is kept.
     fn translate(address: u64, at_el0: bool) -> u64;
 
     /// ESR_EL2.
@@ -250,7 +258,8 @@ pub trait Processor: Cpus<CpuData = CpuData> {
     ///
     /// # Safety
     ///
-    /// The registers are this CPU's vCPU's, and what else is its is loaded. Stage 2 maps the guest's memory only.
+    /// The registers are this CPU's vCPU's, and what else is its is loaded. Stage 2 maps the
+    /// guest's memory only.
     unsafe fn run_guest(registers: &mut Registers) -> Vector;
 
     /// Sends a byte of the guest's serial port over the real one.

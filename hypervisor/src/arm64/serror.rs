@@ -1,6 +1,7 @@
 //! Asynchronous aborts (SError) that end a stay in the guest: they are the guest's.
 //!
-//! Source: Arm DDI 0487, D24.2.40 "ISS encoding for an SError exception", HCR_EL2.VSE; Arm DDI 0587 (RAS) for the types.
+//! Source: Arm DDI 0487, D24.2.40 "ISS encoding for an SError exception", HCR_EL2.VSE; Arm DDI 0587
+//! (RAS) for the types.
 
 use super::controls::hcr;
 use super::processor::Configuration;
@@ -34,7 +35,8 @@ pub const fn outcome(syndrome: u64, has_ras: bool) -> Outcome {
     }
 }
 
-/// HCR_EL2 as noted, after a stay in the guest: the processor clears VSE when the guest takes its SError.
+/// HCR_EL2 as noted, after a stay in the guest: the processor clears VSE when the guest takes its
+/// SError.
 #[must_use]
 pub const fn after_guest(noted: Configuration, processor: u64) -> Configuration {
     noted.with_serror(noted.has_serror() && processor & hcr::VSE != 0)

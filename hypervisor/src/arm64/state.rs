@@ -21,7 +21,8 @@ use crate::sched::VcpuIndex;
 use crate::sched::spinning::{Look, SpinWatch};
 use crate::vm::arch::State;
 
-/// Processor state at the start of a vCPU: EL1 with its own stack pointer, everything masked (PSCI, section 6.4.3).
+/// Processor state at the start of a vCPU: EL1 with its own stack pointer, everything masked (PSCI,
+/// section 6.4.3).
 const PSTATE_START: u64 = 0x3c5;
 
 /// What a vCPU is doing.
@@ -100,8 +101,8 @@ impl<P: Processor> VcpuState<P> {
         *self = Self { home, auditor, ..Self::new(index, count, configuration) };
     }
 
-    /// It was told to start, as from power-on but for what its redistributor was set up for. Its registers are loaded, or
-    /// nobody's are.
+    /// It was told to start, as from power-on but for what its redistributor was set up for. Its
+    /// registers are loaded, or nobody's are.
     pub fn start(&mut self, start: Start) {
         self.system = SystemRegisters::reset();
         *self.debug = Debug::new();
@@ -148,7 +149,8 @@ impl<P: Processor> VcpuState<P> {
         P::write(Register::Tcr, self.walks);
     }
 
-    /// Saves what [`load`](Self::load) loaded. The timer is off from here on, and what it had asserted is quiet.
+    /// Saves what [`load`](Self::load) loaded. The timer is off from here on, and what it had
+    /// asserted is quiet.
     pub fn save(&mut self) {
         self.note_serror();
         if self.debug.armed().is_some() {
@@ -210,15 +212,15 @@ impl<P: Processor> VcpuState<P> {
         self.spin.is_due(now)
     }
 
-    /// Looks whether the guest spins, now and then. WFE says it where it is trapped; not everybody executes it, and not every
-    /// machine traps it.
+    /// Looks whether the guest spins, now and then. WFE says it where it is trapped; not everybody
+    /// executes it, and not every machine traps it.
     pub fn look_whether_it_spins(&mut self, _before_the_switch: u64, first: u64) -> Look {
         let Registers { x, pc, pstate } = &self.registers;
         self.spin.look(P::now(), first, x.iter().chain([pc, pstate]))
     }
 
-    /// When this vCPU wants to be looked at for its timer, as a count of the machine's; `u64::MAX` for never. While it runs,
-    /// its timer interrupts by itself.
+    /// When this vCPU wants to be looked at for its timer, as a count of the machine's; `u64::MAX`
+    /// for never. While it runs, its timer interrupts by itself.
     #[inline]
     pub fn next_deadline(&self, _now: u64) -> u64 {
         if self.activity != Activity::Halted {
@@ -229,8 +231,8 @@ impl<P: Processor> VcpuState<P> {
         due(Timer::Virtual).min(due(Timer::Physical))
     }
 
-    /// Takes back what a timer had asserted and the guest has not acknowledged, if the timer does not assert it any more:
-    /// the guest has stopped it, or set it to later.
+    /// Takes back what a timer had asserted and the guest has not acknowledged, if the timer does
+    /// not assert it any more: the guest has stopped it, or set it to later.
     #[inline]
     pub fn withdraw_timers(&mut self) {
         if self.gic.linked_waiting() != 0 {

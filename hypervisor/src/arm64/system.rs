@@ -51,8 +51,8 @@ pub(super) struct SystemRegisters {
     timers: Timers,
 }
 
-/// One of the guest's timers, which are the processor's own. Both count from the same zero as the machine's counter
-/// (CNTVOFF_EL2 is 0), so that a compare value is a time of the machine's.
+/// One of the guest's timers, which are the processor's own. Both count from the same zero as the
+/// machine's counter (CNTVOFF_EL2 is 0), so that a compare value is a time of the machine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     /// CNTV.
@@ -137,8 +137,9 @@ impl SystemRegisters {
 
     /// From memory into the processor.
     ///
-    /// TCR_EL1 comes last, after VTTBR_EL2 has been loaded: on some processors an address translation made ahead may use
-    /// what is there of the former guest's and of this one's (`coherence::tlbi::Errata::speculative_at`).
+    /// TCR_EL1 comes last, after VTTBR_EL2 has been loaded: on some processors an address
+    /// translation made ahead may use what is there of the former guest's and of this one's
+    /// (`coherence::tlbi::Errata::speculative_at`).
     pub(super) fn load<P: Processor>(&self) {
         self.common.load::<P>();
         let features = P::features();
@@ -153,8 +154,8 @@ impl SystemRegisters {
         }
         self.timers.load::<P>();
         P::synchronize();
-        // Mostly it is the same for all vCPUs of a guest; under emulation a write drops all translations, EL2's and those
-        // of stage 2 included.
+        // Mostly it is the same for all vCPUs of a guest; under emulation a write drops all
+        // translations, EL2's and those of stage 2 included.
         if P::read(Register::Tcr) != self.tcr {
             P::write(Register::Tcr, self.tcr);
         }

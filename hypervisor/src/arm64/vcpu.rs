@@ -42,7 +42,8 @@ impl Default for Inbox {
 pub struct Workspace {
     /// Who ran here last.
     resident: Resident,
-    /// What is loaded here, and what has to be dropped before the vCPU on this CPU enters the guest.
+    /// What is loaded here, and what has to be dropped before the vCPU on this CPU enters the
+    /// guest.
     place: Place,
     /// What the interface was told last.
     maintenance: Maintenance,
@@ -78,8 +79,8 @@ pub fn load_state<A: Arm64>(context: &mut Context<'_, A>) {
     }
 }
 
-/// VTTBR_EL2, and what has to go with it. True if it has changed: then stage-1 walks may be forbidden until TCR_EL1 is
-/// loaded (see [`tlbi::enter_vm`](coherence::tlbi::enter_vm)).
+/// VTTBR_EL2, and what has to go with it. True if it has changed: then stage-1 walks may be
+/// forbidden until TCR_EL1 is loaded (see [`tlbi::enter_vm`](coherence::tlbi::enter_vm)).
 #[inline]
 fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     let (cpu, space) = (CpuId(context.cpu.index), context.vm.guest.address_space());
@@ -91,8 +92,9 @@ fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     entered.has_changed
 }
 
-/// Every so many entries another machine is about to run on this CPU, one that never has before: it takes a VMID. It leaves
-/// before it enters its guest, so that VTTBR_EL2 stays, and what it owes is left to whoever comes next.
+/// Every so many entries another machine is about to run on this CPU, one that never has before: it
+/// takes a VMID. It leaves before it enters its guest, so that VTTBR_EL2 stays, and what it owes is
+/// left to whoever comes next.
 #[cold]
 fn churn<A: Arm64>(context: &mut Context<'_, A>) {
     context.workspace.entries += 1;
@@ -103,8 +105,8 @@ fn churn<A: Arm64>(context: &mut Context<'_, A>) {
     }
 }
 
-/// Enters the guest and comes back with an exit; or does not enter, because something has to be looked at first, and
-/// returns false.
+/// Enters the guest and comes back with an exit; or does not enter, because something has to be
+/// looked at first, and returns false.
 pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     if context.vm.guest.vmid_churn != 0 {
         churn(context);
@@ -128,7 +130,8 @@ pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
     true
 }
 
-/// Takes the interrupts that pend, outside of guest mode. The guest's timers are those of the vCPU on this CPU.
+/// Takes the interrupts that pend, outside of guest mode. The guest's timers are those of the vCPU
+/// on this CPU.
 pub fn open_window<A: Arm64>(context: &mut Context<'_, A>) {
     A::take_interrupts();
     take_timers(context);
@@ -146,7 +149,8 @@ fn take_timers<A: Arm64>(context: &mut Context<'_, A>) {
     }
 }
 
-/// Has it noted that a maintenance interrupt came: it asks for no more of them if nothing comes of it.
+/// Has it noted that a maintenance interrupt came: it asks for no more of them if nothing comes of
+/// it.
 #[inline]
 fn note_maintenance<A: Arm64>(context: &mut Context<'_, A>) {
     if context.cpu.arch.maintenance_fired.replace(false) {
@@ -197,7 +201,8 @@ impl<A: Arm64> arm64::Processor for El1<'_, A> {
 
     #[inline(always)]
     fn fill_lists(&mut self) {
-        // To fill the list registers what runs does not matter, only what the interface is set up for.
+        // To fill the list registers what runs does not matter, only what the interface is set up
+        // for.
         let view = system::idle_view::<A>();
         let maintenance = self.state.gic.fill(&mut Lists::<A>::new(), &view);
         if maintenance != self.workspace.maintenance {
@@ -234,7 +239,8 @@ impl<A: Arm64> arm64::Processor for El1<'_, A> {
 /// Walks by software end by themselves: nobody is kicked for them.
 pub struct Patience;
 
-/// Turns of waiting for a walk by software on another CPU before the machine is declared broken: seconds.
+/// Turns of waiting for a walk by software on another CPU before the machine is declared broken:
+/// seconds.
 const WAIT_TURNS_MAX: u64 = 1 << 32;
 
 impl Hardware for Patience {

@@ -6,13 +6,14 @@
 //!    B  the notify word    (RMW, Release)       D  the words here         (load, then RMW, Acquire)
 //! ```
 //!
-//! A before B, C before D. The notify word is the one by which a vCPU is kicked and made to look again.
-//! If C sees B, D sees A: nothing that was announced is missed. If C comes before B in that word's order,
-//! B finds the vCPU entered (and kicks it) or not entered (and its next entry takes the word again).
-//! A vector that D takes before its B costs one look that finds nothing.
+//! A before B, C before D. The notify word is the one by which a vCPU is kicked and made to look
+//! again. If C sees B, D sees A: nothing that was announced is missed. If C comes before B in that
+//! word's order, B finds the vCPU entered (and kicks it) or not entered (and its next entry takes
+//! the word again). A vector that D takes before its B costs one look that finds nothing.
 //!
-//! `post_fixed` sets the level flag before the vector, which releases it; the drain acquires it with the vector. `post_init` comes
-//! after the vectors of the same poster, and whoever takes INIT takes them away. The models beside this module run all of it under loom.
+//! `post_fixed` sets the level flag before the vector, which releases it; the drain acquires it
+//! with the vector. `post_init` comes after the vectors of the same poster, and whoever takes INIT
+//! takes them away. The models beside this module run all of it under loom.
 
 use super::lapic::{Lapic, VectorSet};
 use super::message::{Logical, MessageKind, Trigger};
@@ -37,16 +38,17 @@ pub struct Signals {
     pub nmis: u8,
 }
 
-/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as in IRR, but for NMIs.
+/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as
+/// in IRR, but for NMIs.
 #[derive(Debug, Default)]
 pub struct Inbox {
     pending: [AtomicU64; 4],
-    /// Vectors that ever came from a level-triggered pin. Never cleared: one EOI too many for the I/O APIC is
-    /// harmless, one too few ends a line for good.
+    /// Vectors that ever came from a level-triggered pin. Never cleared: one EOI too many for the
+    /// I/O APIC is harmless, one too few ends a line for good.
     level: [AtomicU64; 4],
     signals: AtomicU32,
-    /// What its local APIC takes logical destinations for, as the owner has set it. Orders nothing: who sends while it
-    /// changes may find the one or the other, as on a bus.
+    /// What its local APIC takes logical destinations for, as the owner has set it. Orders nothing:
+    /// who sends while it changes may find the one or the other, as on a bus.
     logical: AtomicU32,
 }
 
@@ -119,8 +121,8 @@ impl Inbox {
         _ = update(&self.signals, |signals| (signals & STARTUP == 0).then_some(signals | startup));
     }
 
-    /// Whether there is anything for [`take_signals`](Self::take_signals). The notify word, taken before, has made
-    /// the load see what was announced; so too for the vectors.
+    /// Whether there is anything for [`take_signals`](Self::take_signals). The notify word, taken
+    /// before, has made the load see what was announced; so too for the vectors.
     #[must_use]
     #[inline]
     pub fn has_signals(&self) -> bool {
@@ -128,8 +130,9 @@ impl Inbox {
         self.signals.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes what was posted besides vectors. INIT takes away the vectors that were posted, and resets `lapic`. The
-    /// owner calls it after it has taken the notify word, and [`drain_vectors`](Self::drain_vectors) next.
+    /// Takes what was posted besides vectors. INIT takes away the vectors that were posted, and
+    /// resets `lapic`. The owner calls it after it has taken the notify word, and
+    /// [`drain_vectors`](Self::drain_vectors) next.
     pub fn take_signals(&self, lapic: &mut Lapic) -> Signals {
         // Pairs with `post_init`, `post_nmi` and `post_startup`.
         let signals = self.signals.swap(0, Ordering::Acquire);
@@ -256,8 +259,8 @@ mod tests {
         assert_eq!(lapic.pending(), Some(0x99));
     }
 
-    /// Posters on other threads, each waiting for its vector to be served before it posts again: a lost
-    /// post would leave one waiting until the bound.
+    /// Posters on other threads, each waiting for its vector to be served before it posts again: a
+    /// lost post would leave one waiting until the bound.
     #[test]
     fn g6_no_post_is_lost_between_threads() {
         const ROUNDS: usize = 2000;

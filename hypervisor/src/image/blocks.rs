@@ -1,8 +1,9 @@
 //! The block of each CPU: its stacks, with guard pages under them, and its own data.
 //!
-//! A block is aligned to its size, so a CPU finds its data from its stack pointer alone, on whichever
-//! of its stacks it is. No segment base is involved: between #VMEXIT and the reload of the host's
-//! state FS, GS and TR are still the guest's, and QEMU has been seen to deliver an interrupt there.
+//! A block is aligned to its size, so a CPU finds its data from its stack pointer alone, on
+//! whichever of its stacks it is. No segment base is involved: between #VMEXIT and the reload of
+//! the host's state FS, GS and TR are still the guest's, and QEMU has been seen to deliver an
+//! interrupt there.
 //!
 //! ```text
 //! 0x00000  guard page

@@ -12,13 +12,15 @@ use crate::quota::{Answer, Quota};
 use crate::vm::arch::Clock;
 use crate::vm::{GUEST, increase};
 
-/// Of the lines that a guest can cause, in the long run one is written each time that so much has passed.
+/// Of the lines that a guest can cause, in the long run one is written each time that so much has
+/// passed.
 const GUEST_LINE_PERIOD_US: u64 = 500_000;
 
 /// Held by who writes a line.
 static LOG_LOCK: Mutex<Quota> = Mutex::new(Quota::new());
 
-/// Writes text to the log as it is, without the lock: for a panic that may have happened while it was held.
+/// Writes text to the log as it is, without the lock: for a panic that may have happened while it
+/// was held.
 pub(crate) struct LogPort;
 
 impl Write for LogPort {

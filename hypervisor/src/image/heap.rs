@@ -12,10 +12,11 @@ use talc::source::Manual;
 
 use crate::free_memory::FreeMemory;
 
-/// Least heap of the hypervisor: its own page tables, VMCBs, device state. Neither guest memory nor tables of nested paging come
-/// from here.
+/// Least heap of the hypervisor: its own page tables, VMCBs, device state. Neither guest memory nor
+/// tables of nested paging come from here.
 const HEAP_MIN: u64 = 32 << 20;
-/// For so many bytes of RAM there is one more of heap: a dirty log has two bits for each page of 4 KiB, which is a fourth of it.
+/// For so many bytes of RAM there is one more of heap: a dirty log has two bits for each page of 4
+/// KiB, which is a fourth of it.
 const RAM_PER_HEAP: u64 = 4096;
 /// Most heap: on some machines it has to lie below 4 GiB.
 const HEAP_MAX: u64 = 1 << 30;
@@ -91,8 +92,9 @@ pub(crate) fn is_stack(address: u64) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeapTables;
 
-// SAFETY: tables come zeroed and page-aligned from the heap, whose memory is mapped one to one for ever, so an
-// address is a valid pointer until the table is freed; freeing is up to the caller's promise.
+// SAFETY: tables come zeroed and page-aligned from the heap, whose memory is mapped one to one for
+// ever, so an address is a valid pointer until the table is freed; freeing is up to the caller's
+// promise.
 unsafe impl TableMemory for HeapTables {
     fn allocate(&self) -> Option<PhysAddr> {
         // SAFETY: the size is not zero.
@@ -101,7 +103,8 @@ unsafe impl TableMemory for HeapTables {
     }
 
     unsafe fn free(&self, table: PhysAddr) {
-        // SAFETY: the caller vouches for origin and disuse; the layout is the one it was allocated with.
+        // SAFETY: the caller vouches for origin and disuse; the layout is the one it was allocated
+        // with.
         unsafe { dealloc(table.0 as *mut u8, TABLE_LAYOUT) };
     }
 

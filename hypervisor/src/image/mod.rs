@@ -1,5 +1,5 @@
-//! What the bare-metal images of all architectures have besides the [core](crate::vm): memory, stacks, the log, the report of
-//! a panic, and the one machine.
+//! What the bare-metal images of all architectures have besides the [core](crate::vm): memory,
+//! stacks, the log, the report of a panic, and the one machine.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -63,8 +63,8 @@ pub(crate) unsafe fn files_of_module(module: Option<Range<u64>>, kind: &str) -> 
     files
 }
 
-/// Makes the machine that the files describe, and runs it on this CPU, which is the boot CPU, and the others. `ready` is
-/// called when there is a machine, before any vCPU runs.
+/// Makes the machine that the files describe, and runs it on this CPU, which is the boot CPU, and
+/// the others. `ready` is called when there is a machine, before any vCPU runs.
 pub(crate) fn run_machine(files: Files, free: &mut FreeMemory, unix: Option<u64>, ready: impl FnOnce()) -> ! {
     let vm = vm::machine::create::<Local>(files, free, unix)
         .unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));

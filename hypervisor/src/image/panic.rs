@@ -36,8 +36,8 @@ pub(crate) fn has_panicked() -> bool {
     PANICKED.load(Ordering::Relaxed)
 }
 
-/// Reports a processor exception in the hypervisor itself, which `what` describes, and ends the run. The backtrace begins
-/// at `address` and goes on from `frame`.
+/// Reports a processor exception in the hypervisor itself, which `what` describes, and ends the
+/// run. The backtrace begins at `address` and goes on from `frame`.
 pub(crate) fn report_exception(what: core::fmt::Arguments<'_>, frame: u64, address: u64) -> ! {
     begin_report();
     let _ = writeln!(LogPort, "quell: panic: {what}");
@@ -72,7 +72,8 @@ fn finish_report(frame: u64, address: Option<u64>) -> ! {
     }
     let mut frame = frame;
     for _ in 0..MAX_FRAMES {
-        // A frame pointer is aligned and points into memory that we have; anything else ends the walk.
+        // A frame pointer is aligned and points into memory that we have; anything else ends the
+        // walk.
         if frame == 0 || !frame.is_multiple_of(8) || !heap::is_stack(frame) {
             break;
         }

@@ -1,7 +1,7 @@
 //! The scheduler: many vCPUs on few CPUs.
 //!
-//! Each CPU has a [queue](queue::RunQueue) of its own, ordered by the time that its vCPUs have had (a virtual
-//! clock, as in Linux' CFS). The rules:
+//! Each CPU has a [queue](queue::RunQueue) of its own, ordered by the time that its vCPUs have had
+//! (a virtual clock, as in Linux' CFS). The rules:
 //!
 //! * The one that has had least runs next, for at most a slice while others wait, without limit otherwise.
 //! * A vCPU in HLT is in no queue. When it wakes it goes to an idle CPU if there is one, to its last CPU
@@ -12,8 +12,9 @@
 //! * A CPU without work takes it from the longest queue; a queue that has two more than the shortest gives one
 //!   up when one of its vCPUs is put back.
 //!
-//! A vCPU's state is saved before it appears in any queue, and it is in at most one: under the lock of the queue
-//! it blocks on, and of the queue that it is put into, one after the other, never both.
+//! A vCPU's state is saved before it appears in any queue, and it is in at most one: under the lock
+//! of the queue it blocks on, and of the queue that it is put into, one after the other, never
+//! both.
 
 #[cfg(all(test, loom))]
 mod model;
@@ -50,8 +51,8 @@ struct Home {
     cpu: AtomicU32,
     /// Its virtual time there when it left.
     virtual_time: AtomicU64,
-    /// CPU in whose timer line it waits, plus one; 0 if in none. Written under that queue's lock; to whoever reads it
-    /// without, a hint.
+    /// CPU in whose timer line it waits, plus one; 0 if in none. Written under that queue's lock;
+    /// to whoever reads it without, a hint.
     timer_line: AtomicU32,
 }
 
@@ -90,7 +91,8 @@ pub enum Block {
 #[derive(Debug)]
 struct Place {
     queue: Mutex<RunQueue>,
-    /// [`RunQueue::load`] as of the last release of the lock. It may be out of date when it is read without.
+    /// [`RunQueue::load`] as of the last release of the lock. It may be out of date when it is read
+    /// without.
     load: AtomicUsize,
     /// [`RunQueue::next_timer`], likewise.
     next_timer: AtomicU64,
@@ -102,7 +104,8 @@ impl Place {
     fn with<R>(&self, act: impl FnOnce(&mut RunQueue) -> R) -> R {
         let mut queue = self.queue.lock();
         let result = act(&mut queue);
-        // Relaxed, but in the lock, so that the newest is stored last. See the table of hints in `notify`.
+        // Relaxed, but in the lock, so that the newest is stored last. See the table of hints in
+        // `notify`.
         self.load.store(queue.load(), Ordering::Relaxed);
         self.next_timer.store(queue.next_timer(), Ordering::Relaxed);
         result
@@ -127,8 +130,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Queues for these CPUs, at least one, and `vcpus` vCPUs, spread over the CPUs in turn; none is runnable
-    /// yet. There may be gaps between the CPUs.
+    /// Queues for these CPUs, at least one, and `vcpus` vCPUs, spread over the CPUs in turn; none
+    /// is runnable yet. There may be gaps between the CPUs.
     ///
     /// # Panics
     ///
@@ -149,8 +152,8 @@ impl Scheduler {
         Self { places: (0..=last).map(place).collect(), homes, policy, cpus, may_go: |_| true }
     }
 
-    /// Asks this whether a vCPU that waits for memory to change may go on. It is called with a queue's lock held, for many vCPUs in a
-    /// row.
+    /// Asks this whether a vCPU that waits for memory to change may go on. It is called with a
+    /// queue's lock held, for many vCPUs in a row.
     #[must_use]
     pub fn asking(self, may_go: fn(VcpuIndex) -> bool) -> Self {
         Self { may_go, ..self }
@@ -181,8 +184,8 @@ impl Scheduler {
         self.cpus.iter().copied().filter(move |&other| other != cpu)
     }
 
-    /// Lets `cpu` run the vCPU that has most right to: its own, or one of the longest queue. `None`: it may idle;
-    /// whoever gives it work later finds it idle and nudges it.
+    /// Lets `cpu` run the vCPU that has most right to: its own, or one of the longest queue.
+    /// `None`: it may idle; whoever gives it work later finds it idle and nudges it.
     pub fn next(&self, cpu: CpuIndex, now: u64) -> Option<Turn> {
         if let Some(turn) = self.place(cpu).with(|own| self.start(cpu, own, now)) {
             return Some(turn);
@@ -197,7 +200,8 @@ impl Scheduler {
     #[inline(always)] // As `RunQueue::pick`.
     fn start(&self, cpu: CpuIndex, queue: &mut RunQueue, now: u64) -> Option<Turn> {
         let vcpu = queue.pick(now, |vcpu| (self.may_go)(vcpu))?;
-        // Only the holder of the vCPU writes its home; wakers read it after the next release of this lock.
+        // Only the holder of the vCPU writes its home; wakers read it after the next release of
+        // this lock.
         let home = &self.homes[vcpu as usize];
         home.timer_line.store(0, Ordering::Relaxed);
         let migrated = home.cpu.load(Ordering::Relaxed) != cpu;
@@ -215,8 +219,8 @@ impl Scheduler {
         self.place(victim).with(RunQueue::steal)
     }
 
-    /// Puts the vCPU that runs on `cpu` back among those that wait, here or on a CPU that has less to do, and lets the
-    /// next one run.
+    /// Puts the vCPU that runs on `cpu` back among those that wait, here or on a CPU that has less
+    /// to do, and lets the next one run.
     pub fn switch(&self, cpu: CpuIndex, now: u64, why: PutBack) -> (Option<Turn>, Nudge) {
         let (turn, surplus) = self.place(cpu).with(|own| {
             own.put_back(now, why, &self.policy);
@@ -243,11 +247,11 @@ impl Scheduler {
         (least + 2 <= load).then_some(other)
     }
 
-    /// Takes the vCPU that runs on `cpu` off it, if `commit` says that it may block, and lets the next one run;
-    /// `deadline` is when it wants to be woken at the latest, `u64::MAX` for never.
+    /// Takes the vCPU that runs on `cpu` off it, if `commit` says that it may block, and lets the
+    /// next one run; `deadline` is when it wants to be woken at the latest, `u64::MAX` for never.
     ///
-    /// `commit` runs under the queue's lock: a waker that sees the vCPU blocked waits for that lock, so it finds
-    /// the timer set and the vCPU off the CPU.
+    /// `commit` runs under the queue's lock: a waker that sees the vCPU blocked waits for that
+    /// lock, so it finds the timer set and the vCPU off the CPU.
     pub fn block(&self, cpu: CpuIndex, now: u64, deadline: u64, commit: impl FnOnce() -> bool) -> Block {
         self.place(cpu).with(|own| {
             let Some(vcpu) = own.running() else { return Block::Refused };
@@ -263,8 +267,8 @@ impl Scheduler {
         })
     }
 
-    /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller is the one who may wake it. It waits
-    /// in `line`.
+    /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller is the one who may
+    /// wake it. It waits in `line`.
     pub fn wake(&self, vcpu: VcpuIndex, line: Line) -> Nudge {
         let home = &self.homes[vcpu as usize];
         // Relaxed: the notify word orders it, by which the caller knows that it may wake.
@@ -299,7 +303,8 @@ impl Scheduler {
         }
     }
 
-    /// An interrupt was posted to a vCPU that need not be woken: if it waits in a timer line, it has work now.
+    /// An interrupt was posted to a vCPU that need not be woken: if it waits in a timer line, it
+    /// has work now.
     ///
     /// One that gets into the line at this moment may stay there: it is late then, not lost.
     #[inline]
@@ -323,8 +328,8 @@ impl Scheduler {
 
     /// What `cpu`, which asks, has to reckon with while its vCPU runs.
     ///
-    /// Whoever puts a vCPU into the queue afterwards, and so does not count here, posts the running one an event
-    /// after that: it looks again before it next enters the guest.
+    /// Whoever puts a vCPU into the queue afterwards, and so does not count here, posts the running
+    /// one an event after that: it looks again before it next enters the guest.
     #[inline]
     pub fn outlook(&self, cpu: CpuIndex, now: u64) -> Outlook {
         let place = self.place(cpu);
@@ -341,7 +346,8 @@ impl Scheduler {
         place.queue.lock().outlook(now, &self.policy)
     }
 
-    /// The same after `cpu` has put a vCPU into its own queue, so that another waits there in all likelihood.
+    /// The same after `cpu` has put a vCPU into its own queue, so that another waits there in all
+    /// likelihood.
     #[inline(always)]
     pub fn outlook_after_wake(&self, cpu: CpuIndex, now: u64) -> Outlook {
         self.place(cpu).queue.lock().outlook(now, &self.policy)

@@ -1,7 +1,8 @@
 //! Telling a vCPU, or a CPU that idles, that there is something for it.
 //!
-//! What a vCPU is told goes through one word, [`coherence::Target`]'s; who runs where is decided under the queues' locks. What is
-//! read without them is a hint. The models beside this module run all of it under loom, with the mistakes that would break it.
+//! What a vCPU is told goes through one word, [`coherence::Target`]'s; who runs where is decided
+//! under the queues' locks. What is read without them is a hint. The models beside this module run
+//! all of it under loom, with the mistakes that would break it.
 //!
 //! ```text
 //! poster: notify                                   the CPU that runs the vCPU
@@ -54,8 +55,8 @@ pub trait Reach {
     /// A vCPU's side of the notify word; `None` if there is no such vCPU.
     fn target(&self, vcpu: VcpuIndex) -> Option<&Target>;
 
-    /// Whether the vCPU is on the calling CPU, out of guest mode. That ends before anybody else may find the vCPU in a queue
-    /// (N before O).
+    /// Whether the vCPU is on the calling CPU, out of guest mode. That ends before anybody else may
+    /// find the vCPU in a queue (N before O).
     fn is_here(&self, vcpu: VcpuIndex) -> bool;
 
     /// Has the calling CPU see who is to run before its vCPU enters the guest.
@@ -95,8 +96,8 @@ pub fn nudge(here: &impl Reach, nudge: Nudge) {
 
 #[inline(never)]
 fn nudge_other(here: &impl Reach, mut nudge: Nudge) {
-    // Goes on only if the vCPU to be told has blocked meanwhile, and is thereby woken: once for each vCPU at most
-    // until it has run again.
+    // Goes on only if the vCPU to be told has blocked meanwhile, and is thereby woken: once for
+    // each vCPU at most until it has run again.
     while let Nudge::Running(vcpu) = nudge {
         let Some(target) = here.target(vcpu) else { return };
         match target.post_event() {

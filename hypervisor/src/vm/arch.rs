@@ -8,8 +8,9 @@
 //! | [`State`] | what only the CPU that runs a vCPU touches |
 //! | [`Arch`] | nested tables, devices, and a vCPU's way into the guest and out of it |
 //!
-//! `arch/x86_64` and `arch/aarch64` implement them on bare metal, [`tests`](super) by an architecture that is
-//! made up. The functions have no `self`: there is one machine below, and code finds it without being told.
+//! `arch/x86_64` and `arch/aarch64` implement them on bare metal, [`tests`](super) by an
+//! architecture that is made up. The functions have no `self`: there is one machine below, and code
+//! finds it without being told.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -56,8 +57,9 @@ pub trait Clock {
 /// The machine's CPUs.
 ///
 /// Interrupts are taken where [`take_interrupts`](Self::take_interrupts) and
-/// [`wait_for_interrupt`](Self::wait_for_interrupt) are called, where a vCPU leaves the guest, and nowhere else. Their
-/// handlers call [`super::run`]'s `request_attention`, `on_control_interrupt` and `on_serial_interrupt`.
+/// [`wait_for_interrupt`](Self::wait_for_interrupt) are called, where a vCPU leaves the guest, and
+/// nowhere else. Their handlers call [`super::run`]'s `request_attention`, `on_control_interrupt`
+/// and `on_serial_interrupt`.
 pub trait Cpus: Clock + Sized + 'static {
     /// What belongs to one CPU beside [`PerCpu`]'s own.
     type CpuData: 'static;
@@ -77,8 +79,8 @@ pub trait Cpus: Clock + Sized + 'static {
     /// Makes a CPU leave guest mode or idling soon. What was stored before is visible to it then.
     fn kick(cpu: &PerCpu<Self>);
 
-    /// Sets the calling CPU's timer to go off at `deadline`, or a little later; `u64::MAX` for never. One that is set
-    /// already to go off between `now` and `deadline` may be left.
+    /// Sets the calling CPU's timer to go off at `deadline`, or a little later; `u64::MAX` for
+    /// never. One that is set already to go off between `now` and `deadline` may be left.
     fn set_timer(cpu: &PerCpu<Self>, deadline: u64, now: u64);
 
     /// Stops the calling CPU for ever.
@@ -91,7 +93,8 @@ pub trait Board: Cpus {
     #[inline(always)]
     fn mark(_: Phase) {}
 
-    /// Whether memory that was a guest's has to be cleaned out of the data caches before somebody else has it.
+    /// Whether memory that was a guest's has to be cleaned out of the data caches before somebody
+    /// else has it.
     #[inline(always)]
     fn must_clean() -> bool {
         false
@@ -134,11 +137,12 @@ pub trait State: Send {
     /// Looks whether what has come in ends its wait.
     fn update_activity(&mut self);
 
-    /// Whether there is something already that ends a wait for an interrupt. What others have posted is not looked at.
+    /// Whether there is something already that ends a wait for an interrupt. What others have
+    /// posted is not looked at.
     fn wakes_from_halt(&self) -> bool;
 
-    /// When it wants to be looked at for one of its timers, where it is `now`: a time that is not later if one has
-    /// expired already, `u64::MAX` if none runs.
+    /// When it wants to be looked at for one of its timers, where it is `now`: a time that is not
+    /// later if one has expired already, `u64::MAX` if none runs.
     fn next_deadline(&self, now: u64) -> u64;
 
     /// Has the processor exit when the guest says that it spins, or not.
@@ -147,8 +151,8 @@ pub trait State: Send {
     /// Whether it is time to look whether it spins.
     fn is_look_due(&self, now: u64) -> bool;
 
-    /// Looks whether the guest spins, where the processor does not say it; `first` is the time from the beginning of a
-    /// turn to the first look.
+    /// Looks whether the guest spins, where the processor does not say it; `first` is the time from
+    /// the beginning of a turn to the first look.
     fn look_whether_it_spins(&mut self, now: u64, first: u64) -> Look;
 
     /// Pages without memory that it has accessed last.
@@ -221,8 +225,8 @@ pub trait Arch: Board {
     /// What the calling CPU, which is `cpu`, needs besides its vCPU.
     fn new_workspace(cpu: &PerCpu<Self>) -> Self::Workspace;
 
-    /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the entry. Steps are
-    /// short, with a `pause` between them, at which no lock is held.
+    /// Puts kernel, initial RAM disk and tables into memory, which is zeroed; `boot` begins at the
+    /// entry. Steps are short, with a `pause` between them, at which no lock is held.
     ///
     /// # Errors
     ///
@@ -245,7 +249,8 @@ pub trait Arch: Board {
     /// Passes on what the real console has received, as far as the guest has room for it.
     fn receive_console(vm: &Machine<Self>);
 
-    /// Drops what `invalidation` names, of the guest's nested translations, on all CPUs. The tables have been changed.
+    /// Drops what `invalidation` names, of the guest's nested translations, on all CPUs. The tables
+    /// have been changed.
     ///
     /// # Errors
     ///
@@ -274,11 +279,13 @@ pub trait Arch: Board {
     /// A timer of the vCPU has expired: it asserts its interrupt.
     fn expire_timers(context: &mut Context<'_, Self>, now: u64);
 
-    /// The word in memory for whose change the guest waits, where the processor or the guest's code tells it.
+    /// The word in memory for whose change the guest waits, where the processor or the guest's code
+    /// tells it.
     fn awaited_word(context: &Context<'_, Self>) -> Option<Word>;
 
-    /// Enters the guest by [`coherence::Owner::try_enter`] and comes back with an exit; or does not enter, because
-    /// something has to be looked at first, and returns false. A flush that pends is taken then.
+    /// Enters the guest by [`coherence::Owner::try_enter`] and comes back with an exit; or does not
+    /// enter, because something has to be looked at first, and returns false. A flush that pends is
+    /// taken then.
     fn enter(context: &mut Context<'_, Self>) -> bool;
 
     /// Takes the flush that pends: carries it out, or has the next entry do so.

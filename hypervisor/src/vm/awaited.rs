@@ -1,7 +1,8 @@
 //! The word in guest memory that a vCPU waits for, while others run.
 //!
-//! The vCPU's owner notes the word before it puts the vCPU into a queue, whose lock orders that before all looks: they are
-//! taken by whoever holds that lock. Nobody else notes anything meanwhile, for nobody owns the vCPU.
+//! The vCPU's owner notes the word before it puts the vCPU into a queue, whose lock orders that
+//! before all looks: they are taken by whoever holds that lock. Nobody else notes anything
+//! meanwhile, for nobody owns the vCPU.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -19,7 +20,8 @@ pub struct Word {
 }
 
 impl Word {
-    /// Whether it is other than that now. A word that cannot be read is for the vCPU to find out about.
+    /// Whether it is other than that now. A word that cannot be read is for the vCPU to find out
+    /// about.
     pub fn has_changed(&self, memory: &GuestMemory<'_>) -> bool {
         let mut bytes = [0; 8];
         let read = bytes.get_mut(..usize::from(self.bytes)).map(|word| memory.read(self.gpa, word));

@@ -50,7 +50,8 @@ pub enum Access {
 pub enum Led {
     /// The guest makes the access again.
     Again,
-    /// The guest's own page tables lie where there is no memory, or where they cannot be marked as used.
+    /// The guest's own page tables lie where there is no memory, or where they cannot be marked as
+    /// used.
     WalkRefused,
     /// There is no memory to fetch an instruction from.
     FetchRefused,

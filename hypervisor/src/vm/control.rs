@@ -1,7 +1,9 @@
-//! The control channel: requests of the host tool over the real COM4, one at a time (`hostlink::ctl`).
+//! The control channel: requests of the host tool over the real COM4, one at a time
+//! (`hostlink::ctl`).
 //!
-//! The boot CPU serves them between entries into the guest, or while it idles. What takes long is done in steps, each short enough
-//! not to be noticed by the vCPU that runs there; its timer brings the CPU back soon while there is more to do.
+//! The boot CPU serves them between entries into the guest, or while it idles. What takes long is
+//! done in steps, each short enough not to be noticed by the vCPU that runs there; its timer brings
+//! the CPU back soon while there is more to do.
 
 mod migrate;
 mod requests;
@@ -37,7 +39,8 @@ pub struct Answer {
     is_abandoned: bool,
 }
 
-/// Serves requests for a short while if the calling CPU is the one that does; whether there is more to do at once.
+/// Serves requests for a short while if the calling CPU is the one that does; whether there is more
+/// to do at once.
 pub fn serve<A: Arch>(vm: &'static Machine<A>, cpu: &PerCpu<A>) -> bool {
     if cpu.index != 0 || !vm.requests_wait() {
         return false;
@@ -52,7 +55,8 @@ pub fn serve<A: Arch>(vm: &'static Machine<A>, cpu: &PerCpu<A>) -> bool {
         }
     }
     let goes_on = vm.requests_wait();
-    // The vCPU here gets as much time as the request has had, lest it stand still while something long is served.
+    // The vCPU here gets as much time as the request has had, lest it stand still while something
+    // long is served.
     let pause = A::ticks_of_us(PERIOD_US).max(A::now() - start);
     cpu.tick_max.set(if goes_on { vm.tick_max.min(pause) } else { vm.tick_max });
     goes_on
@@ -64,7 +68,8 @@ impl<A: Arch> Channel<A> {
         Self { line: LineBuffer::new(), active: None, answer: Answer::new() }
     }
 
-    /// Goes on with the request, or begins the next one; false if nothing can be done before more comes in.
+    /// Goes on with the request, or begins the next one; false if nothing can be done before more
+    /// comes in.
     fn step(&mut self, vm: &'static Machine<A>) -> bool {
         if !self.is_ready(vm) {
             return false;
@@ -89,7 +94,8 @@ impl<A: Arch> Channel<A> {
                 if byte == NEXT {
                     continue;
                 }
-                // The beginning of somebody else's request. What was asked for goes on, and is not answered.
+                // The beginning of somebody else's request. What was asked for goes on, and is not
+                // answered.
                 self.answer.is_abandoned = true;
             }
             self.take(vm, byte);

@@ -54,7 +54,8 @@ pub struct Vcpu<A: Arch> {
     state: UnsafeCell<A::State>,
 }
 
-// SAFETY: `state` is reached only through `state()`, whose caller owns the target; the rest is atomic.
+// SAFETY: `state` is reached only through `state()`, whose caller owns the target; the rest is
+// atomic.
 unsafe impl<A: Arch> Sync for Vcpu<A> {}
 
 impl<A: Arch> Vcpu<A> {
@@ -80,8 +81,9 @@ pub struct Machine<A: Arch> {
     pub memory_of_slots: Mutex<SlotMemory>,
     /// Who runs where and when.
     pub sched: Scheduler,
-    /// Longest time in clock ticks that a CPU goes without a timer interrupt; `u64::MAX` where no interrupt is ever
-    /// lost, which is everywhere but in QEMU's multi-threaded emulation (`docs/qemu.md`).
+    /// Longest time in clock ticks that a CPU goes without a timer interrupt; `u64::MAX` where no
+    /// interrupt is ever lost, which is everywhere but in QEMU's multi-threaded emulation
+    /// (`docs/qemu.md`).
     pub tick_max: u64,
     /// What is particular to the architecture.
     pub guest: A::Shared,
@@ -94,7 +96,8 @@ pub struct Machine<A: Arch> {
     counters: Vec<CounterRow>,
     /// What every CPU has to look at: bits of [`attention`].
     attention: AtomicU32,
-    /// Whether a request from outside waits for its turn to change guest memory: vCPUs let it go first.
+    /// Whether a request from outside waits for its turn to change guest memory: vCPUs let it go
+    /// first.
     pub turn_wanted: AtomicBool,
     /// How many vCPUs have stopped for a reset.
     parked: AtomicU32,
@@ -102,8 +105,8 @@ pub struct Machine<A: Arch> {
     begun: AtomicBool,
 }
 
-/// Creates the machine that `files` describe, on the CPUs that are online. Its boot vCPU is ready to run. It is `unix` seconds
-/// after the beginning of 1970 now, if the machine below says so.
+/// Creates the machine that `files` describe, on the CPUs that are online. Its boot vCPU is ready
+/// to run. It is `unix` seconds after the beginning of 1970 now, if the machine below says so.
 ///
 /// # Errors
 ///
@@ -175,8 +178,8 @@ pub fn create<A: Arch>(
     Ok(machine)
 }
 
-/// The date, which the machine's own clock said at the start. It is asked once: a machine of which each run is to be the
-/// same has to have a clock that is (QEMU: `-rtc base=…,clock=vm`).
+/// The date, which the machine's own clock said at the start. It is asked once: a machine of which
+/// each run is to be the same has to have a clock that is (QEMU: `-rtc base=…,clock=vm`).
 fn wall_clock<A: Arch>(unix: Option<u64>) -> WallClock {
     if unix.is_none() {
         log::warn!("the machine does not say what time it is: guests begin in 1970");
@@ -184,14 +187,16 @@ fn wall_clock<A: Arch>(unix: Option<u64>) -> WallClock {
     WallClock::new(unix.unwrap_or(0), A::now(), A::hz())
 }
 
-/// Whether a vCPU in a queue that waits for memory to change may go on: it has changed, or there is something else for the vCPU.
+/// Whether a vCPU in a queue that waits for memory to change may go on: it has changed, or there is
+/// something else for the vCPU.
 fn may_go<A: Arch>(vcpu: VcpuIndex) -> bool {
     let Some(vm) = A::machine() else { return true };
     let Some(vcpu) = vm.vcpus.get(vcpu as usize) else { return true };
     vcpu.target.has_event() || vcpu.awaited.is_over(&vm.space.slots().memory(), A::now())
 }
 
-/// Takes memory for the guest and makes slots of it: one for each piece of memory, with neither gap nor overlap within a range.
+/// Takes memory for the guest and makes slots of it: one for each piece of memory, with neither gap
+/// nor overlap within a range.
 fn back_memory<A: Arch>(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Memslots, CreateError> {
     let mut memslots = Memslots::new(A::physical_address_bits());
     let mut id = 0;
@@ -206,7 +211,8 @@ fn back_memory<A: Arch>(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Mem
                 host: PhysAddr(piece.host),
                 flags: SlotFlags::empty(),
             };
-            // SAFETY: the memory was taken from the free RAM, is mapped one to one, and is never given back.
+            // SAFETY: the memory was taken from the free RAM, is mapped one to one, and is never
+            // given back.
             unsafe { memslots.add(slot) }
                 .map_err(|_| CreateError::Load(LoadError::MemoryTooLarge { memory: size }))?;
             id += 1;
@@ -246,10 +252,11 @@ impl<A: Arch> Machine<A> {
         self.files.config.reset
     }
 
-    /// Zeroes guest memory and puts kernel, initial RAM disk and tables there; the boot vCPU begins at the entry.
+    /// Zeroes guest memory and puts kernel, initial RAM disk and tables there; the boot vCPU begins
+    /// at the entry.
     ///
-    /// Nobody owns a vCPU meanwhile. All of it is done in steps, between which there is a `pause` without any lock held or
-    /// memory pinned.
+    /// Nobody owns a vCPU meanwhile. All of it is done in steps, between which there is a `pause`
+    /// without any lock held or memory pinned.
     fn load_guest(&self, pause: &mut dyn FnMut()) -> Result<(), LoadError> {
         let boot = &self.vcpus[0];
         let owner = boot.target.owner().expect("nobody runs the boot vCPU while memory is loaded");
@@ -307,7 +314,8 @@ impl<A: Arch> Machine<A> {
         notify::nudge(self, nudge);
     }
 
-    /// Begins a reset: every vCPU stops at its next look at its events. Whoever comes first does this.
+    /// Begins a reset: every vCPU stops at its next look at its events. Whoever comes first does
+    /// this.
     pub fn begin_reset(&self) {
         // Pairs with `attention`; of two that begin a reset one comes first.
         if self.attention.fetch_or(attention::RESET, Ordering::AcqRel) & attention::RESET == 0 {
@@ -338,8 +346,8 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The last one starts the
-    /// guest again, in steps between which its CPU takes interrupts and serves requests.
+    /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The last one
+    /// starts the guest again, in steps between which its CPU takes interrupts and serves requests.
     ///
     /// ```text
     /// each vCPU                                the last vCPU
@@ -409,7 +417,8 @@ impl<A: Arch> Reach for Machine<A> {
     }
 
     fn kick_guest(&self, vcpu: VcpuIndex, cpu: CpuIndex) {
-        // Counted for the vCPU that is kicked, by whoever kicks it: the one counter that needs a locked add.
+        // Counted for the vCPU that is kicked, by whoever kicks it: the one counter that needs a
+        // locked add.
         if let Some(row) = self.counters.get(vcpu as usize) {
             row[Counter::KickEvent as usize].fetch_add(1, Ordering::Relaxed);
         }
@@ -417,7 +426,8 @@ impl<A: Arch> Reach for Machine<A> {
     }
 }
 
-/// Does something to all of a guest's memory, in short steps. `memory` and the slots are pinned during a step.
+/// Does something to all of a guest's memory, in short steps. `memory` and the slots are pinned
+/// during a step.
 pub fn sweep(slots: &Memslots, pause: &mut dyn FnMut(), mut act: impl FnMut(&GuestMemory<'_>, Piece)) {
     let mut sweep = Sweep::new(CLEAR_BYTES);
     loop {
@@ -438,7 +448,8 @@ pub fn place(slots: &Memslots, gpa: u64, bytes: &[u8], pause: &mut dyn FnMut()) 
     }
 }
 
-/// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked instruction.
+/// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked
+/// instruction.
 #[inline]
 pub fn increase(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);

@@ -1,9 +1,11 @@
-//! A board that is made up, for tests on the host: CPUs, a clock, interrupts, the control channel, memory.
+//! A board that is made up, for tests on the host: CPUs, a clock, interrupts, the control channel,
+//! memory.
 //!
-//! Each CPU is a thread, and one of them runs at a time: they hand the turn on where the core asks the board for something
-//! that may take time (waiting for an interrupt, taking interrupts, running a guest), to the CPU that a generator of
-//! random numbers names. So a run is a function of its seed. The clock goes on by one with each look at it, and when all
-//! CPUs wait it jumps to the next timer. If there is none the run is over: nobody would ever do anything again.
+//! Each CPU is a thread, and one of them runs at a time: they hand the turn on where the core asks
+//! the board for something that may take time (waiting for an interrupt, taking interrupts, running
+//! a guest), to the CPU that a generator of random numbers names. So a run is a function of its
+//! seed. The clock goes on by one with each look at it, and when all CPUs wait it jumps to the next
+//! timer. If there is none the run is over: nobody would ever do anything again.
 //!
 //! A test that handles one exit needs no run: [`Made::create`] makes the calling thread CPU 0, and
 //! [`Made::with_vcpu`] gives it a vCPU.
@@ -122,7 +124,8 @@ pub(crate) struct Made<A: Arch> {
     turned: Vec<Condvar>,
     /// Kicks that were sent.
     kicks: AtomicU64,
-    /// For each CPU the turns of vCPUs that began since it last took interrupts; and the most there ever were.
+    /// For each CPU the turns of vCPUs that began since it last took interrupts; and the most there
+    /// ever were.
     turns_since: Vec<AtomicU32>,
     turns_most: AtomicU32,
     /// What the real console has received.
@@ -141,8 +144,9 @@ fn here<A: Arch>() -> (&'static Made<A>, u32) {
     (board, cpu)
 }
 
-/// Memory of the host's that is a machine's physical memory: that of the calling thread's last machine if it is as large. Nobody
-/// uses that machine any more, and what it has left there is for this one to clear.
+/// Memory of the host's that is a machine's physical memory: that of the calling thread's last
+/// machine if it is as large. Nobody uses that machine any more, and what it has left there is for
+/// this one to clear.
 fn memory(bytes: u64) -> Range<u64> {
     thread_local! {
         static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
@@ -160,7 +164,8 @@ fn memory(bytes: u64) -> Range<u64> {
 }
 
 impl<A: Arch> Made<A> {
-    /// A machine for this configuration on a board with these CPUs and `bytes` of memory; the calling thread is CPU 0.
+    /// A machine for this configuration on a board with these CPUs and `bytes` of memory; the
+    /// calling thread is CPU 0.
     pub(crate) fn create(
         cpus: impl IntoIterator<Item = A::CpuData>,
         bytes: u64,
@@ -243,7 +248,8 @@ impl<A: Arch> Made<A> {
         self.clock.fetch_add(ticks, Ordering::Relaxed);
     }
 
-    /// Sends a line over the control channel when it is `when`, at the earliest. Lines come in the order of their times.
+    /// Sends a line over the control channel when it is `when`, at the earliest. Lines come in the
+    /// order of their times.
     pub(crate) fn ask(&self, when: u64, line: &str) {
         let mut turns = self.lock();
         assert!(turns.asked.back().is_none_or(|&(last, _)| last <= when));
@@ -266,7 +272,8 @@ impl<A: Arch> Made<A> {
         self.lock().lines[0].serial = true;
     }
 
-    /// Runs the machine until there is nothing more to do, with the turns of its CPUs in an order that follows from `seed`.
+    /// Runs the machine until there is nothing more to do, with the turns of its CPUs in an order
+    /// that follows from `seed`.
     pub(crate) fn run(&'static self, seed: u64) -> End {
         {
             let mut turns = self.lock();
@@ -534,8 +541,8 @@ pub(crate) mod offer {
     }
 }
 
-/// Implements the traits of the machine below for an architecture that runs on this board, with this data for each CPU. What
-/// else the architecture says of caches may follow.
+/// Implements the traits of the machine below for an architecture that runs on this board, with
+/// this data for each CPU. What else the architecture says of caches may follow.
 macro_rules! made_board {
     ($arch:ty, $data:ty $(, $item:item)*) => {
         impl $crate::vm::arch::Clock for $arch {

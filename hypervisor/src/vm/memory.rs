@@ -31,8 +31,9 @@ impl fmt::Debug for NestedTables {
     }
 }
 
-// SAFETY: tables are pages of the pool, which are mapped one to one for ever, so an address is a valid pointer until the table is
-// freed; freeing is up to the caller's promise. They are zeroed before anybody knows of them.
+// SAFETY: tables are pages of the pool, which are mapped one to one for ever, so an address is a
+// valid pointer until the table is freed; freeing is up to the caller's promise. They are zeroed
+// before anybody knows of them.
 unsafe impl TableMemory for NestedTables {
     fn allocate(&self) -> Option<PhysAddr> {
         let table = self.0.lock().take()?;

@@ -1,5 +1,5 @@
-//! The virtual machine: everything that is the same on all architectures. It compiles for the host, and is tested there with
-//! an architecture that is made up.
+//! The virtual machine: everything that is the same on all architectures. It compiles for the host,
+//! and is tested there with an architecture that is made up.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -41,5 +41,6 @@ pub use files::{CreateError, Files};
 pub use machine::{Machine, Vcpu, increase};
 pub use percpu::PerCpu;
 
-/// The target of log lines that a guest can cause as often as it likes: they have a quota (`quota.rs`).
+/// The target of log lines that a guest can cause as often as it likes: they have a quota
+/// (`quota.rs`).
 pub const GUEST: &str = "guest";

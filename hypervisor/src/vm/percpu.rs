@@ -16,20 +16,22 @@ pub struct PerCpu<A: Cpus> {
     pub index: u32,
     /// What the machine calls it: its local APIC's id, or the affinity in MPIDR_EL1.
     pub id: u64,
-    /// Whether it came up, was given up, or is waited for. Settled for all CPUs before there is a machine.
+    /// Whether it came up, was given up, or is waited for. Settled for all CPUs before there is a
+    /// machine.
     pub presence: Presence,
     /// What the architecture adds.
     pub arch: A::CpuData,
     /// Clock value at which the one-shot timer is set to go off; `u64::MAX` when it is not set.
     pub timer_armed: Cell<u64>,
-    /// A vCPU has been put into this CPU's queue by the CPU itself: before the guest goes on, see who is to run.
+    /// A vCPU has been put into this CPU's queue by the CPU itself: before the guest goes on, see
+    /// who is to run.
     pub replan: Cell<bool>,
     /// Turns of vCPUs since interrupts were last taken on account of them.
     pub turns: Turns,
     /// Longest time in clock ticks that this CPU goes without a timer interrupt.
     pub tick_max: Cell<u64>,
-    /// Clock value at which the last kick was sent that has not been taken; 0 if there is none. It is only counted by: whoever
-    /// kicks stores it, and the CPU itself takes it.
+    /// Clock value at which the last kick was sent that has not been taken; 0 if there is none. It
+    /// is only counted by: whoever kicks stores it, and the CPU itself takes it.
     pub kicked_at: AtomicU64,
     /// Whether a kick was taken since it began to idle.
     pub was_kicked: Cell<bool>,
@@ -69,6 +71,6 @@ pub fn online<A: Cpus>() -> impl Iterator<Item = &'static PerCpu<A>> {
     all::<A>().filter(|cpu| cpu.presence.is_online())
 }
 
-// SAFETY: the cells are touched by the owning CPU alone; everything else is atomic or constant. What an architecture adds
-// is for it to keep to the same rule.
+// SAFETY: the cells are touched by the owning CPU alone; everything else is atomic or constant.
+// What an architecture adds is for it to keep to the same rule.
 unsafe impl<A: Cpus> Sync for PerCpu<A> {}

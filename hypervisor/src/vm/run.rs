@@ -1,4 +1,5 @@
-//! The loop that each CPU runs for ever: take a vCPU, run it until it gives the CPU up, take the next.
+//! The loop that each CPU runs for ever: take a vCPU, run it until it gives the CPU up, take the
+//! next.
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering;
@@ -32,7 +33,8 @@ enum Leave {
 /// Lets all CPUs begin. Call on the boot CPU when the machine is there.
 pub fn start<A: Arch>(vm: &Machine<A>) {
     for vcpu in &vm.vcpus {
-        // All of them, not just the boot vCPU: the others find that they wait for start-up, and block.
+        // All of them, not just the boot vCPU: the others find that they wait for start-up, and
+        // block.
         let _no_cpu_runs_yet = vm.sched.wake(vcpu.index, Line::Work);
     }
     vm.begin();
@@ -70,7 +72,8 @@ pub fn request_attention<A: Arch>() {
     }
 }
 
-/// A kick has arrived. An emulator may lose what announces it until the tick comes ([`Machine::tick_max`]).
+/// A kick has arrived. An emulator may lose what announces it until the tick comes
+/// ([`Machine::tick_max`]).
 pub fn on_kick<A: Arch>() {
     let cpu = A::this_cpu();
     cpu.was_kicked.set(true);
@@ -90,7 +93,8 @@ pub fn on_timer<A: Arch>() {
     }
 }
 
-/// The tick was due: counts a kick that has not been taken and was sent long before. Others may have been on their way.
+/// The tick was due: counts a kick that has not been taken and was sent long before. Others may
+/// have been on their way.
 #[cold]
 fn count_late_kick<A: Arch>(cpu: &PerCpu<A>, due: u64) {
     let long_before = due.saturating_sub(cpu.tick_max.get() / 2);
@@ -99,7 +103,8 @@ fn count_late_kick<A: Arch>(cpu: &PerCpu<A>, due: u64) {
     }
 }
 
-/// The low bits of a time for which the timer is set for the tick's sake alone: all ones. Others have them by chance, once in 256.
+/// The low bits of a time for which the timer is set for the tick's sake alone: all ones. Others
+/// have them by chance, once in 256.
 const TICK: u64 = 0xff;
 
 /// When the tick is due.
@@ -272,8 +277,9 @@ impl<'a, A: Arch> Context<'a, A> {
         }
     }
 
-    /// The vCPU gives the CPU up without having entered the guest since its turn began, or since interrupts were last taken.
-    /// If there have been many such turns, interrupts are taken, and it is looked at once more.
+    /// The vCPU gives the CPU up without having entered the guest since its turn began, or since
+    /// interrupts were last taken. If there have been many such turns, interrupts are taken, and it
+    /// is looked at once more.
     #[inline]
     fn count_turn(&mut self, leave: Leave) -> Option<Leave> {
         if self.cpu.turns.is_window_due() { self.look_after_window() } else { Some(leave) }
@@ -285,8 +291,8 @@ impl<'a, A: Arch> Context<'a, A> {
         self.settle(A::now())
     }
 
-    /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one. Returns the time: it is `now`
-    /// unless the CPU had to wait for the next one.
+    /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one. Returns the
+    /// time: it is `now` unless the CPU had to wait for the next one.
     #[inline(always)]
     fn switch(&mut self, leave: Leave, now: u64) -> u64 {
         // Saved before anybody else can find the vCPU.
@@ -298,8 +304,8 @@ impl<'a, A: Arch> Context<'a, A> {
                 let block = self.vm.sched.block(self.cpu.index, now, deadline, || {
                     let halted = owner.try_halt(space);
                     if halted {
-                        // SAFETY: the state is saved, and the next is taken on below: a scheduler that lets a vCPU
-                        // block never refuses.
+                        // SAFETY: the state is saved, and the next is taken on below: a scheduler
+                        // that lets a vCPU block never refuses.
                         unsafe { Self::release(owner) };
                     }
                     halted
@@ -364,7 +370,8 @@ impl<'a, A: Arch> Context<'a, A> {
         self.go_on(next)
     }
 
-    /// Looks at everything that may have come up: interrupts, timers, a reset, and what [`plan`](Self::plan) sees.
+    /// Looks at everything that may have come up: interrupts, timers, a reset, and what
+    /// [`plan`](Self::plan) sees.
     #[inline(always)] // It has two callers, each of which does little else.
     fn look(&mut self, mut now: u64) -> Option<Leave> {
         if self.vm.attention() != 0 {
@@ -410,7 +417,8 @@ impl<'a, A: Arch> Context<'a, A> {
         self.cpu.replan.set(false);
         let now = A::now();
         if self.cpu.timer_armed.get() <= now {
-            // It is about to go off. To set it for the queue's sake alone would lose what it was set for.
+            // It is about to go off. To set it for the queue's sake alone would lose what it was
+            // set for.
             return self.attend();
         }
         let outlook = self.vm.sched.outlook_after_wake(self.cpu.index, now);
@@ -441,7 +449,8 @@ impl<'a, A: Arch> Context<'a, A> {
         if outlook.should_switch {
             return Some(Leave::PutBack(self.why_preempted(now)));
         }
-        // While nobody waits a spinning guest may as well spin: the exits would cost more than they gain.
+        // While nobody waits a spinning guest may as well spin: the exits would cost more than they
+        // gain.
         self.state.intercept_pause(outlook.has_waiting);
         let mut deadline = deadline.min(outlook.next_event);
         if outlook.has_waiting {
@@ -454,7 +463,8 @@ impl<'a, A: Arch> Context<'a, A> {
         None
     }
 
-    /// Whether the vCPU spins, asked while others wait: how it gives way then, or when to look again.
+    /// Whether the vCPU spins, asked while others wait: how it gives way then, or when to look
+    /// again.
     #[inline(always)] // Nothing where the processor says it.
     fn look_whether_it_spins(&mut self, now: u64) -> Result<u64, PutBack> {
         if self.state.is_look_due(now) && self.waits_for_memory(now) {

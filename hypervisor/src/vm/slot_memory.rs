@@ -32,8 +32,8 @@ impl NewSlot {
     pub fn clear_some<A: Board>(&mut self) {
         let bytes = CLEAR_BYTES.min(self.slot.size - self.cleared);
         let start = self.slot.host.0 + self.cleared;
-        // SAFETY: the memory was free, is mapped one to one, and is nobody's before the slot is added, which takes the
-        // whole of it to be zeroed.
+        // SAFETY: the memory was free, is mapped one to one, and is nobody's before the slot is
+        // added, which takes the whole of it to be zeroed.
         unsafe { A::zero(start, bytes) };
         if A::must_clean() {
             // A guest that reads around the caches finds zeros, too.
@@ -77,7 +77,8 @@ impl SlotMemory {
         self.free.largest()
     }
 
-    /// Memory for a slot that is to be added under `id`; `None` if there is not so much in one piece.
+    /// Memory for a slot that is to be added under `id`; `None` if there is not so much in one
+    /// piece.
     pub fn take(&mut self, id: SlotId, gpa: Gpa, size: u64, flags: SlotFlags) -> Option<NewSlot> {
         // Aligned to the largest page that may be mapped, as far as the guest address allows.
         let alignments = [1 << 30, 2 << 20, PAGE].into_iter().filter(|&align| size >= align);
@@ -108,8 +109,8 @@ impl SlotMemory {
         }
     }
 
-    /// Cleans some of the memory that was taken back, and whose translations are gone everywhere (P20); whether there is
-    /// more.
+    /// Cleans some of the memory that was taken back, and whose translations are gone everywhere
+    /// (P20); whether there is more.
     pub fn clean_some<A: Board>(&mut self) -> bool {
         let Some(memory) = self.unclean.last_mut() else { return false };
         let end = memory.end.min(memory.start + CLEAR_BYTES);
@@ -137,7 +138,8 @@ impl SlotMemory {
         DirtyLog::new(words)
     }
 
-    /// Where a fetch of this slot's log puts its result, until it is put back; `None` if somebody has it.
+    /// Where a fetch of this slot's log puts its result, until it is put back; `None` if somebody
+    /// has it.
     pub fn take_result(&mut self, id: SlotId) -> Option<&'static mut [u64]> {
         let log = self.logs.iter_mut().find(|log| log.id == id && !log.is_lent)?;
         log.is_lent = true;
@@ -156,7 +158,8 @@ impl SlotMemory {
     pub fn retire_log(&mut self, id: SlotId) {
         let Some(index) = self.logs.iter().position(|log| log.id == id) else { return };
         let Log { words, result, is_lent, .. } = self.logs.swap_remove(index);
-        // SAFETY: made by `Box::leak` in `make_log`. The slot has handed it back, so nobody marks it any more.
+        // SAFETY: made by `Box::leak` in `make_log`. The slot has handed it back, so nobody marks
+        // it any more.
         drop(unsafe { Box::from_raw(core::ptr::from_ref(words).cast_mut()) });
         if !is_lent {
             // SAFETY: made by `Box::leak` in `make_log`, and nobody has it.

@@ -1,4 +1,5 @@
-//! The guest's memory: how changes of its slots, and of what is known about its pages, are carried through.
+//! The guest's memory: how changes of its slots, and of what is known about its pages, are carried
+//! through.
 
 use core::ops::ControlFlow;
 
@@ -16,9 +17,10 @@ use super::machine::Machine;
 /// A flush of all that was translated by the guest's nested page table, over.
 pub type Flushed = SpaceReceipt<Stamp>;
 
-// SAFETY: a CPU runs guest code for the vCPU that it owns, between `try_enter` and `leave` (`Arch::enter`); what a refused entry
-// finds is carried out by `Arch::take_flush`. Software walks the nested table on a vCPU's behalf in `stay::in_section`; an
-// audit walks it as well, but never while there is a job.
+// SAFETY: a CPU runs guest code for the vCPU that it owns, between `try_enter` and `leave`
+// (`Arch::enter`); what a refused entry finds is carried out by `Arch::take_flush`. Software walks
+// the nested table on a vCPU's behalf in `stay::in_section`; an audit walks it as well, but never
+// while there is a job.
 unsafe impl<A: Arch> Walkers for Machine<A> {
     type Stamp = Stamp;
 
@@ -44,7 +46,8 @@ const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
 /// Where an initiator of a flush notes whom it waits for; one per CPU. It has room for all vCPUs.
 pub type FlushScratch = Ledger<BANKS>;
 
-/// Entries of the nested page table that one step visits: well below 50 µs, at a few instructions each.
+/// Entries of the nested page table that one step visits: well below 50 µs, at a few instructions
+/// each.
 pub const STEP_ENTRIES: u32 = 6144;
 
 impl<A: Arch> Targets for Machine<A> {
@@ -61,7 +64,8 @@ impl<A: Arch> Targets for Machine<A> {
 impl<A: Arch> Machine<A> {
     /// Drops what `invalidation` names, of the guest's nested translations, on all CPUs.
     pub fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
-        // A CPU that does not do its part is a broken machine: to go on would hand out memory that it still uses.
+        // A CPU that does not do its part is a broken machine: to go on would hand out memory that
+        // it still uses.
         A::flush_space(self, invalidation, scratch)
             .unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled))
     }

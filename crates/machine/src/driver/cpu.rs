@@ -1,4 +1,5 @@
-//! One physical CPU: takes a vCPU, enters it, handles its exits, takes the next. The steps are those of [`stay`].
+//! One physical CPU: takes a vCPU, enters it, handles its exits, takes the next. The steps are
+//! those of [`stay`].
 
 use coherence::asid::AsidAllocator;
 use coherence::vmid::{Home, Resident};

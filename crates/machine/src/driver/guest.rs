@@ -13,7 +13,8 @@ use crate::hw::walk::{Fault, Translation};
 use crate::layout::{PAGE_SIZE, PAGES, VA_PAGES, WINDOWS, area, table, va};
 use crate::program::{FlushOp, GpaPage, GuestOp, Track};
 
-/// Nested faults after which an operation is given up: nobody is to wait for ever for memory that comes and goes.
+/// Nested faults after which an operation is given up: nobody is to wait for ever for memory that
+/// comes and goes.
 const TRIES_MAX: u32 = 40;
 
 /// Why a guest left guest mode.
@@ -276,8 +277,8 @@ impl Cpu<'_> {
         stored.iter().for_each(|&pa| oracle.stored(pa, now));
     }
 
-    /// Whether a store that was just done has left a trace, in the leaf or in the log, where dirty bits are to be found:
-    /// without one, no fetch will ever report it.
+    /// Whether a store that was just done has left a trace, in the leaf or in the log, where dirty
+    /// bits are to be found: without one, no fetch will ever report it.
     fn check_noted<F: Architecture>(&self, vm: &Vm<'_, F>, number: usize, gpa: u64) {
         if vm.is_changing.get() || self.machine.config.track != Track::DirtyBits {
             return;

@@ -25,21 +25,25 @@ use crate::{Mistake, Mistakes};
 pub trait Processor: Mistakes {
     /// Which one it is.
     fn id(&self) -> CpuId;
-    /// Says what the next VMRUN does about tags: ASID, `TLB_CONTROL`, and whether the VMCB may be cached.
+    /// Says what the next VMRUN does about tags: ASID, `TLB_CONTROL`, and whether the VMCB may be
+    /// cached.
     fn set_tag(&mut self, assignment: &Assignment);
-    /// From here on interrupts are held, and end guest mode as soon as it begins (CLGI with RFLAGS.IF = 1).
+    /// From here on interrupts are held, and end guest mode as soon as it begins (CLGI with
+    /// RFLAGS.IF = 1).
     fn hold_interrupts(&mut self);
     /// VMRUN. False if the processor refuses the guest's state: then nothing has happened.
     fn run(&mut self) -> bool;
     /// Takes the interrupts that were held.
     fn take_interrupts(&mut self);
-    /// INVLPGA: drops the processor's translations of one page of the guest's, with those of a large page around it.
+    /// INVLPGA: drops the processor's translations of one page of the guest's, with those of a
+    /// large page around it.
     fn invalidate_page(&mut self, address: u64, asid: u32);
     /// What decides how a request is obeyed, now.
     fn mode(&self) -> Mode;
 }
 
-/// Enters the guest and comes back from it; or is called off, and returns false. Then a request or an event pends.
+/// Enters the guest and comes back from it; or is called off, and returns false. Then a request or
+/// an event pends.
 #[inline(always)] // The one way into the guest.
 pub fn enter<P: Processor>(
     processor: &mut P,
@@ -89,10 +93,12 @@ pub enum Taken {
     Nothing,
 }
 
-/// Takes the request that pends: carries it out, or has the next VMRUN do so. `None` if there is none.
+/// Takes the request that pends: carries it out, or has the next VMRUN do so. `None` if there is
+/// none.
 ///
-/// Page by page is for a guest whose pages lie in the TLB in one piece each, which [`Processor::mode`] says when the request has
-/// been taken: what comes into the TLB later is of the new tables.
+/// Page by page is for a guest whose pages lie in the TLB in one piece each, which
+/// [`Processor::mode`] says when the request has been taken: what comes into the TLB later is of
+/// the new tables.
 pub fn take_flush<P: Processor>(
     processor: &mut P,
     owner: &mut Owner<'_>,
@@ -132,8 +138,8 @@ pub fn take_flush<P: Processor>(
     Some(taken)
 }
 
-/// The vCPU starts over, after INIT or a reset of its machine: what its guest had translated is void. The nested translations stay
-/// true, and go with the rest.
+/// The vCPU starts over, after INIT or a reset of its machine: what its guest had translated is
+/// void. The nested translations stay true, and go with the rest.
 pub fn start_over(slot: &mut AsidSlot, mistakes: &impl Mistakes) {
     if !mistakes.makes(Mistake::StartsOverWithAll) {
         slot.owe_flush();

@@ -84,11 +84,12 @@ struct Request<'a, T: ?Sized, I, const BANKS: usize> {
     ledger: &'a mut Ledger<BANKS>,
 }
 
-/// Flushes what a call asks for, or more where that costs less than `page_limit` pages one by one. Returns how many elements of its
-/// list are done: when fewer than there are, the guest calls again.
+/// Flushes what a call asks for, or more where that costs less than `page_limit` pages one by one.
+/// Returns how many elements of its list are done: when fewer than there are, the guest calls
+/// again.
 ///
-/// When it returns, none of the targets uses a translation that was replaced before the call (G1): they have left guest mode since,
-/// or do what was asked before they next enter.
+/// When it returns, none of the targets uses a translation that was replaced before the call (G1):
+/// they have left guest mode since, or do what was asked before they next enter.
 ///
 /// # Errors
 /// [`Stalled`] when [`Hardware::relax`] gave up on a target.
@@ -118,8 +119,9 @@ pub fn serve<T: Targets + ?Sized, I: Initiator, const BANKS: usize>(
     }
 }
 
-/// The address space whose translations alone a flush of everything is about, global ones left out; see
-/// [`Space`](coherence::Space). Lists are not asked: there the TLFS calls the flag that leaves global pages out an invalid option.
+/// The address space whose translations alone a flush of everything is about, global ones left out;
+/// see [`Space`](coherence::Space). Lists are not asked: there the TLFS calls the flag that leaves
+/// global pages out an invalid option.
 #[inline(always)]
 fn space_of(call: &FlushCall<'_>, mistakes: &impl Mistakes) -> Option<u64> {
     let spares_globals = call.flags.non_global_only() || mistakes.makes(Mistake::GlobalsSpared);
@@ -148,7 +150,8 @@ impl<'a, T: Targets + ?Sized, I: Initiator, const BANKS: usize> Request<'a, T, I
         Ok(done)
     }
 
-    /// Flushes everything on the targets but those that have halted in another address space than `space`.
+    /// Flushes everything on the targets but those that have halted in another address space than
+    /// `space`.
     #[inline(never)]
     fn flush_space(self, space: u64) -> Result<(), Stalled> {
         let issued = coherence::issue_in_space(self.vcpus, &self.named, Scope::All, space, self.ledger);
@@ -238,7 +241,8 @@ mod tests {
         }
     }
 
-    /// How a call ends, and what its initiator was told: targets, and those of them that are elsewhere.
+    /// How a call ends, and what its initiator was told: targets, and those of them that are
+    /// elsewhere.
     type Served = (Result<u16, Stalled>, Option<(Asked, u32, u32)>);
 
     /// The outcome of a call on targets of which number 1 has halted in the space at 0x5000.

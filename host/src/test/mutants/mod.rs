@@ -16,7 +16,8 @@ use survivors::Listed;
 
 /// Where the survivors are listed, below the root of the source tree.
 const LIST: &str = "docs/mutants.md";
-/// Seconds for one mutant's tests, which take less than one: what takes longer hangs, and is caught by that.
+/// Seconds for one mutant's tests, which take less than one: what takes longer hangs, and is caught
+/// by that.
 const TEST_TIMEOUT_SECS: &str = "20";
 /// Seconds for building one.
 const BUILD_TIMEOUT_SECS: &str = "300";
@@ -29,9 +30,10 @@ const INSTALL_TIMEOUT: Duration = Duration::from_secs(1800);
 const TEST_FILES: [&str; 2] = ["**/tests.rs", "crates/*/src/model/**"];
 /// The same for test modules inside files.
 const TEST_MODULES: &str = r"\btests::";
-/// How the copy is built and tested. A little optimization makes property tests ten times faster, and
-/// building no slower. These take the same values for every mutant, so that none is caught by luck, or
-/// because a failure of an earlier one was written down; nobody reads the smallest value that fails.
+/// How the copy is built and tested. A little optimization makes property tests ten times faster,
+/// and building no slower. These take the same values for every mutant, so that none is caught by
+/// luck, or because a failure of an earlier one was written down; nobody reads the smallest value
+/// that fails.
 const ENVIRONMENT: [(&str, &str); 6] = [
     ("CARGO_TERM_COLOR", "never"),
     ("CARGO_PROFILE_DEV_DEBUG", "0"),
@@ -64,7 +66,8 @@ const AREAS: [Area; 2] = [
     },
 ];
 
-/// Runs the areas whose name is `wanted`, or lists them; the status is 1 if a survivor is not listed.
+/// Runs the areas whose name is `wanted`, or lists them; the status is 1 if a survivor is not
+/// listed.
 pub(super) fn test(list: bool, wanted: &impl Fn(&str) -> bool, signals: &Signals) -> Result<u8> {
     let areas = AREAS.iter().filter(|area| wanted(area.name));
     if list {

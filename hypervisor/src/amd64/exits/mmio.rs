@@ -1,5 +1,5 @@
-//! Accesses to memory that the processor cannot reach: device registers, addresses without anything, stores to read-only
-//! memory.
+//! Accesses to memory that the processor cannot reach: device registers, addresses without
+//! anything, stores to read-only memory.
 
 use iced_x86::Instruction;
 use memslots::{GuestMemory, Resolution};
@@ -20,11 +20,11 @@ use crate::emulator::{Cpu, Failure, Memory, Outcome, SegmentBases, execute};
 
 const PAGE: u64 = 4096;
 
-/// Carries out the instruction at RIP, whose access the processor could not do. The page of `mmio` is known to have
-/// no memory behind it.
+/// Carries out the instruction at RIP, whose access the processor could not do. The page of `mmio`
+/// is known to have no memory behind it.
 ///
-/// Decoding, translation and access are one section for the flush engine: an initiator that has changed the
-/// translation waits until the access is done, or the walk here finds the change (H30).
+/// Decoding, translation and access are one section for the flush engine: an initiator that has
+/// changed the translation waits until the access is done, or the walk here finds the change (H30).
 #[inline(never)] // Seldom, and with room for what other exits need not make.
 pub(super) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, mmio: Option<Gpa>) -> Next {
     let vm = context.vm;

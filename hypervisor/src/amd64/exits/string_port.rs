@@ -16,7 +16,8 @@ use crate::devices::platform::PortSize;
 use crate::emulator::{add_masked, mask, string_address_size};
 use crate::vm::{Context, Next};
 
-/// Elements that one exit moves; what is left makes the instruction exit again, with interrupts in between.
+/// Elements that one exit moves; what is left makes the instruction exit again, with interrupts in
+/// between.
 const ELEMENTS_PER_EXIT: u64 = 64;
 /// Bytes of the widest element.
 const ELEMENT_MAX: usize = 4;
@@ -84,8 +85,8 @@ struct Operation {
 }
 
 impl Operation {
-    /// The operation that `info` describes. What the processor leaves open, as those without decode assists and
-    /// emulators do, is taken from the instruction itself.
+    /// The operation that `info` describes. What the processor leaves open, as those without decode
+    /// assists and emulators do, is taken from the instruction itself.
     fn new<A: Amd64>(vmcb: &Vmcb, memory: &GuestMemory<'_>, info: Info) -> Result<Self, FetchError> {
         let size = info.size();
         let width = PortSize::from_bytes(size).ok_or(FetchError::Protection)?;
@@ -122,7 +123,8 @@ impl Operation {
         self.base.wrapping_add(address) & self.linear_mask
     }
 
-    /// Where the element's bytes are. As all are translated before one is touched, a fault leaves no half of it.
+    /// Where the element's bytes are. As all are translated before one is touched, a fault leaves
+    /// no half of it.
     fn locate<A: Amd64>(
         &self,
         state: &VcpuState,

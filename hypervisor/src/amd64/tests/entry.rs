@@ -66,8 +66,8 @@ fn an_interrupt_shadow_holds_events_off() {
     });
 }
 
-/// The delivery of an interrupt is cut short by an exit: as the manual says it, and as QEMU does, which leaves V_IRQ set and
-/// calls the interrupt an exception.
+/// The delivery of an interrupt is cut short by an exit: as the manual says it, and as QEMU does,
+/// which leaves V_IRQ set and calls the interrupt an exception.
 const CUT_SHORT: [fn(&mut Vmcb); 2] = [
     |vmcb| vmcb.exit_interrupt_info = INTERRUPT,
     |vmcb| {

@@ -365,7 +365,8 @@ impl Arch for Made {
     }
 }
 
-/// Takes the virtual interrupt that the guest is offered, before its first instruction: its vector (APM volume 2, section 15.21.4).
+/// Takes the virtual interrupt that the guest is offered, before its first instruction: its vector
+/// (APM volume 2, section 15.21.4).
 fn take_virtual_interrupt(vmcb: &mut Vmcb) -> Option<u8> {
     let control = vmcb.interrupt_control;
     let is_open = vmcb.rflags & RFLAGS_IF != 0 && vmcb.interrupt_shadow & 1 == 0;
@@ -392,7 +393,8 @@ impl Amd64 for Made {
         NonZeroU32::new(7).expect("a number")
     }
 
-    /// 40 bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that shows where it ends up.
+    /// 40 bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that shows
+    /// where it ends up.
     fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
         let (eax, ebx, ecx, edx) = match (leaf, subleaf) {
             (0, _) => (0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65),

@@ -37,9 +37,11 @@ pub(crate) fn init() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What the PL031 whose registers are at `base` says, in seconds since the beginning of 1970 (Arm DDI 0224C, section 3.3.1).
+/// What the PL031 whose registers are at `base` says, in seconds since the beginning of 1970 (Arm
+/// DDI 0224C, section 3.3.1).
 pub(crate) fn date(base: u64) -> u64 {
-    // SAFETY: the base is that of a PL031 in the device tree, mapped as device memory; reading its time changes nothing.
+    // SAFETY: the base is that of a PL031 in the device tree, mapped as device memory; reading its
+    // time changes nothing.
     u64::from(unsafe { (base as *const u32).read_volatile() })
 }
 
@@ -56,8 +58,8 @@ pub(crate) fn init_cpu() {
 
 /// Sets the calling CPU's timer to go off at `deadline`, or a little later; `u64::MAX` stops it.
 ///
-/// A timer that is set already to go off between `now` and `deadline` is left: it goes off early, finds nothing
-/// to do, and is set again. That is cheaper than moving it for every change.
+/// A timer that is set already to go off between `now` and `deadline` is left: it goes off early,
+/// finds nothing to do, and is set again. That is cheaper than moving it for every change.
 pub(crate) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
     let armed = cpu.timer_armed.get();
     if armed <= deadline && armed > now {

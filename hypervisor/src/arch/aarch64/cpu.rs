@@ -14,8 +14,8 @@ pub(crate) use crate::arm64::processor::CpuData;
 use crate::arm64::processor::Features;
 use crate::image;
 
-/// Takes the interrupts that pend: by asking for them, with interrupts masked all the time. So no code of the hypervisor
-/// is ever interrupted.
+/// Takes the interrupts that pend: by asking for them, with interrupts masked all the time. So no
+/// code of the hypervisor is ever interrupted.
 pub(crate) fn take_interrupts() {
     interrupts::take_all();
 }
@@ -71,7 +71,8 @@ pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
     }
 }
 
-/// Tells an emulator that counts instructions what the hypervisor is doing: a hint, which does nothing.
+/// Tells an emulator that counts instructions what the hypervisor is doing: a hint, which does
+/// nothing.
 #[inline(always)]
 pub(crate) fn mark(phase: Phase) {
     macro_rules! hint {
@@ -92,8 +93,8 @@ pub(crate) fn mark(phase: Phase) {
     }
 }
 
-/// Whether memory that was a guest's has to be cleaned out of the data caches before somebody else has it: without
-/// FEAT_S2FWB a guest may have used it around them.
+/// Whether memory that was a guest's has to be cleaned out of the data caches before somebody else
+/// has it: without FEAT_S2FWB a guest may have used it around them.
 pub(crate) fn must_clean() -> bool {
     !features::get().contains(Features::FORCED_WRITE_BACK)
 }
@@ -119,7 +120,8 @@ pub(crate) unsafe fn zero(start: u64, size: u64) {
         return;
     }
     let mut at = start;
-    // Eight blocks at a time are at most four pages, and the range is made of more than that mostly.
+    // Eight blocks at a time are at most four pages, and the range is made of more than that
+    // mostly.
     while at + 8 * block <= end {
         // SAFETY: the caller vouches for the range.
         unsafe {

@@ -1,7 +1,8 @@
 //! Into the guest and out of it; EL2's vectors.
 //!
-//! Interrupts and exceptions that the guest causes are exits. Those of the hypervisor itself are errors of its own:
-//! interrupts are masked while it runs, so none of its vectors is ever meant to be used.
+//! Interrupts and exceptions that the guest causes are exits. Those of the hypervisor itself are
+//! errors of its own: interrupts are masked while it runs, so none of its vectors is ever meant to
+//! be used.
 //!
 //! Source: Arm DDI 0487, D1.3.1.5 "Exception vector tables", D1.4 "Exception return".
 
@@ -65,7 +66,8 @@ run_guest:
     b guest_exit_common
 .endm
 
-// An exception of the hypervisor itself. What the guest has in these registers is lost: the run is over.
+// An exception of the hypervisor itself. What the guest has in these registers is lost: the run is
+// over.
 .macro own_exception kind
     .balign 128
     msr tpidr_el0, x0

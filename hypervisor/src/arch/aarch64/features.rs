@@ -119,10 +119,12 @@ fn physical_bits_of(range: u64) -> u32 {
     }
 }
 
-/// Width of the intermediate physical addresses that stage 2 translates: what three levels of tables do.
+/// Width of the intermediate physical addresses that stage 2 translates: what three levels of
+/// tables do.
 pub(crate) const STAGE2_BITS: u32 = 39;
 
-/// VTCR_EL2: three levels, 4 KiB pages, walks by way of the caches, inner shareable; bit 31 is always one.
+/// VTCR_EL2: three levels, 4 KiB pages, walks by way of the caches, inner shareable; bit 31 is
+/// always one.
 fn stage2_control() -> u64 {
     let features = get();
     let size = field(read!("id_aa64mmfr0_el1"), 0).min(5);
@@ -152,7 +154,8 @@ fn enable_el2() {
             write_control(control, value);
         }
     }
-    // SAFETY: what the guest reads as MIDR_EL1, and the format of stage 2; no guest runs yet on this CPU.
+    // SAFETY: what the guest reads as MIDR_EL1, and the format of stage 2; no guest runs yet on
+    // this CPU.
     unsafe {
         write!("vtcr_el2", stage2_control());
         write!("vpidr_el2", read!("midr_el1"));
@@ -166,8 +169,8 @@ macro_rules! control_writer {
         fn write_control(control: Control, value: u64) {
             match control {
                 $(
-                    // SAFETY: it says what of the guest is trapped, or belongs to nobody; no guest runs yet on this CPU. The
-                    // hypervisor uses none of them.
+                    // SAFETY: it says what of the guest is trapped, or belongs to nobody; no guest
+                    // runs yet on this CPU. The hypervisor uses none of them.
                     Control::$name => unsafe { write!($encoding, value) },
                 )*
             }

@@ -1,5 +1,5 @@
-//! The guest's floating-point and vector registers, which the hypervisor does not use: they are exchanged when the vCPU
-//! changes.
+//! The guest's floating-point and vector registers, which the hypervisor does not use: they are
+//! exchanged when the vCPU changes.
 
 use core::arch::global_asm;
 

@@ -1,6 +1,7 @@
 //! TLB maintenance: the instructions, and how a change of guest memory reaches all processors.
 //!
-//! The sequences are `coherence::tlbi`'s; here is what they are made of, and nothing else writes a TLBI for a guest.
+//! The sequences are `coherence::tlbi`'s; here is what they are made of, and nothing else writes a
+//! TLBI for a guest.
 
 use core::arch::asm;
 use core::ops::Range;
@@ -35,8 +36,8 @@ macro_rules! instruction {
                 $(if makes(Defect::$defect) {
                     return;
                 })?
-                // SAFETY: maintenance of translations that are the guest's, or a barrier; memory is not left out of
-                // what it may affect, so that the compiler moves nothing across.
+                // SAFETY: maintenance of translations that are the guest's, or a barrier; memory is
+                // not left out of what it may affect, so that the compiler moves nothing across.
                 unsafe { asm!($text, options(nostack, preserves_flags)) };
             }
         )*
@@ -93,8 +94,8 @@ impl Stage2Tlb for Tlb {
         if makes(Defect::Stage2NoTlbi) {
             return;
         }
-        // RIPAS2E1IS by its encoding, since the image is for processors without it, too: used with the feature only.
-        // SAFETY: as above.
+        // RIPAS2E1IS by its encoding, since the image is for processors without it, too: used with
+        // the feature only. SAFETY: as above.
         unsafe { asm!("sys #4, c8, c0, #2, {}", in(reg) operand, options(nostack, preserves_flags)) };
     }
 
@@ -132,7 +133,8 @@ fn line_len() -> u64 {
     4 << (read!("ctr_el0") >> 16 & 0xf)
 }
 
-/// Cleans and invalidates the data caches' lines of some physical memory, which is mapped one to one.
+/// Cleans and invalidates the data caches' lines of some physical memory, which is mapped one to
+/// one.
 fn clean(memory: Range<u64>) {
     let line = line_len();
     let mut at = memory.start & !(line - 1);

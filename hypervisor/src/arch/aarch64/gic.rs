@@ -1,7 +1,8 @@
 //! The real GICv3: distributor, redistributors, CPU interface.
 //!
-//! Only group 1 is used, without LPIs. Ending an interrupt is in two steps (EOImode 1): the priority drops when the
-//! hypervisor has seen it; the guest's own interrupts are deactivated by the guest, by way of its list registers.
+//! Only group 1 is used, without LPIs. Ending an interrupt is in two steps (EOImode 1): the
+//! priority drops when the hypervisor has seen it; the guest's own interrupts are deactivated by
+//! the guest, by way of its list registers.
 //!
 //! Source: Arm IHI 0069H, GICv3 architecture specification, chapters 8 and 12.
 
@@ -158,7 +159,8 @@ pub(crate) fn drop_priority(intid: u32) {
 
 /// Deactivates an interrupt.
 pub(crate) fn deactivate(intid: u32) {
-    // SAFETY: the interrupt is the hypervisor's, or one of the guest's that nobody handles any more.
+    // SAFETY: the interrupt is the hypervisor's, or one of the guest's that nobody handles any
+    // more.
     unsafe { write!("icc_dir_el1", intid.into()) };
 }
 

@@ -1,7 +1,7 @@
 //! What the real machine's interrupts mean.
 //!
-//! They are masked at EL2 for ever, and asked for: after an exit, and while idling. So a handler never meets a lock that
-//! its own CPU holds, and may take any.
+//! They are masked at EL2 for ever, and asked for: after an exit, and while idling. So a handler
+//! never meets a lock that its own CPU holds, and may take any.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -43,7 +43,8 @@ pub(crate) fn route_ports(cpu: &PerCpu, console: Option<u32>, control: Option<u3
     }
 }
 
-/// Takes all interrupts that pend. Each turn takes one away, and what asserts it is quiet then or masked.
+/// Takes all interrupts that pend. Each turn takes one away, and what asserts it is quiet then or
+/// masked.
 pub(crate) fn take_all() {
     loop {
         let intid = gic::acknowledge();

@@ -159,7 +159,8 @@ impl Processor for Local {
 
     #[inline(always)]
     fn set_configuration(configuration: Configuration) {
-        // SAFETY: what differs between vCPUs, and between what others want: local maintenance, virtual SErrors, traps of WFE.
+        // SAFETY: what differs between vCPUs, and between what others want: local maintenance,
+        // virtual SErrors, traps of WFE.
         unsafe { write!("hcr_el2", configuration.bits()) };
     }
 

@@ -7,8 +7,8 @@ macro_rules! write_points {
     ($points:expr, $count:expr, $value:literal, $control:literal, $($n:literal)*) => {
         $(
             if $n < $count {
-                // SAFETY: it exists, the ID register says. It is the guest's: nothing at EL2 is a debug exception, for
-                // those of the guest go to EL1 (MDCR_EL2.TDE = 0).
+                // SAFETY: it exists, the ID register says. It is the guest's: nothing at EL2 is a
+                // debug exception, for those of the guest go to EL1 (MDCR_EL2.TDE = 0).
                 unsafe {
                     write!(concat!("dbg", $value, stringify!($n), "_el1"), $points[$n].value);
                     write!(concat!("dbg", $control, stringify!($n), "_el1"), $points[$n].control);

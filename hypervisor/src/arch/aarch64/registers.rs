@@ -23,8 +23,9 @@ macro_rules! access {
         /// Writes a register: one instruction, where it is a constant.
         #[inline(always)]
         pub(super) fn set(register: Register, value: u64) {
-            // SAFETY: registers of EL1 and EL0, or what a guest finds in their place; the hypervisor uses none. Those that not every
-            // processor has are written where the ID registers say that they exist.
+            // SAFETY: registers of EL1 and EL0, or what a guest finds in their place; the
+            // hypervisor uses none. Those that not every processor has are written where the ID
+            // registers say that they exist.
             unsafe {
                 match register {
                     $($(Register::$variant => write!($name, value),)*)*

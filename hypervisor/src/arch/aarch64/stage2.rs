@@ -16,7 +16,8 @@ use crate::vm::memory::NestedTables;
 type Forced = Arm64Stage2<3, true>;
 type Plain = Arm64Stage2<3, false>;
 
-/// Whether stage 2 alone decides how memory is cached (HCR_EL2.FWB): the encoding of memory types differs.
+/// Whether stage 2 alone decides how memory is cached (HCR_EL2.FWB): the encoding of memory types
+/// differs.
 static FORCED: AtomicBool = AtomicBool::new(false);
 
 /// Range instructions, above which the whole VMID goes.
@@ -116,7 +117,8 @@ fn page_limit() -> u32 {
     u32::try_from(cost.page_limit()).unwrap_or(u32::MAX)
 }
 
-/// What the processors have, which are taken to be alike, and how stage 2 is invalidated on them. Before the first guest.
+/// What the processors have, which are taken to be alike, and how stage 2 is invalidated on them.
+/// Before the first guest.
 pub(crate) fn set_up(way: Stage2Unmap) -> Setup {
     let mut features =
         tlbi::Features::from_id(read!("id_aa64isar0_el1"), read!("s3_0_c0_c7_2"), read!("ctr_el0"));

@@ -37,8 +37,8 @@ fn unsupported(why: &dyn core::fmt::Display) -> ! {
 /// Where the registers of the serial ports on PCI are, and their INTID.
 type Ports = Option<(u64, Option<u32>)>;
 
-/// Finds the console and the log's port, so that whatever is wrong can be said: not a line goes where the guest's go, for the host
-/// tool could not tell it from them.
+/// Finds the console and the log's port, so that whatever is wrong can be said: not a line goes
+/// where the guest's go, for the host tool could not tell it from them.
 ///
 /// # Safety
 ///
@@ -63,7 +63,8 @@ unsafe fn begin(tree: u64) -> Result<(firmware::Machine, Ports), &'static str> {
 
 /// Started at EL1: nothing can be done there but to say so.
 pub(crate) extern "C" fn not_el2(tree: u64) -> ! {
-    // SAFETY: the entry code passes on what the boot protocol gave; its tables map all addresses to themselves.
+    // SAFETY: the entry code passes on what the boot protocol gave; its tables map all addresses to
+    // themselves.
     let _ = unsafe { begin(tree) };
     unsupported(&"not started at EL2: QEMU takes -M virt,virtualization=on,gic-version=3")
 }
@@ -164,7 +165,8 @@ fn enable_cpu(cpu: &'static PerCpu) -> Result<(), &'static str> {
     gic::init_cpu(cpu.arch.redistributor.get(), interrupts::PRIVATE)
 }
 
-/// Starts all other CPUs, one after the other. One that does not come up in time is given up; see [`crate::bringup`].
+/// Starts all other CPUs, one after the other. One that does not come up in time is given up; see
+/// [`crate::bringup`].
 fn start_others() {
     for cpu in PerCpu::all().skip(1) {
         let answer = power::start_cpu(cpu.id, boot::secondary_entry(), cpu.main_stack_top());

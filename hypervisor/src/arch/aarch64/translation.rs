@@ -1,7 +1,7 @@
 //! The hypervisor's own page tables: stage 1 of EL2.
 //!
-//! Everything is mapped one to one. Text may be executed, read-only data read, all other memory written;
-//! nothing can be both written and executed. The guard pages of the stacks are not mapped.
+//! Everything is mapped one to one. Text may be executed, read-only data read, all other memory
+//! written; nothing can be both written and executed. The guard pages of the stacks are not mapped.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +15,8 @@ use crate::image::heap::{HeapTables, rodata, text};
 const PAGE: u64 = 4096;
 const MIB2: u64 = 2 << 20;
 
-/// Stage 1 of a regime with one exception level: as that of EL1&0, but there is one execute-never bit, in the place of
-/// EL0's, and no bit for global entries (Arm DDI 0487, D8.4.1 and D8.3.1.2).
+/// Stage 1 of a regime with one exception level: as that of EL1&0, but there is one execute-never
+/// bit, in the place of EL0's, and no bit for global entries (Arm DDI 0487, D8.4.1 and D8.3.1.2).
 struct El2Stage1;
 
 /// PXN and nG, which are reserved here.
@@ -78,7 +78,8 @@ static ROOT: AtomicU64 = AtomicU64::new(0);
 
 /// Builds the hypervisor's own tables.
 ///
-/// `ram` is all RAM, `devices` ranges of registers, `blocks` the CPUs' blocks, whose guard pages stay unmapped.
+/// `ram` is all RAM, `devices` ranges of registers, `blocks` the CPUs' blocks, whose guard pages
+/// stay unmapped.
 pub(crate) fn build_tables(
     ram: &[Range<u64>],
     devices: &[Range<u64>],
@@ -119,9 +120,10 @@ pub(crate) fn build_tables(
 ///
 /// [`build_tables`] is done; everything that the CPU uses is mapped by them.
 pub(crate) unsafe fn activate_tables() {
-    // SAFETY: the tables are complete and visible to walks after the barrier. They map the same addresses to the same
-    // places as the boot tables do, by smaller pages: so the boot tables' translations go before the new ones come, by
-    // way of a root of which nothing has been walked. Both map this code.
+    // SAFETY: the tables are complete and visible to walks after the barrier. They map the same
+    // addresses to the same places as the boot tables do, by smaller pages: so the boot tables'
+    // translations go before the new ones come, by way of a root of which nothing has been walked.
+    // Both map this code.
     unsafe {
         core::arch::asm!("dsb ishst", options(nostack, preserves_flags));
         // The root pairs with `build_tables`.

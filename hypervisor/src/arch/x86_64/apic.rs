@@ -1,7 +1,7 @@
 //! The real machine's local APICs and its I/O APIC.
 //!
-//! Source: AMD64 APM volume 2, chapter 16. Both register interfaces are driven: x2APIC where CPUID has
-//! it, memory-mapped otherwise (QEMU's emulation offers no x2APIC before version 9).
+//! Source: AMD64 APM volume 2, chapter 16. Both register interfaces are driven: x2APIC where CPUID
+//! has it, memory-mapped otherwise (QEMU's emulation offers no x2APIC before version 9).
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -39,8 +39,8 @@ const ICR_TRIES: u32 = 1 << 24;
 static X2APIC: AtomicBool = AtomicBool::new(false);
 static BASE: AtomicU64 = AtomicU64::new(0);
 
-/// Finds out which interface there is. Call on the boot CPU before the page tables are built; returns
-/// the physical address of the register page if it needs mapping.
+/// Finds out which interface there is. Call on the boot CPU before the page tables are built;
+/// returns the physical address of the register page if it needs mapping.
 pub(crate) fn probe(has_x2apic: bool) -> Option<u64> {
     // SAFETY: every CPU that runs us has this MSR.
     let base = unsafe { Msr::new(MSR_APIC_BASE).read() };
@@ -75,7 +75,8 @@ fn register_address(register: u32) -> *mut u32 {
 
 /// Turns the calling CPU's local APIC on.
 pub(crate) fn enable() {
-    // The enable bit is set already, and once cleared some emulations cannot set it again: never clear it.
+    // The enable bit is set already, and once cleared some emulations cannot set it again: never
+    // clear it.
     if X2APIC.load(Ordering::Relaxed) {
         let mut msr = Msr::new(MSR_APIC_BASE);
         // SAFETY: CPUID says that x2APIC mode exists; the transition from enabled is legal.
@@ -93,7 +94,8 @@ pub(crate) fn end_of_interrupt() {
     write(REG_EOI, 0);
 }
 
-/// Whether IPIs reach the CPU with this APIC id: memory-mapped registers have eight bits for it, of which all ones name everybody.
+/// Whether IPIs reach the CPU with this APIC id: memory-mapped registers have eight bits for it, of
+/// which all ones name everybody.
 pub(crate) fn reaches(apic_id: u32) -> bool {
     X2APIC.load(Ordering::Relaxed) || apic_id < 0xff
 }

@@ -1,7 +1,8 @@
 //! The way in: PVH and Multiboot 2 entries of the first CPU, start-up page of the others.
 //!
-//! Sources: Xen "x86/HVM direct boot ABI" (PVH); Multiboot2 Specification version 2.0, sections 3.1 and 3.3; AMD64 Architecture Programmer's Manual volume 2
-//! (24593, rev. 3.42) sections 14.6 "Enabling and Activating Long Mode" and 15.27 for start-up IPIs.
+//! Sources: Xen "x86/HVM direct boot ABI" (PVH); Multiboot2 Specification version 2.0, sections 3.1
+//! and 3.3; AMD64 Architecture Programmer's Manual volume 2 (24593, rev. 3.42) sections 14.6
+//! "Enabling and Activating Long Mode" and 15.27 for start-up IPIs.
 
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,8 @@ unsafe extern "C" {
 /// Where the start-up page of the other CPUs is placed: below 1 MiB, page aligned.
 pub(crate) const AP_PAGE: u64 = 0x8000;
 
-/// Offset of the word in the start-up page that says which CPU is to start, and on which stack: see [`bringup::offer`].
+/// Offset of the word in the start-up page that says which CPU is to start, and on which stack: see
+/// [`bringup::offer`].
 const AP_OFFER_OFFSET: u64 = 0xff8;
 
 /// What the entries say they are.
@@ -248,7 +250,8 @@ impl StartupPage {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: `install`'s caller vouches for the page; the word is aligned and only accessed atomically.
+        // SAFETY: `install`'s caller vouches for the page; the word is aligned and only accessed
+        // atomically.
         unsafe { AtomicU64::from_ptr((AP_PAGE + AP_OFFER_OFFSET) as *mut u64) }
     }
 

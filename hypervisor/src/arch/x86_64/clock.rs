@@ -78,7 +78,8 @@ pub(crate) fn calibrate(pm_timer: u16, has_tsc_deadline: bool) -> Result<(), &'s
 pub(crate) fn date() -> Option<u64> {
     let (mut index, mut data) = (Port::<u8>::new(cmos::INDEX), Port::<u8>::new(cmos::DATA));
     let read = |byte| {
-        // SAFETY: the ports are the clock's, or nobody's; reading bytes of the time changes nothing. Bit 7 leaves NMIs as they are at reset.
+        // SAFETY: the ports are the clock's, or nobody's; reading bytes of the time changes
+        // nothing. Bit 7 leaves NMIs as they are at reset.
         unsafe {
             index.write(byte);
             data.read()
@@ -95,11 +96,11 @@ pub(crate) fn init_cpu() {
 
 /// Sets the calling CPU's timer to go off at `deadline`, or a little later; `u64::MAX` stops it.
 ///
-/// A timer that is set already to go off between `now` and `deadline` is left: it goes off early, finds nothing
-/// to do, and is set again. That is cheaper than moving it for every change.
+/// A timer that is set already to go off between `now` and `deadline` is left: it goes off early,
+/// finds nothing to do, and is set again. That is cheaper than moving it for every change.
 pub(crate) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
-    // The cell is `u64::MAX` once the timer has gone off. A time that is past means that its interrupt is on its way,
-    // or was lost: then it is set again.
+    // The cell is `u64::MAX` once the timer has gone off. A time that is past means that its
+    // interrupt is on its way, or was lost: then it is set again.
     let armed = cpu.timer_armed.get();
     if armed <= deadline && armed > now {
         return;

@@ -38,7 +38,8 @@ impl CpuData {
     }
 }
 
-/// Takes the interrupts that pend. STI lets them come in only behind the instruction that follows it.
+/// Takes the interrupts that pend. STI lets them come in only behind the instruction that follows
+/// it.
 pub(crate) fn take_interrupts() {
     // SAFETY: interrupts may be taken here, as while idling.
     unsafe { asm!("sti", "nop", "cli", options(nostack)) };

@@ -1,8 +1,8 @@
 //! Vectors and handlers of the real machine.
 //!
-//! Interrupts are taken at two places only: right after an exit, between STGI and CLI, and while a CPU
-//! idles. Everything else runs with interrupts off, so a handler never meets a lock that its own
-//! CPU holds, and may take any.
+//! Interrupts are taken at two places only: right after an exit, between STGI and CLI, and while a
+//! CPU idles. Everything else runs with interrupts off, so a handler never meets a lock that its
+//! own CPU holds, and may take any.
 
 use core::arch::global_asm;
 use core::fmt::Write;
@@ -50,9 +50,9 @@ pub(crate) struct Frame {
     pub(crate) ss: u64,
 }
 
-// One stub of 16 bytes per vector: an error code of 0 where the processor pushes none (APM volume 2,
-// table 8-1), the vector's number, then the common part. rbp is pushed last so that it forms a frame
-// with nothing but saved registers above it.
+// One stub of 16 bytes per vector: an error code of 0 where the processor pushes none (APM volume
+// 2, table 8-1), the vector's number, then the common part. rbp is pushed last so that it forms a
+// frame with nothing but saved registers above it.
 global_asm!(
     r#"
 .section .text

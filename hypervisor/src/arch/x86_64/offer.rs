@@ -368,7 +368,8 @@ impl Amd64 for Local {
     #[inline(always)]
     unsafe fn run(cpu: &PerCpu, vmcb: &mut Vmcb, registers: &mut Registers) {
         let guest = core::ptr::from_mut(vmcb).expose_provenance() as u64;
-        // SAFETY: the caller vouches for the guest's block and registers; the host's is this CPU's own.
+        // SAFETY: the caller vouches for the guest's block and registers; the host's is this CPU's
+        // own.
         unsafe { entry::run_guest(guest, &raw mut *registers, cpu.arch.host_vmcb.get()) };
     }
 

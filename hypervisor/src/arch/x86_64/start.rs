@@ -68,7 +68,8 @@ pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     unsafe { blocks::enter_block(cpu, bsp_on_block) }
 }
 
-/// What `prepare_memory` leaves for the rest of the start: things that need the boot CPU's final stack.
+/// What `prepare_memory` leaves for the rest of the start: things that need the boot CPU's final
+/// stack.
 static LATER: spin::Once<Later> = spin::Once::new();
 
 struct Later {
@@ -164,14 +165,16 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'
     Ok(())
 }
 
-/// Has nothing interrupt but what is asked for from here on, whatever the firmware has left. The boot tables are active.
+/// Has nothing interrupt but what is asked for from here on, whatever the firmware has left. The
+/// boot tables are active.
 fn silence_interrupts(firmware: &firmware::Machine) {
     // SAFETY: the first MiB is mapped one to one, and nothing has been written there yet.
     let has_imcr = unsafe { pic::firmware_has_imcr() };
     // SAFETY: the ports are those of the 8259s and of the IMCR, or nobody's.
     pic::silence(has_imcr, |port, value| unsafe { Port::new(port).write(value) });
     for &base in &firmware.io_apics {
-        // SAFETY: ACPI says that it is there; below 4 GiB all is mapped, uncached as the memory type ranges say.
+        // SAFETY: ACPI says that it is there; below 4 GiB all is mapped, uncached as the memory
+        // type ranges say.
         pic::mask_pins(&mut unsafe { pic::Mapped::new(base) });
     }
 }
@@ -229,7 +232,8 @@ fn enable_cpu(cpu: &'static PerCpu) {
     clock::init_cpu();
 }
 
-/// Starts all other CPUs, one after the other. One that does not come up in time is given up; see [`crate::bringup`].
+/// Starts all other CPUs, one after the other. One that does not come up in time is given up; see
+/// [`crate::bringup`].
 fn start_others() {
     // SAFETY: the page is in low memory, which is never handed out, and is mapped.
     let page = unsafe { boot::StartupPage::install() };
@@ -242,7 +246,8 @@ fn start_others() {
         }
         page.offer(id, cpu.main_stack_top());
         apic::send_init(id);
-        // With the defect the third CPU is started when it has been given up, while the next one is.
+        // With the defect the third CPU is started when it has been given up, while the next one
+        // is.
         let is_later = |cpu: &PerCpu| cpu.index == 2 && files::makes(Defect::LateCpu);
         if let Some(late) = PerCpu::get(cpu.index - 1).filter(|before| is_later(before)) {
             apic::send_startup(late.id as u32, boot::AP_PAGE);
@@ -266,7 +271,8 @@ fn start_others() {
                 // Back to where only a start-up IPI gets it from, which nobody sends.
                 apic::send_init(id);
             }
-            // One that has taken the offer may hold a lock at this moment: it is left to stop by itself.
+            // One that has taken the offer may hold a lock at this moment: it is left to stop by
+            // itself.
         }
     }
 }

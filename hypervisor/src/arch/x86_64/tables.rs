@@ -92,7 +92,8 @@ pub(crate) fn load(cpu: &'static PerCpu) {
     let code = gdt.append(Descriptor::kernel_code_segment());
     let data = gdt.append(Descriptor::kernel_data_segment());
     let tss = gdt.append(Descriptor::tss_segment(&tables.tss));
-    // SAFETY: the descriptors were just made, in a table that is never changed again; the IDT is complete.
+    // SAFETY: the descriptors were just made, in a table that is never changed again; the IDT is
+    // complete.
     unsafe {
         gdt.load_unsafe();
         CS::set_reg(code);

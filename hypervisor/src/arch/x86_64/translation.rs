@@ -1,7 +1,8 @@
 //! The hypervisor's own page tables.
 //!
-//! Everything is mapped one to one. Text may be executed, read-only data read, all other memory written;
-//! nothing can be both written and executed. Page 0 and the guard pages of the stacks are not mapped.
+//! Everything is mapped one to one. Text may be executed, read-only data read, all other memory
+//! written; nothing can be both written and executed. Page 0 and the guard pages of the stacks are
+//! not mapped.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +22,8 @@ static ROOT: AtomicU64 = AtomicU64::new(0);
 
 /// Builds the hypervisor's own tables.
 ///
-/// `ram` is all RAM, `devices` pages of registers, `blocks` the CPUs' blocks, whose guard pages stay unmapped.
+/// `ram` is all RAM, `devices` pages of registers, `blocks` the CPUs' blocks, whose guard pages
+/// stay unmapped.
 pub(crate) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u64>) -> Result<(), MapError> {
     let mut tables = PageTable::<Amd64Host, _>::new(HeapTables)?;
     let largest = if cpuid::host_has_1g_pages::<Local>() { Level::Page1G } else { Level::Page2M };
@@ -66,7 +68,7 @@ pub(crate) unsafe fn activate_tables() {
         // Pairs with `build_tables`.
         ROOT.load(Ordering::Acquire),
     ));
-    // SAFETY: the caller vouches for the tables. Writing CR3 drops every translation of the boot tables
-    // but global ones, of which there are none.
+    // SAFETY: the caller vouches for the tables. Writing CR3 drops every translation of the boot
+    // tables but global ones, of which there are none.
     unsafe { Cr3::write(root, Cr3Flags::empty()) };
 }

@@ -54,7 +54,8 @@ impl Abort {
         Syndrome(self.syndrome).class() == CLASS_FETCH
     }
 
-    /// The guest physical address that it is about, unless the guest's own tables have changed meanwhile.
+    /// The guest physical address that it is about, unless the guest's own tables have changed
+    /// meanwhile.
     fn gpa<P: Processor>(&self) -> Option<u64> {
         match self.page {
             Some(page) => Some(page | self.address & 0xfff),
@@ -146,7 +147,8 @@ fn on_mmio<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abort) -> N
     Next::Resume
 }
 
-/// An access that the syndrome does not describe: of two registers, or with write-back. Its instruction says what it is.
+/// An access that the syndrome does not describe: of two registers, or with write-back. Its
+/// instruction says what it is.
 #[cold]
 fn on_undescribed<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abort) -> Next {
     match fetch(context) {
@@ -165,7 +167,8 @@ fn on_undescribed<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, abort: &Abor
     }
 }
 
-/// Carries the access out; false if it is not what faulted, reaches beyond the page, or nothing is there.
+/// Carries the access out; false if it is not what faulted, reaches beyond the page, or nothing is
+/// there.
 fn carry_out<A: Arm64>(context: &mut Context<'_, A>, access: &LoadStore, gpa: u64, abort: &Abort) -> bool {
     let base = base(context, access.base);
     let is_it = base.wrapping_add_signed(access.offset) & ADDRESS == abort.address & ADDRESS

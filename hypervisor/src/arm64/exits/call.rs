@@ -7,8 +7,8 @@ use crate::arm64::state::Activity;
 use crate::devices::psci::{self, Call, Status};
 use crate::vm::{Context, Next};
 
-/// SMCCC's "vendor-specific hypervisor service, call UID" (Arm DEN 0028F, section 6.2), and what it returns: the
-/// letters of "quell hypervisor".
+/// SMCCC's "vendor-specific hypervisor service, call UID" (Arm DEN 0028F, section 6.2), and what it
+/// returns: the letters of "quell hypervisor".
 const VENDOR_UID: u32 = 0x8600_ff01;
 const IDENTITY: [u64; 4] = {
     const fn word(letters: &[u8; 4]) -> u64 {

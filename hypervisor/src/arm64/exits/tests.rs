@@ -1,4 +1,5 @@
-//! Exits that are made up, on a processor that is made up: what each does to the vCPU, and to devices.
+//! Exits that are made up, on a processor that is made up: what each does to the vCPU, and to
+//! devices.
 //!
 //! [`every_row_has_its_tests`] runs them row by row.
 
@@ -59,7 +60,8 @@ fn of_class(class: u8, rest: u64) -> u64 {
     u64::from(class) << 26 | LONG | rest
 }
 
-/// Runs with the boot vCPU of a machine that has three: at EL1, at `CODE`, with the registers X0 to X30 holding numbers that say which.
+/// Runs with the boot vCPU of a machine that has three: at EL1, at `CODE`, with the registers X0 to
+/// X30 holding numbers that say which.
 fn with(act: impl FnOnce(&mut Context<'_, Made>)) {
     machine("vcpus=3").with_vcpu(0, |context| {
         ready(context);
@@ -82,7 +84,8 @@ fn count(context: &Context<'_, Made>, counter: Counter) -> u64 {
     context.counters[counter as usize].load(Ordering::Relaxed)
 }
 
-/// The vCPU leaves the guest by `vector`, as the processor says. One counter counts it, which is the row's.
+/// The vCPU leaves the guest by `vector`, as the processor says. One counter counts it, which is
+/// the row's.
 fn leave(context: &mut Context<'_, Made>, vector: Vector, change: impl FnOnce(&mut Hardware)) -> Next {
     hardware(change);
     let _before = told();

@@ -21,7 +21,8 @@ pub(super) fn counter(syndrome: &Syndrome) -> Counter {
 pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) -> Next {
     let happens = step::condition_holds(context.state.registers.pstate, syndrome.0);
     let is_event = syndrome.is_event();
-    // A wait for memory goes on where it is: the instruction is executed again when that may have changed.
+    // A wait for memory goes on where it is: the instruction is executed again when that may have
+    // changed.
     if !(happens && is_event && awaited_word(context).is_some()) {
         skip(context, syndrome);
     }
@@ -36,10 +37,11 @@ pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome)
     Next::Halt
 }
 
-/// The word in memory for whose change the guest waits, if it does, and nothing but a store to it would let it go on.
+/// The word in memory for whose change the guest waits, if it does, and nothing but a store to it
+/// would let it go on.
 ///
-/// A hint: the translations may be older than a flush that is asked for at this moment, so this is in no section. Whoever is
-/// passed over for the wrong word is so for a while.
+/// A hint: the translations may be older than a flush that is asked for at this moment, so this is
+/// in no section. Whoever is passed over for the wrong word is so for a while.
 pub fn awaited_word<A: Arm64>(context: &Context<'_, A>) -> Option<Word> {
     let registers = &context.state.registers;
     let pc = registers.pc;

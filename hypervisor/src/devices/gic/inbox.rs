@@ -7,10 +7,11 @@
 //!    P  the notify word     (RMW, Release)      E  the words here         (RMW)
 //! ```
 //!
-//! A before B before P, C before D before E. The notify word is the one by which a vCPU is kicked and made to look
-//! again. If C sees P, D sees B and E sees A: nothing that was announced is missed. If C comes before P in that word's
-//! order, P finds the vCPU entered (and kicks it) or not entered (and its next entry takes the word again). Something
-//! that D and E take before its P costs one look that finds nothing. The models beside this module run it under loom.
+//! A before B before P, C before D before E. The notify word is the one by which a vCPU is kicked
+//! and made to look again. If C sees P, D sees B and E sees A: nothing that was announced is
+//! missed. If C comes before P in that word's order, P finds the vCPU entered (and kicks it) or not
+//! entered (and its next entry takes the word again). Something that D and E take before its P
+//! costs one look that finds nothing. The models beside this module run it under loom.
 
 use super::{Bits, Groups, Sgi, SgiGroup};
 use crate::sync::{AtomicU8, AtomicU64, Ordering, const_fn, zeroed};
@@ -24,7 +25,8 @@ const SPIS: u64 = 1 << 62;
 /// The distributor's groups were changed.
 const GROUPS: u64 = 1 << 63;
 
-/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as pending does.
+/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as
+/// pending does.
 #[derive(Debug, Default)]
 pub struct Inbox {
     signals: AtomicU64,
@@ -74,15 +76,16 @@ impl Inbox {
         self.signals.fetch_or(SPIS, Ordering::Release);
     }
 
-    /// Tells the vCPU which groups the distributor forwards. Called under the distributor's lock, so that the last
-    /// that is stored is the last that was written.
+    /// Tells the vCPU which groups the distributor forwards. Called under the distributor's lock,
+    /// so that the last that is stored is the last that was written.
     pub fn post_groups(&self, groups: Groups) {
         self.groups.store(groups.bits(), Ordering::Relaxed);
         // Pairs with `take`: the groups are to be seen.
         self.signals.fetch_or(GROUPS, Ordering::Release);
     }
 
-    /// Whether there is nothing to take. The notify word, taken before, has made the load see what was announced.
+    /// Whether there is nothing to take. The notify word, taken before, has made the load see what
+    /// was announced.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -148,8 +151,8 @@ mod tests {
         assert!(inbox.is_empty());
     }
 
-    /// Posters on other threads, each waiting for its SPI to be taken before it posts again: a lost post would leave
-    /// one waiting until the bound.
+    /// Posters on other threads, each waiting for its SPI to be taken before it posts again: a lost
+    /// post would leave one waiting until the bound.
     #[test]
     fn g6_no_spi_is_lost_between_threads() {
         const ROUNDS: u64 = 2000;

@@ -1,7 +1,8 @@
 //! The inbox under loom: each line of its table of events, and the mistakes that would break it.
 //!
-//! Not here, because loom cannot show it: a read-modify-write of a word that is less than `Release` or `Acquire` where only another
-//! read-modify-write depends on it, as the cancelling of vectors by INIT does. Loom's read-modify-writes always find the newest value.
+//! Not here, because loom cannot show it: a read-modify-write of a word that is less than `Release`
+//! or `Acquire` where only another read-modify-write depends on it, as the cancelling of vectors by
+//! INIT does. Loom's read-modify-writes always find the newest value.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -178,7 +179,8 @@ fn level_flag_that_is_not_acquired() {
     });
 }
 
-/// What INIT cancels, by one poster beside the owner. `take` is the owner's, called twice beside and once after it.
+/// What INIT cancels, by one poster beside the owner. `take` is the owner's, called twice beside
+/// and once after it.
 fn init_cancels(post_init: fn(&Inbox), take: fn(&Inbox, &mut Lapic) -> Signals) {
     let inbox = Arc::new(Inbox::new());
     let owner = {

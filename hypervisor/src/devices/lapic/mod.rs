@@ -1,9 +1,9 @@
 //! One local APIC, in x2APIC or in xAPIC mode, or off.
 //!
 //! It is owned by the CPU that runs its vCPU, so nothing here is atomic; what other CPUs send goes
-//! through [`super::inbox`]. As on a processor it is in xAPIC mode after reset: what software does not know of
-//! x2APIC mode finds its registers in memory. They can be moved to another page below 4 GiB, where they are seen
-//! unless there is memory; on a processor they would be seen there, too.
+//! through [`super::inbox`]. As on a processor it is in xAPIC mode after reset: what software does
+//! not know of x2APIC mode finds its registers in memory. They can be moved to another page below 4
+//! GiB, where they are seen unless there is memory; on a processor they would be seen there, too.
 //!
 //! All TSC values are the vCPU's own, as RDTSC in the guest returns them.
 
@@ -49,8 +49,9 @@ const LVT_TIMER_MODE: u32 = 3 << 17;
 const LVT_COUNT: usize = 6;
 const TIMER: usize = 0;
 const ERROR: usize = (msr::LVT_ERROR - msr::LVT_TIMER) as usize;
-/// Per LVT entry from the timer's to the error's: bits that can be written, and bits that are read-only
-/// (delivery status, remote IRR), whose written value is ignored. Every other bit is reserved.
+/// Per LVT entry from the timer's to the error's: bits that can be written, and bits that are
+/// read-only (delivery status, remote IRR), whose written value is ignored. Every other bit is
+/// reserved.
 const LVT_BITS: [(u32, u32); LVT_COUNT] = [
     (0x7_00ff, 0x1000),
     (0x1_07ff, 0x1000),
@@ -66,7 +67,8 @@ const LVT_BITS: [(u32, u32); LVT_COUNT] = [
 pub enum Effect {
     /// Nothing.
     None,
-    /// Deliver this message. One that reaches the sender too goes through [`Lapic::accept_fixed`] for it.
+    /// Deliver this message. One that reaches the sender too goes through [`Lapic::accept_fixed`]
+    /// for it.
     Ipi(Message),
     /// A vector left service.
     Eoi {
@@ -122,8 +124,8 @@ impl Lapic {
         }
     }
 
-    /// The state after INIT, which is that after reset but for the mode and where the registers are (SDM vol. 3 sections
-    /// 12.4.7.3 and 12.12.5.1).
+    /// The state after INIT, which is that after reset but for the mode and where the registers are
+    /// (SDM vol. 3 sections 12.4.7.3 and 12.12.5.1).
     pub fn init(&mut self) {
         let mut timer = self.timer;
         timer.reset();
@@ -180,7 +182,8 @@ impl Lapic {
         self.tpr
     }
 
-    /// Sets the task priority: the way for CR8 (shifted left by four) and for Hyper-V's TPR register.
+    /// Sets the task priority: the way for CR8 (shifted left by four) and for Hyper-V's TPR
+    /// register.
     pub const fn set_tpr(&mut self, tpr: u8) {
         self.tpr = tpr;
     }
@@ -192,7 +195,8 @@ impl Lapic {
         if self.tpr & 0xf0 >= in_service & 0xf0 { self.tpr } else { in_service & 0xf0 }
     }
 
-    /// Takes in a fixed interrupt. Dropped while disabled by software; a vector below 16 is a receive error.
+    /// Takes in a fixed interrupt. Dropped while disabled by software; a vector below 16 is a
+    /// receive error.
     pub fn accept_fixed(&mut self, vector: u8, trigger: Trigger) {
         if !self.is_enabled() {
             return;
@@ -207,9 +211,9 @@ impl Lapic {
         }
     }
 
-    /// Takes in the fixed interrupts `64 * word + n` for each bit n of `vectors`, all in the same order as
-    /// [`accept_fixed`](Self::accept_fixed) would; those that are in `level` too are level-triggered. `word` is
-    /// below 4.
+    /// Takes in the fixed interrupts `64 * word + n` for each bit n of `vectors`, all in the same
+    /// order as [`accept_fixed`](Self::accept_fixed) would; those that are in `level` too are
+    /// level-triggered. `word` is below 4.
     pub fn accept_word(&mut self, word: usize, mut vectors: u64, level: u64) {
         if !self.is_enabled() {
             return;
@@ -276,12 +280,12 @@ impl Lapic {
         Effect::Eoi { vector, level: self.tmr.contains(vector) }
     }
 
-    /// Whether the guest may end `vector` in memory instead of by a register (the EOI assist of TLFS
-    /// section 10.3.5): `vector` alone is in service, nothing that waits could be injected at its EOI, and
-    /// no I/O APIC waits for it.
+    /// Whether the guest may end `vector` in memory instead of by a register (the EOI assist of
+    /// TLFS section 10.3.5): `vector` alone is in service, nothing that waits could be injected at
+    /// its EOI, and no I/O APIC waits for it.
     ///
-    /// While the assist is offered, take it back as soon as this turns false; when the guest has used
-    /// it, call [`Self::eoi`] before anything else is asked of this local APIC.
+    /// While the assist is offered, take it back as soon as this turns false; when the guest has
+    /// used it, call [`Self::eoi`] before anything else is asked of this local APIC.
     #[must_use]
     pub fn can_lazy_eoi(&self, vector: u8) -> bool {
         let mut others = self.isr;
@@ -295,8 +299,8 @@ impl Lapic {
         if self.lvt[TIMER] & LVT_MASKED != 0 { None } else { self.timer.next_deadline() }
     }
 
-    /// Collects the timer's end if it has come: requests its vector, which is returned, and arms the next
-    /// period. With the timer masked the end passes unseen.
+    /// Collects the timer's end if it has come: requests its vector, which is returned, and arms
+    /// the next period. With the timer masked the end passes unseen.
     pub fn expire(&mut self, now_tsc: u64) -> Option<u8> {
         let lvt = self.lvt[TIMER];
         if !self.timer.expire(timer_mode(lvt), now_tsc) || lvt & LVT_MASKED != 0 {
@@ -306,8 +310,8 @@ impl Lapic {
         Some(lvt as u8)
     }
 
-    /// The guest's TSC was changed by `delta` (a write to the TSC or TSC_ADJUST MSR): call it with every
-    /// such change, so that a count under way keeps its length.
+    /// The guest's TSC was changed by `delta` (a write to the TSC or TSC_ADJUST MSR): call it with
+    /// every such change, so that a count under way keeps its length.
     pub fn tsc_jumped(&mut self, delta: i64) {
         self.timer.tsc_jumped(delta);
     }
@@ -369,9 +373,10 @@ impl Lapic {
         Ok(self.send_command())
     }
 
-    /// The write to [`msr::ICR`] that kernels make all the time: a fixed, edge-triggered interrupt to one local APIC by
-    /// its id. Returns vector and id; `None` for every other form, with which nothing is done: that is for
-    /// [`write_msr`](Self::write_msr). There is such a register [in x2APIC mode](Self::is_x2apic) alone.
+    /// The write to [`msr::ICR`] that kernels make all the time: a fixed, edge-triggered interrupt
+    /// to one local APIC by its id. Returns vector and id; `None` for every other form, with which
+    /// nothing is done: that is for [`write_msr`](Self::write_msr). There is such a register [in
+    /// x2APIC mode](Self::is_x2apic) alone.
     #[inline]
     pub fn write_plain_icr(&mut self, value: u64) -> Option<(u8, u32)> {
         let (vector, id) = Icr::from_bits(value).plain()?;
@@ -387,7 +392,8 @@ impl Lapic {
     pub fn write_msr(&mut self, msr: u32, value: u64, now_tsc: u64) -> Result<Effect, GeneralProtection> {
         match msr {
             msr::APIC_BASE => self.write_base(value),
-            // What the timer owes from before the change is requested first, as if it had been in time.
+            // What the timer owes from before the change is requested first, as if it had been in
+            // time.
             msr::TSC_DEADLINE => {
                 self.expire(now_tsc);
                 if timer_mode(self.lvt[TIMER]) == Mode::TscDeadline {

@@ -8,9 +8,10 @@
 //!       then the notify word (RMW, Release)
 //! ```
 //!
-//! B before C, E before F. A lets one caller in; the others find the vCPU on or pending. If E finds pending, F sees B
-//! of the caller that wrote it. Only the owner leaves `on`, by `turn_off` (Release), whose partner is A: the next
-//! start is written after the vCPU has read its last. The models beside this module run it under loom.
+//! B before C, E before F. A lets one caller in; the others find the vCPU on or pending. If E finds
+//! pending, F sees B of the caller that wrote it. Only the owner leaves `on`, by `turn_off`
+//! (Release), whose partner is A: the next start is written after the vCPU has read its last. The
+//! models beside this module run it under loom.
 
 use super::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, const_fn};
@@ -21,7 +22,8 @@ const CLAIMED: u32 = 1;
 const PENDING: u32 = 2;
 const ON: u32 = 3;
 
-/// How a vCPU starts: at EL1 with MMU and caches off, interrupts masked, PC and X0 as here, other registers unknown.
+/// How a vCPU starts: at EL1 with MMU and caches off, interrupts masked, PC and X0 as here, other
+/// registers unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
     /// Guest physical address of the first instruction.
@@ -96,8 +98,8 @@ impl Power {
         }
     }
 
-    /// If the vCPU was told to start: it is on from now on, and begins so. For its owner, after it has taken the
-    /// notify word, while the vCPU is off.
+    /// If the vCPU was told to start: it is on from now on, and begins so. For its owner, after it
+    /// has taken the notify word, while the vCPU is off.
     #[must_use]
     pub fn take_start(&self) -> Option<Start> {
         // Pairs with `turn_on`.
@@ -114,7 +116,8 @@ impl Power {
         self.state.store(OFF, Ordering::Release);
     }
 
-    /// The VM is reset or stopped: the vCPU is off whatever was posted. No vCPU of the VM may be running.
+    /// The VM is reset or stopped: the vCPU is off whatever was posted. No vCPU of the VM may be
+    /// running.
     pub fn reset(&self) {
         self.turn_off();
     }

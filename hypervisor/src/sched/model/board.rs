@@ -37,7 +37,8 @@ pub(super) struct Board {
 }
 
 impl Board {
-    /// A CPU for each number in `cpus`, from 0 on; none of the vCPUs is runnable. When so many things have been found the CPUs stop.
+    /// A CPU for each number in `cpus`, from 0 on; none of the vCPUs is runnable. When so many
+    /// things have been found the CPUs stop.
     pub(super) fn new(cpus: u32, guests: &[Guest], expected: u64) -> Self {
         let vcpu = |&guest: &Guest| Vcpu { target: Target::new(), inbox: AtomicU64::new(0), guest };
         Self {
@@ -83,7 +84,8 @@ impl Board {
     }
 }
 
-/// What a scenario is made of. Everything that is provided is the real thing, or its order in the run loop.
+/// What a scenario is made of. Everything that is provided is the real thing, or its order in the
+/// run loop.
 pub(super) trait Steps: Sized + 'static {
     /// A vCPU is here until it is in a queue again, not until it is let go.
     const HERE_TOO_LONG: bool = false;
@@ -277,8 +279,8 @@ impl<'b> Cpu<'b> {
         }
     }
 
-    /// The guest runs, as often as it is interrupted; true if it halts, false if the vCPU has to make room, and `None` if all is
-    /// done.
+    /// The guest runs, as often as it is interrupted; true if it halts, false if the vCPU has to
+    /// make room, and `None` if all is done.
     fn enter<S: Steps>(&self, owner: &mut Owner<'_>, vcpu: &Vcpu) -> Option<bool> {
         loop {
             if self.replan.take() && self.board.sched.outlook_after_wake(self.index, 0).has_waiting {

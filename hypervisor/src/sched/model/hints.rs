@@ -1,4 +1,5 @@
-//! What is read without a queue's lock: that it costs no more than its documentation claims when it is out of date.
+//! What is read without a queue's lock: that it costs no more than its documentation claims when it
+//! is out of date.
 
 use coherence::{CpuId, Notify, Space};
 use loom::sync::Arc;
@@ -10,8 +11,8 @@ use crate::model::explore;
 use crate::sched::notify::Reach;
 use crate::sched::{Block, Line, PutBack, Scheduler, VcpuIndex};
 
-/// A vCPU that somebody wakes while its CPU has others block with timers: that CPU never waits for longer than until the next of
-/// them.
+/// A vCPU that somebody wakes while its CPU has others block with timers: that CPU never waits for
+/// longer than until the next of them.
 fn next_timer(wake: fn(&Scheduler, VcpuIndex)) {
     let board = Arc::new(Board::new(1, &[Guest::Halts; 2], 0));
     board.block(0, 0, 50);
@@ -50,7 +51,8 @@ fn hint_stored_out_of_the_lock() {
     });
 }
 
-/// A vCPU that has come to another CPU and blocks there with a timer. Whoever wakes it finds it there.
+/// A vCPU that has come to another CPU and blocks there with a timer. Whoever wakes it finds it
+/// there.
 fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
     let shared = Arc::new((Board::new(2, &[Guest::Halts; 3], 0), AtomicU64::new(0)));
     {
@@ -98,8 +100,8 @@ fn wake_by_a_hint() {
     explore(Some(3), || home(|_, has_blocked| has_blocked.load(Relaxed) != 0));
 }
 
-/// CPU 0 puts its vCPU back and has one too many, which goes to CPU 1; that takes the one just put back meanwhile, and enters the
-/// guest. Somebody tells it of the other.
+/// CPU 0 puts its vCPU back and has one too many, which goes to CPU 1; that takes the one just put
+/// back meanwhile, and enters the guest. Somebody tells it of the other.
 fn switching<S: Steps>() {
     let board = Arc::new(Board::new(2, &[Guest::Runs; 3], 0));
     let _ = board.sched.enqueue(0, 0, Default::default());
@@ -154,7 +156,8 @@ fn current_vcpu_forgotten_after_the_switch() {
     explore(Some(4), switching::<HereTooLong>);
 }
 
-/// A vCPU in the timer line whom an interrupt comes to while another CPU puts it there: it has work, or it is late.
+/// A vCPU in the timer line whom an interrupt comes to while another CPU puts it there: it has
+/// work, or it is late.
 #[test]
 fn one_that_is_not_promoted_is_late_and_not_lost() {
     explore(None, || {

@@ -7,7 +7,8 @@ use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
 use crate::model::explore;
 use crate::sched::{Line, VcpuIndex};
 
-/// Runs the CPUs' loops from `first` on, and an outside poster for each vCPU in `posts`, until all that is posted was found.
+/// Runs the CPUs' loops from `first` on, and an outside poster for each vCPU in `posts`, until all
+/// that is posted was found.
 fn run<S: Steps>(board: Board, cpus: u32, posts: &'static [VcpuIndex]) {
     let board = Arc::new(board);
     let posters = posts.iter().map(|&vcpu| {

@@ -1,8 +1,8 @@
-//! A migration that does not come off: the slot's stores are logged, its pages are copied to another machine's memory for
-//! some rounds, and then all of it is undone.
+//! A migration that does not come off: the slot's stores are logged, its pages are copied to
+//! another machine's memory for some rounds, and then all of it is undone.
 //!
-//! What is asked is how long the guest stands still meanwhile, above all at the end, when small pages become large ones
-//! again. Everything is done in steps, between which vCPUs run.
+//! What is asked is how long the guest stands still meanwhile, above all at the end, when small
+//! pages become large ones again. Everything is done in steps, between which vCPUs run.
 
 use alloc::boxed::Box;
 
@@ -161,15 +161,16 @@ impl<A: Arch> Migration<A> {
         memory.put_result(self.slot.id);
         match memory.take_result(self.slot.id) {
             Some(result) => Stage::Pages(result, 0),
-            // Somebody else has it: what is in it is lost to us, and so is nothing, for it all ends in vain.
+            // Somebody else has it: what is in it is lost to us, and so is nothing, for it all ends
+            // in vain.
             None => Stage::RoundEnds,
         }
     }
 
     fn copy(&mut self, vm: &Machine<A>, first: u64, count: u64) {
         let bytes = (count * PAGE) as usize;
-        // SAFETY: the memory was free, is mapped one to one, and is nobody else's until it is put back; the pages are
-        // the slot's, which is as large.
+        // SAFETY: the memory was free, is mapped one to one, and is nobody else's until it is put
+        // back; the pages are the slot's, which is as large.
         let to = unsafe { core::slice::from_raw_parts_mut((self.to + first * PAGE) as *mut u8, bytes) };
         // If the slot has gone meanwhile there is nothing to copy.
         let _ = vm.space.slots().memory().read(Gpa(self.slot.gpa.0 + first * PAGE), to);

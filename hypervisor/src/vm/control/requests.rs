@@ -321,8 +321,8 @@ fn add<A: Arch>(vm: &'static Machine<A>, gpa: Gpa, size: u64, read_only: bool) -
     // What is wrong with the request itself is said before what is missing here.
     let probe = Slot { id, gpa, size, host: memslots::PhysAddr(0), flags };
     let possible = vm.space.slots().would_add(&probe);
-    // An access to memory does not exit, so that the device would be gone. A slot in the way may be a device's own, which comes
-    // and goes: the device is named whether it is there or not.
+    // An access to memory does not exit, so that the device would be gone. A slot in the way may be
+    // a device's own, which comes and goes: the device is named whether it is there or not.
     if let Ok(()) | Err(SlotError::Overlap(_)) = possible
         && let Some(Region { name, range }) =
             A::device_regions(vm).into_iter().find(|region| region.overlaps(gpa.0, size))
@@ -403,7 +403,8 @@ pub(super) fn begin_fetch<A: Arch>(
     })
 }
 
-/// Sends record `index` of a list, or the next that there is; returns which comes then, or `None` at the end.
+/// Sends record `index` of a list, or the next that there is; returns which comes then, or `None`
+/// at the end.
 fn send_record<A: Arch>(
     vm: &Machine<A>,
     request: Request,

@@ -18,8 +18,8 @@ fn board(cpus: usize, config: &'static str, programs: &[&[Op]]) -> &'static Boar
     create(cpus, 64 << 20, config, programs).unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// All vCPUs use memory that comes and goes: whatever was in a TLB is gone before anybody else gets the memory, which is
-/// what an access by an entry of the TLB checks.
+/// All vCPUs use memory that comes and goes: whatever was in a TLB is gone before anybody else gets
+/// the memory, which is what an access by an entry of the TLB checks.
 #[test]
 fn memory_that_is_given_back_is_in_no_tlb() {
     let touch = |vcpu: u64| {

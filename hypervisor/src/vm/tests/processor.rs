@@ -1,5 +1,5 @@
-//! The architecture that is made up. A vCPU executes a program; it has a TLB that keeps what it may, interrupts by sender, and
-//! one timer.
+//! The architecture that is made up. A vCPU executes a program; it has a TLB that keeps what it
+//! may, interrupts by sender, and one timer.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -49,7 +49,8 @@ pub(super) enum Op {
     Tick(u64),
     /// Waits for a word in memory to change to this, telling where it is.
     SpinOn(u64, u64),
-    /// Waits for a word to change, which it does not, and goes on after so many ticks whatever it is.
+    /// Waits for a word to change, which it does not, and goes on after so many ticks whatever it
+    /// is.
     SpinOnFor(u64, u64),
     /// The same until an interrupt of this vCPU's has come, which it takes.
     SpinOnOr(u64, u32),
@@ -129,7 +130,8 @@ made_board! {
     fn must_clean() -> bool {
         true
     },
-    /// Memory that goes to somebody else: translations of it that are left must not be used any more.
+    /// Memory that goes to somebody else: translations of it that are left must not be used any
+    /// more.
     fn clean(memory: Range<u64>) {
         let vm = Made::machine().expect("memory comes back from a machine");
         for vcpu in &vm.vcpus {
@@ -511,7 +513,8 @@ fn walk(root: u64, gpa: u64, is_store: bool) -> Option<Entry> {
         }
         let within = (1 << shift) - 1;
         let host = (value & ADDRESS & !within) | (gpa & within & !(PAGE - 1));
-        // What was loaded only may not be stored to before the entry says so: then it notes the store.
+        // What was loaded only may not be stored to before the entry says so: then it notes the
+        // store.
         return Some(Entry { host, is_writable: is_store, is_void: false });
     }
     None

@@ -22,7 +22,8 @@ fn resets_of(seed: u64, cpus: usize, first: &[Op], others: &[&[Op]]) {
 
 #[test]
 fn a_reset_stops_all_vcpus_and_starts_the_boot_vcpu_alone() {
-    // Who waits, who works, who spins, who is off: all of them stop. Memory is zero again after each.
+    // Who waits, who works, who spins, who is off: all of them stop. Memory is zero again after
+    // each.
     let first: &[Op] = &[
         Load(0x2000, 0),
         Start(1),
@@ -75,8 +76,9 @@ fn requests_are_served_while_the_guest_is_loaded_again() {
 
 #[test]
 fn what_was_posted_before_a_reset_is_void() {
-    // Before the reset the second is sent an interrupt that it does not take. After it nobody sends, so that it waits for
-    // ever, and with it the machine: had it got the former one, it would switch off.
+    // Before the reset the second is sent an interrupt that it does not take. After it nobody
+    // sends, so that it waits for ever, and with it the machine: had it got the former one, it
+    // would switch off.
     let first: &[Op] = &[SkipAfterReset, Send(1), Start(1), Work(200_000), ResetBelow(1), WaitFor(5)];
     let second: &[Op] = &[Sleep(100_000), WaitFor(0), PowerOff];
     let sent: &[Op] = &[SkipAfterReset, Send(1), Start(1), WaitFor(5)];

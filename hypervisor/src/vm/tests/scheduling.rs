@@ -10,8 +10,8 @@ use hostlink::exit::ExitCode;
 
 const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 
-/// Pairs that send each other interrupts in turn: each waits in HLT for the other's. One that is lost ends the run with
-/// everybody waiting.
+/// Pairs that send each other interrupts in turn: each waits in HLT for the other's. One that is
+/// lost ends the run with everybody waiting.
 fn ping_pong(pairs: u32, rounds: u32) -> Vec<Vec<Op>> {
     let mut programs = Vec::new();
     for pair in 0..pairs {
@@ -143,7 +143,8 @@ fn a_vcpu_that_waits_for_a_word_goes_on_for_an_interrupt_and_after_a_while() {
         let board = run_to(OFF, 1, config, seed, &[waiting, sender, working]);
         let (waited, sent) = (notes_of(board, 0), notes_of(board, 1)[0]);
         assert!(waited[0] - sent < 2_000_000, "{} ticks late: seed {seed}", waited[0] - sent);
-        // It is looked after at the latest every 32 slices of half a millisecond, and then has its turn.
+        // It is looked after at the latest every 32 slices of half a millisecond, and then has its
+        // turn.
         let while_it_waited = waited[1] - waited[0];
         assert!(while_it_waited < 45_000_000, "{while_it_waited} ticks: seed {seed}");
     }

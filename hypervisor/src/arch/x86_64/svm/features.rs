@@ -31,8 +31,8 @@ pub(crate) fn get() -> Features {
     Features(FEATURES.load(Ordering::Relaxed))
 }
 
-/// From now on clean bits, and flushes of one ASID, are taken to be there: on a machine that keeps nothing from one VMRUN to the
-/// next both are right whatever it does. Before the first vCPU.
+/// From now on clean bits, and flushes of one ASID, are taken to be there: on a machine that keeps
+/// nothing from one VMRUN to the next both are right whatever it does. Before the first vCPU.
 pub(crate) fn pretend() {
     FEATURES.fetch_or(Features::PRETENDED.0, Ordering::Relaxed);
 }
@@ -42,7 +42,8 @@ pub(crate) fn has_tsc_aux() -> bool {
     TSC_AUX.load(Ordering::Relaxed)
 }
 
-/// Bits of CPUID leaf 1's ECX that guests are not shown because the machine gets what they stand for wrong.
+/// Bits of CPUID leaf 1's ECX that guests are not shown because the machine gets what they stand
+/// for wrong.
 pub(crate) fn wrong() -> u32 {
     WRONG.load(Ordering::Relaxed)
 }

@@ -68,7 +68,8 @@ pub(crate) fn size() -> usize {
 ///
 /// # Safety
 ///
-/// The area has [`size`] bytes, is aligned to 64, and holds an image that [`save`] wrote, or one of zeros but for the control words.
+/// The area has [`size`] bytes, is aligned to 64, and holds an image that [`save`] wrote, or one of
+/// zeros but for the control words.
 pub(crate) unsafe fn load(area: NonNull<u8>) {
     let area = area.as_ptr();
     match components() {
@@ -107,8 +108,8 @@ pub(crate) unsafe fn save(area: NonNull<u8>) {
 /// XMM0 to XMM5.
 pub(crate) fn xmm_words() -> [u64; XMM_WORDS] {
     let mut words = [0; XMM_WORDS];
-    // SAFETY: the six registers are stored into the array, which is as large as they are. `enable` has
-    // allowed the instruction on every CPU.
+    // SAFETY: the six registers are stored into the array, which is as large as they are. `enable`
+    // has allowed the instruction on every CPU.
     unsafe {
         asm!(
             "movups [{0}], xmm0", "movups [{0} + 16], xmm1", "movups [{0} + 32], xmm2",

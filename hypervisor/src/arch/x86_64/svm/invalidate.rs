@@ -7,13 +7,13 @@ use stay::{Cost, Measured};
 
 use super::super::clock;
 
-/// Repetitions of what is measured, and how often the whole is done: the least of these counts, because interrupts and
-/// other disturbances only add.
+/// Repetitions of what is measured, and how often the whole is done: the least of these counts,
+/// because interrupts and other disturbances only add.
 const REPETITIONS: u64 = 64;
 const TRIES: usize = 5;
 
-/// Drops the calling CPU's translations of one page under `asid`, global ones and those of a large page around it
-/// included (APM volume 3, INVLPGA).
+/// Drops the calling CPU's translations of one page under `asid`, global ones and those of a large
+/// page around it included (APM volume 3, INVLPGA).
 pub(crate) fn invalidate_page(address: u64, asid: u32) {
     // SAFETY: SVM is on; the instruction drops cached translations, which is always allowed.
     unsafe { asm!("invlpga rax, ecx", in("rax") address, in("ecx") asid, options(nostack, preserves_flags)) };
@@ -58,7 +58,8 @@ fn least(operation: impl Fn()) -> u64 {
     (0..TRIES).map(|_| time(&operation)).min().unwrap_or(0).saturating_sub(empty)
 }
 
-/// Translations of 4 KiB pages that the second-level data TLB holds (CPUID Fn8000_0006_EBX\[27:16\]).
+/// Translations of 4 KiB pages that the second-level data TLB holds (CPUID
+/// Fn8000_0006_EBX\[27:16\]).
 fn second_level_entries() -> u64 {
     let highest = __cpuid(0x8000_0000).eax;
     if highest >= 0x8000_0006 { (__cpuid(0x8000_0006).ebx >> 16 & 0xfff).into() } else { 0 }

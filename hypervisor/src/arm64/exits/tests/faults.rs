@@ -72,7 +72,8 @@ pub(super) fn registers_of_devices_are_read_and_written() {
             fault(context, 0x24, TRANSLATION | DESCRIBED | 31 << 16, gpa);
             assert_eq!(context.state.registers.x, before);
         }
-        // A byte with a sign: 0xb1 is the last of the PL011's identification. To X3, W3, and without the sign.
+        // A byte with a sign: 0xb1 is the last of the PL011's identification. To X3, W3, and
+        // without the sign.
         for (how, value) in
             [(1 << 21 | 1 << 15, 0xffff_ffff_ffff_ffb1), (1 << 21, 0xffff_ffb1), (0, 0xb1), (1 << 15, 0xb1)]
         {

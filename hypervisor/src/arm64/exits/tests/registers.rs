@@ -120,7 +120,8 @@ pub(super) fn what_is_written_has_its_effect() {
             except(context, access(name, 31, true));
             assert_eq!((context.state.registers.x, context.state.registers.pc), (before, CODE + 4));
         }
-        // MDSCR_EL1.MDE, with the OS lock open: breakpoints are loaded, and are not when it is off again.
+        // MDSCR_EL1.MDE, with the OS lock open: breakpoints are loaded, and are not when it is off
+        // again.
         write(context, (2, 0, 1, 0, 4), 0);
         write(context, (2, 0, 0, 2, 2), 1 << 15);
         assert_eq!(told(), [Told::ReadSyndrome, Told::LoadDebug(1 << 15)]);

@@ -134,7 +134,8 @@ pub(super) fn wfe_in_a_wait_for_memory_stays_where_it_is() {
             assert_eq!(word.is_some_and(|word| word.gpa.0 == RAM + 0x9_0010 && word.bytes == 4), waits);
         });
     }
-    // No code there, code in two pages, AArch32, a PC that is not aligned, an address without a translation: nothing is known.
+    // No code there, code in two pages, AArch32, a PC that is not aligned, an address without a
+    // translation: nothing is known.
     for (pc, from) in [
         (0x5000, EL1),
         (CODE + 4, EL1),

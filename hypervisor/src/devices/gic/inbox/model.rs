@@ -1,7 +1,8 @@
 //! The inbox under loom: each line of its table of events, and the mistakes that would break it.
 //!
-//! Not here, because loom cannot show it: an announcement of an SPI in the signals word without `Release`. Loom's
-//! read-modify-writes always find the newest value, so E finds the SPI all the same.
+//! Not here, because loom cannot show it: an announcement of an SPI in the signals word without
+//! `Release`. Loom's read-modify-writes always find the newest value, so E finds the SPI all the
+//! same.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -122,7 +123,8 @@ fn g6_notify_word_read_without_order() {
     explore(None, || is_found(Way::Enter, hint_alone, post_spi, Inbox::take, spi()));
 }
 
-/// An SPI behind something that was signalled before, so that the owner takes its signals in any case.
+/// An SPI behind something that was signalled before, so that the owner takes its signals in any
+/// case.
 fn spi_is_found_behind_another(take: fn(&Inbox) -> Bits) {
     let inbox = Inbox::new();
     inbox.post_private(1);

@@ -1,4 +1,5 @@
-//! The power state under loom: each line of its table of events, and the mistakes that would break it.
+//! The power state under loom: each line of its table of events, and the mistakes that would break
+//! it.
 
 use coherence::{Notify, Owner, Space, Target};
 use loom::sync::Arc;
@@ -142,8 +143,8 @@ struct Leaving {
     did: AtomicU64,
 }
 
-/// CPU_OFF against CPU_ON: the next start comes after the last has been read, whoever finds the vCPU off sees what it did, and it
-/// is woken if it blocked.
+/// CPU_OFF against CPU_ON: the next start comes after the last has been read, whoever finds the
+/// vCPU off sees what it did, and it is woken if it blocked.
 fn off_and_on(turn_off: fn(&Power), is_off: fn(&Power) -> bool) {
     let vcpu = Arc::new(Leaving { power: Power::off(), target: Target::new(), did: AtomicU64::new(0) });
     vcpu.power.turn_on(FIRST).expect("it is off");
