@@ -22,7 +22,7 @@
 //! What is done with all of it is in [`crate::arm64`], which runs on the host as well.
 
 mod boot;
-mod clock;
+pub(super) mod clock;
 pub(crate) mod console;
 mod copy;
 mod cost;
@@ -44,5 +44,3 @@ mod start;
 mod sysreg;
 mod translation;
 mod vgic;
-
-pub(crate) use offer::Local;

@@ -19,7 +19,7 @@
 
 mod apic;
 mod boot;
-mod clock;
+pub(super) mod clock;
 pub(crate) mod console;
 pub(crate) mod cpu;
 mod firmware;
@@ -29,5 +29,3 @@ mod start;
 mod svm;
 mod tables;
 mod translation;
-
-pub(crate) use offer::Local;

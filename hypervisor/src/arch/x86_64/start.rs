@@ -18,6 +18,7 @@ use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
 use crate::image::blocks::{self, BLOCK_SIZE};
 use crate::image::{self, heap};
+use crate::vm::arch::Clock;
 use crate::vm::files;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
@@ -257,7 +258,7 @@ fn start_others() {
             if !is_later(cpu) {
                 apic::send_startup(id, boot::AP_PAGE);
             }
-            let deadline = clock::now() + clock::ticks_of_us(patience);
+            let deadline = clock::now() + Local::ticks_of_us(patience);
             while !cpu.presence.is_settled() && clock::now() < deadline {
                 core::hint::spin_loop();
             }

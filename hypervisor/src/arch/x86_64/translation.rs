@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use paging::{Amd64Host, Gather, Level, MapError, NeverWalked, PageTable, Permissions, PhysAddr};
 use x86_64::registers::control::{Cr3, Cr3Flags};
 
-use super::offer::Local;
 use crate::amd64::cpuid;
+use crate::arch::Local;
 use crate::image::blocks::{BLOCK_SIZE, GUARD_PAGES};
 use crate::image::heap::{HeapTables, rodata, text};
 
