@@ -410,7 +410,8 @@ pub(super) const CASES: [Case; 41] = [
         "nor where each processor has a thread",
         "u32_interrupts_once",
         ProbeEnd::SecondPassed,
-    ),
+    )
+    .or_long("u32_interrupts_once count=1000000"),
     stock(
         "flush_hypercall_line_in_the_log",
         "Linux finds and uses the flush hypercalls",
