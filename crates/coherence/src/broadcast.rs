@@ -1,38 +1,4 @@
 //! Flushing where the hardware reaches every processor: no kick, no request, no wait for guest mode.
-//!
-//! On Arm64 one processor's TLBI and DSB remove a translation everywhere and wait for the accesses that use it. What they do
-//! not reach is software that has walked the tables on a guest's behalf: its sections
-//! ([`Owner::begin_translation`](crate::Owner::begin_translation)) are waited for, those that began before. Targets in guest
-//! mode, halted or out of it are left alone.
-//!
-//! # Ordering
-//!
-//! ```text
-//! initiator                                  target's CPU
-//! A  change the tables                       H  begin a section: set TRANSLATING, count it
-//! B  TLBI, inner shareable, completed        I  walk the tables, access
-//! C  word: read-modify-write, learn          J  end the section: clear TRANSLATING
-//!    TRANSLATING and the count
-//! E  if in a section: wait until the word
-//!    shows no section, or another count
-//! F  free what was unmapped
-//!
-//! C before H   H acquires what C has released: I walks the changed tables
-//! H before C   C finds TRANSLATING: E waits for J
-//! J before E   I's accesses are visible at F (G2)
-//! A before B   the sequence in B begins with DSB ISHST: hardware that walks later finds the change
-//! ```
-//!
-//! C and H change one word by read-modify-write, so one comes first and the other sees it. The count tells the section that C
-//! has found from those that begin later, which E need not wait for however many there are. It wraps: if it has come
-//! round to the same number while nobody looked, E waits for one section more.
-//!
-//! # What holds
-//!
-//! * **G1** After it, no processor and no section uses a translation that was replaced before. Nothing is recorded for later:
-//!   software must not keep translations from one section to the next.
-//! * **G2** What was done by the old translation is visible: by guests before the DSB of B completes, by software at E.
-//! * **G3** A [`SpaceReceipt`] is made after both only, and out of the proof that the TLBI was done.
 
 use crate::flush::{Hardware, Ledger, Outcome, Stalled, Targets};
 use crate::mailbox::Generation;
@@ -46,6 +12,40 @@ use crate::word;
 ///
 /// The stamp is taken before anything is invalidated. `invalidate` executes the sequence,
 /// [`tlbi::invalidate`](crate::tlbi::invalidate). The caller's own section must have ended.
+///
+/// On Arm64 one processor's TLBI and DSB remove a translation everywhere and wait for the accesses that use it. What they do
+/// not reach is software that has walked the tables on a guest's behalf: its sections
+/// ([`Owner::begin_translation`](crate::Owner::begin_translation)) are waited for, those that began before. Targets in guest
+/// mode, halted or out of it are left alone.
+///
+/// # Ordering
+///
+/// ```text
+/// initiator                                  target's CPU
+/// A  change the tables                       H  begin a section: set TRANSLATING, count it
+/// B  TLBI, inner shareable, completed        I  walk the tables, access
+/// C  word: read-modify-write, learn          J  end the section: clear TRANSLATING
+///    TRANSLATING and the count
+/// E  if in a section: wait until the word
+///    shows no section, or another count
+/// F  free what was unmapped
+///
+/// C before H   H acquires what C has released: I walks the changed tables
+/// H before C   C finds TRANSLATING: E waits for J
+/// J before E   I's accesses are visible at F (G2)
+/// A before B   the sequence in B begins with DSB ISHST: hardware that walks later finds the change
+/// ```
+///
+/// C and H change one word by read-modify-write, so one comes first and the other sees it. The count tells the section that C
+/// has found from those that begin later, which E need not wait for however many there are. It wraps: if it has come
+/// round to the same number while nobody looked, E waits for one section more.
+///
+/// # What holds
+///
+/// * **G1** After it, no processor and no section uses a translation that was replaced before. Nothing is recorded for later:
+///   software must not keep translations from one section to the next.
+/// * **G2** What was done by the old translation is visible: by guests before the DSB of B completes, by software at E.
+/// * **G3** A [`SpaceReceipt`] is made after both only, and out of the proof that the TLBI was done.
 ///
 /// # Errors
 /// [`Stalled`] when [`Hardware::relax`] gave up on a target's section. Nothing may be freed then.

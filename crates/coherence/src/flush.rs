@@ -362,6 +362,7 @@ impl Receipt {
 
 /// A target did not leave guest mode within the bound: the machine, or its kick, is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stalled {
     /// Index of the target.
     pub index: usize,

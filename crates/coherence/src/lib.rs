@@ -8,13 +8,27 @@
 //! a request is pending. vCPUs may come and go meanwhile ([`Owner::remove`], [`Target::add`]).
 //!
 //! Everything both sides depend on lies in one word per target that both change by
-//! read-modify-write. The ordering table is in the [`target`] module; `docs/coherence.md` states
-//! the guarantees and names the test that holds each.
+//! read-modify-write.
 //!
-//! On Arm64 the hardware broadcasts: [`tlbi`] has its operands and sequences, [`fn@broadcast`] waits for those translations
-//! that are software's, and [`vmid`] hands out the tags.
+//! On Arm64 the hardware broadcasts: [`tlbi`] has its operands and sequences, [`broadcast`] waits
+//! for those translations that are software's, and [`vmid`] hands out the tags.
 //!
 //! [`shootdown`] does the same for a kernel's own address spaces, where a target is a CPU.
+//!
+//! # Ordering
+//!
+//! Each protocol has a table of its events, and of which comes before which and why:
+//!
+//! | protocol | table |
+//! |---|---|
+//! | requests to vCPUs, entry, waiting | [`Target`] |
+//! | the list of what a request asks for | [`Generation`] |
+//! | flushes by broadcast, and walks by software | [`broadcast`] |
+//! | VMIDs, when they run out | [`vmid`] |
+//! | a kernel's own address spaces | [`shootdown`] |
+//!
+//! The project's `docs/coherence.md` states the guarantees (G1 and so on) and names the test that
+//! holds each; `docs/pitfalls.md` has the mistakes (O1 and so on).
 //!
 //! The crate neither allocates nor contains unsafe code. It supplies the protocol; the caller
 //! supplies the machine through [`Hardware`] and, on AMD64, the address space tags of [`asid`].
@@ -26,16 +40,16 @@
 extern crate std;
 
 pub mod asid;
-pub mod broadcast;
-pub mod flush;
-pub mod mailbox;
-pub mod owner;
+mod broadcast;
+mod flush;
+mod mailbox;
+mod owner;
 mod presence;
-pub mod set;
+mod set;
 pub mod shootdown;
-pub mod space;
+mod space;
 mod sync;
-pub mod target;
+mod target;
 pub mod tlbi;
 pub mod vmid;
 mod word;

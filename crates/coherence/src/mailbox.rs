@@ -1,21 +1,5 @@
 //! What a target is asked to flush: a bounded list of ranges that overflows into "everything",
 //! and the generation of the newest request.
-//!
-//! One header word carries the generation together with the two facts that a consumer must learn
-//! at the same instant: that everything is to go, and that the list is not empty. A request for
-//! everything therefore costs one read-modify-write and no lock.
-//!
-//! ```text
-//! initiator                                owner (out of guest mode)
-//! a  append ranges, under the lock         e  clear FLUSH in the word
-//! b  header: generation + 1, ALL/LISTED    f  header: sample generation, clear ALL/LISTED
-//! c  set FLUSH in the word                 g  drain the list, under the lock
-//!
-//! a before b   a sampled generation has its ranges in the list already
-//! b before c   whoever sees FLUSH sees the generation
-//! e before f   a request that f misses sets FLUSH after e, and is taken next time
-//! f before g   what g drains is at least what f counted (O8); the rest is flushed once too often
-//! ```
 
 use crate::sync::{AtomicU64, Ordering, const_fn, spin_loop, update, zeroed};
 
@@ -32,6 +16,8 @@ pub struct GvaRange {
 }
 
 /// What an initiator asks for.
+///
+/// Exhaustive: who overlooks one flushes too little.
 #[derive(Clone, Copy, Debug)]
 pub enum Scope<'a> {
     /// Every translation of the target.
@@ -43,6 +29,22 @@ pub enum Scope<'a> {
 /// Ordinal of a request to one target. The first is 1.
 ///
 /// 62 bits: at a request per nanosecond they last 146 years, and the increment is checked (O7).
+///
+/// One header word carries the generation together with the two facts that a consumer must learn
+/// at the same instant: that everything is to go, and that the list is not empty. A request for
+/// everything therefore costs one read-modify-write and no lock.
+///
+/// ```text
+/// initiator                                owner (out of guest mode)
+/// a  append ranges, under the lock         e  clear FLUSH in the word
+/// b  header: generation + 1, ALL/LISTED    f  header: sample generation, clear ALL/LISTED
+/// c  set FLUSH in the word                 g  drain the list, under the lock
+///
+/// a before b   a sampled generation has its ranges in the list already
+/// b before c   whoever sees FLUSH sees the generation
+/// e before f   a request that f misses sets FLUSH after e, and is taken next time
+/// f before g   what g drains is at least what f counted (O8); the rest is flushed once too often
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Generation(pub(crate) u64);
 

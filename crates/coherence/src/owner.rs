@@ -1,29 +1,4 @@
 //! A virtual CPU as the physical CPU sees it that runs it.
-//!
-//! An [`Owner`] is a token: whoever holds it runs the vCPU. Guest mode, a translation section and
-//! a flush that is being recorded are guards that borrow it mutably, so that none of them can
-//! overlap another. The entry loop is
-//!
-//! ```
-//! use coherence::{CpuId, Owner, Scope};
-//!
-//! fn run(owner: &mut Owner<'_>, cpu: CpuId, mut arm: impl FnMut(Scope<'_>), vmrun: impl FnOnce()) {
-//!     // Interrupts are held from here to VMRUN.
-//!     let guest = loop {
-//!         if let Some(work) = owner.take_flush() {
-//!             arm(work.scope()); // for the next VMRUN, see `coherence::asid`
-//!             work.complete();
-//!         }
-//!         if owner.take_events() { /* inject an interrupt, or give way */ }
-//!         match owner.try_enter(cpu) {
-//!             Ok(guest) => break guest,
-//!             Err(_pending) => continue,
-//!         }
-//!     };
-//!     vmrun();
-//!     guest.leave();
-//! }
-//! ```
 
 use crate::mailbox::{Generation, Scope, Work};
 use crate::sync::{Ordering, is_unwinding, update};
@@ -31,6 +6,31 @@ use crate::target::{Space, Target};
 use crate::{CpuId, word};
 
 /// The right to run a vCPU, held by one physical CPU at a time.
+///
+/// An [`Owner`] is a token: whoever holds it runs the vCPU. Guest mode, a translation section and
+/// a flush that is being recorded are guards that borrow it mutably, so that none of them can
+/// overlap another. The entry loop is
+///
+/// ```
+/// use quell_coherence::{CpuId, Owner, Scope};
+///
+/// fn run(owner: &mut Owner<'_>, cpu: CpuId, mut arm: impl FnMut(Scope<'_>), vmrun: impl FnOnce()) {
+///     // Interrupts are held from here to VMRUN.
+///     let guest = loop {
+///         if let Some(work) = owner.take_flush() {
+///             arm(work.scope()); // for the next VMRUN, see `quell_coherence::asid`
+///             work.complete();
+///         }
+///         if owner.take_events() { /* inject an interrupt, or give way */ }
+///         match owner.try_enter(cpu) {
+///             Ok(guest) => break guest,
+///             Err(_pending) => continue,
+///         }
+///     };
+///     vmrun();
+///     guest.leave();
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Owner<'a> {
     pub(crate) target: &'a Target,
@@ -38,6 +38,7 @@ pub struct Owner<'a> {
 
 /// Why the owner may not go on: at least one of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Pending {
     /// A flush: [`Owner::take_flush`].
     pub flush: bool,
@@ -131,7 +132,7 @@ impl<'a> Owner<'a> {
     }
 
     /// The same without counting it, which is a few instructions less: for who never flushes by
-    /// [broadcast](mod@crate::broadcast). A request keeps sections from beginning, so its initiator need not tell one from
+    /// [broadcast](crate::broadcast). A request keeps sections from beginning, so its initiator need not tell one from
     /// the next; a broadcast would wait for those that follow as well.
     ///
     /// # Errors

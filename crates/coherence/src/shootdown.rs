@@ -6,8 +6,8 @@
 //! [`LocalCpu::serve`].
 //!
 //! ```
-//! use coherence::TargetSet;
-//! use coherence::shootdown::*;
+//! use quell_coherence::TargetSet;
+//! use quell_coherence::shootdown::*;
 //!
 //! # use std::{cell::RefCell, ops::ControlFlow};
 //! static SLOTS: [CpuSlot; 2] = [const { CpuSlot::new() }; 2];
@@ -75,7 +75,7 @@
 //! | I after G and H | G3 |
 //!
 //! Why each is needed is shown by a mutant in the model, see `docs/coherence.md`. The interrupt orders nothing: it makes
-//! the CPU look at J soon. The orders of E, J and L among each other are at the slot's table, in `slot.rs`.
+//! the CPU look at J soon. The orders of E, J and L among each other are in the table at [`CpuSlot`].
 //!
 //! What the language does not cover: the processor walks page tables by itself, between d and the flush that ends it. INVLPG
 //! and the load of CR3 are serializing: no later access uses what they have dropped (AMD64 APM 2, 5.5). Read-modify-writes are

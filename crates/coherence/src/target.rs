@@ -1,35 +1,4 @@
 //! A virtual CPU as others see it: somebody to be flushed, kicked or woken.
-//!
-//! # Ordering
-//!
-//! ```text
-//! initiator                                  target's CPU
-//! A  change the page tables                  K  leave guest mode: clear IN_GUEST
-//! B  mailbox: add request, generation g      L  clear FLUSH
-//! C  word: set FLUSH, learn IN_GUEST         M  mailbox: sample generation, take the work
-//! D  if in guest mode: claim KICKED, kick    N  record the work in the vCPU
-//! E  wait: not in guest mode, or             O  completed = sampled generation
-//!          completed >= g                    P  enter: IN_GUEST set if no request is
-//! F  free what was unmapped                  Q  VMRUN flushes what was recorded, guest runs
-//!
-//! C before P   P finds FLUSH and fails: the target flushes on its own (L–Q), F needs no wait
-//! P before C   C finds IN_GUEST: E waits for K or O
-//! A before C, L before M   a target that took FLUSH walks the changed tables
-//! K before E   what the guest did through old translations is visible at F (G2)
-//! O before P   a target found in guest mode again has completed >= g: nobody waits twice
-//! M before O   only what was sampled is published (O8)
-//! ```
-//!
-//! A request for everything to a target that is out of guest mode is C alone, with ALL beside FLUSH:
-//! there is nobody to wait for, so it needs no generation, and L takes ALL along with FLUSH.
-//!
-//! C and P change the same word by read-modify-write, so one of them comes first and the other
-//! sees it: there is no store-then-load on either side and no fence to forget (O3, O5). The last
-//! step is outside the language: Q is one VMRUN instruction, which applies `TLB_CONTROL` before
-//! the first guest access, and on AMD64 the locked instruction of K drains the store buffer.
-//!
-//! Interrupts must be held (GIF clear) from before P to VMRUN. A kick that arrives in between
-//! stays pending and ends guest mode at once; were it taken before VMRUN, it would be lost.
 
 use crate::mailbox::{Generation, Mailbox, Posted, Scope, Widened};
 use crate::owner::Owner;
@@ -38,6 +7,37 @@ use crate::{CpuId, word};
 
 /// One virtual CPU's side of the protocol; shared by reference, for as long as it may be named. The
 /// vCPU itself may be [removed](Owner::remove) and [added](Target::add) meanwhile.
+///
+/// # Ordering
+///
+/// ```text
+/// initiator                                  target's CPU
+/// A  change the page tables                  K  leave guest mode: clear IN_GUEST
+/// B  mailbox: add request, generation g      L  clear FLUSH
+/// C  word: set FLUSH, learn IN_GUEST         M  mailbox: sample generation, take the work
+/// D  if in guest mode: claim KICKED, kick    N  record the work in the vCPU
+/// E  wait: not in guest mode, or             O  completed = sampled generation
+///          completed >= g                    P  enter: IN_GUEST set if no request is
+/// F  free what was unmapped                  Q  VMRUN flushes what was recorded, guest runs
+///
+/// C before P   P finds FLUSH and fails: the target flushes on its own (L–Q), F needs no wait
+/// P before C   C finds IN_GUEST: E waits for K or O
+/// A before C, L before M   a target that took FLUSH walks the changed tables
+/// K before E   what the guest did through old translations is visible at F (G2)
+/// O before P   a target found in guest mode again has completed >= g: nobody waits twice
+/// M before O   only what was sampled is published (O8)
+/// ```
+///
+/// A request for everything to a target that is out of guest mode is C alone, with ALL beside FLUSH:
+/// there is nobody to wait for, so it needs no generation, and L takes ALL along with FLUSH.
+///
+/// C and P change the same word by read-modify-write, so one of them comes first and the other
+/// sees it: there is no store-then-load on either side and no fence to forget (O3, O5). The last
+/// step is outside the language: Q is one VMRUN instruction, which applies `TLB_CONTROL` before
+/// the first guest access, and on AMD64 the locked instruction of K drains the store buffer.
+///
+/// Interrupts must be held (GIF clear) from before P to VMRUN. A kick that arrives in between
+/// stays pending and ends guest mode at once; were it taken before VMRUN, it would be lost.
 #[repr(align(64))]
 pub struct Target {
     /// See [`word`]. `AcqRel` on every change: each pairs with every other.
@@ -72,6 +72,8 @@ impl Space {
 }
 
 /// What the poster of an event must do now.
+///
+/// Exhaustive: who overlooks one lets a target sleep through its event.
 #[must_use = "the target may sleep through the event"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {

@@ -13,6 +13,8 @@ use crate::slot::{Slot, SlotId};
 use crate::snapshots::Pin;
 
 /// What is at a guest physical address.
+///
+/// Exhaustive: an address has memory, or it has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
     /// Memory.

@@ -9,6 +9,7 @@ use crate::access::{GuestMemory, Resolution};
 
 /// What is wrong with a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Discrepancy {
     /// Its page does not lie in one slot.
     NoSlot {

@@ -1,33 +1,4 @@
 //! Dirty logs: which pages of a slot were stored to since they were last asked for.
-//!
-//! A log is a bitmap with a bit for each page of 4 KiB. A mark may be too many, never too few: whoever fetches the
-//! log copies the marked pages *after* that, and what was stored later must be marked for the next fetch.
-//!
-//! Four may meet at a page, in any order but for what the third column says:
-//!
-//! | who | events | why in this order |
-//! |---|---|---|
-//! | vCPU whose store faults on a leaf that is write-protected | a: make the leaf writable; b: mark; c: the store | a before b: if a fetch takes the mark, it sees the writable leaf and protects it again. Marked first, the mark could be taken and the leaf found protected before a, and c would leave no trace |
-//! | vCPU that finds the leaf writable | s: the store, which sets the leaf's dirty bit in the same step if it is clear | the processor's |
-//! | hypervisor that stores for a guest | t: the store; u: mark | t before u: who takes the mark sees the store. Marked first, the page could be fetched and copied in between |
-//! | fetch | A: take the marks, by exchange; B: protect the pages that were marked, or clear the dirty bits of all leaves and add their pages; C: flush, receipt; D: look at the marks again and leave them | A before B, as the counterpart of a before b. C before the copy: until then processors store by what they hold. D after C, see below |
-//!
-//! No store is lost, for each way that it can fall:
-//! * c or s **with dirty bits**: B finds the bit, or the next fetch does. A processor that holds the leaf as
-//!   dirty stores without setting the bit until C; those stores are in the pages when they are copied.
-//! * c **with write protection**: if b is before A, A has it. If not, the mark stays for the next fetch, and the leaf
-//!   stays writable until then.
-//! * s **with write protection**, by a leaf that another vCPU's a has made writable and whose b is still to
-//!   come: the fetch may begin after s and before b. The receipt of C says that sections which began before
-//!   it have ended, so b is before D, and D adds the page. The mark stays, so that the next fetch protects
-//!   the leaf.
-//! * t: u either comes before A, or leaves its mark for D or the next fetch. What is in the result of a fetch is each
-//!   store of the hypervisor that had *returned* when it began.
-//!
-//! So each store of a guest that was visible before a fetch began is in its result, or in that of an earlier one which
-//! ended after the store. One fetch of a log goes on at a time.
-//!
-//! The mark is always a read-modify-write: looking first whether it is there already would let the look overtake t.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -42,6 +13,37 @@ pub(crate) const PAGES_PER_WORD: u64 = u64::BITS as u64;
 /// Where the dirty bitmap of a slot is: bit `n % 64` of word `n / 64` is for the slot's page `n` of 4 KiB.
 ///
 /// It names the memory, and lends no access to it: that goes through the slots that have the log.
+///
+/// # Ordering
+///
+/// A log is a bitmap with a bit for each page of 4 KiB. A mark may be too many, never too few: whoever fetches the
+/// log copies the marked pages *after* that, and what was stored later must be marked for the next fetch.
+///
+/// Four may meet at a page, in any order but for what the third column says:
+///
+/// | who | events | why in this order |
+/// |---|---|---|
+/// | vCPU whose store faults on a leaf that is write-protected | a: make the leaf writable; b: mark; c: the store | a before b: if a fetch takes the mark, it sees the writable leaf and protects it again. Marked first, the mark could be taken and the leaf found protected before a, and c would leave no trace |
+/// | vCPU that finds the leaf writable | s: the store, which sets the leaf's dirty bit in the same step if it is clear | the processor's |
+/// | hypervisor that stores for a guest | t: the store; u: mark | t before u: who takes the mark sees the store. Marked first, the page could be fetched and copied in between |
+/// | fetch | A: take the marks, by exchange; B: protect the pages that were marked, or clear the dirty bits of all leaves and add their pages; C: flush, receipt; D: look at the marks again and leave them | A before B, as the counterpart of a before b. C before the copy: until then processors store by what they hold. D after C, see below |
+///
+/// No store is lost, for each way that it can fall:
+/// * c or s **with dirty bits**: B finds the bit, or the next fetch does. A processor that holds the leaf as
+///   dirty stores without setting the bit until C; those stores are in the pages when they are copied.
+/// * c **with write protection**: if b is before A, A has it. If not, the mark stays for the next fetch, and the leaf
+///   stays writable until then.
+/// * s **with write protection**, by a leaf that another vCPU's a has made writable and whose b is still to
+///   come: the fetch may begin after s and before b. The receipt of C says that sections which began before
+///   it have ended, so b is before D, and D adds the page. The mark stays, so that the next fetch protects
+///   the leaf.
+/// * t: u either comes before A, or leaves its mark for D or the next fetch. What is in the result of a fetch is each
+///   store of the hypervisor that had *returned* when it began.
+///
+/// So each store of a guest that was visible before a fetch began is in its result, or in that of an earlier one which
+/// ended after the store. One fetch of a log goes on at a time.
+///
+/// The mark is always a read-modify-write: looking first whether it is there already would let the look overtake t.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyLog {
     words: NonNull<AtomicU64>,

@@ -6,6 +6,7 @@ use paging::Gpa;
 
 /// Why an access to guest memory was refused. Nothing was copied then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AccessError {
     /// No slot has the address.
     Unmapped {

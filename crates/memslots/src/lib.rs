@@ -5,7 +5,14 @@
 //! lookup outlives what it was derived from. [`GuestMemory`] copies to and from guest memory, as a whole
 //! or not at all, and never forms a reference to it. A [`DirtyLog`] records which pages were stored to, and
 //! [`DirtyFetch`] asks it; an [`MmioCache`] remembers where there is no memory.
+//!
+//! # Ordering
+//!
+//! Each protocol has a table of its events, and of which comes before which and why: the slots' readers and updates
+//! at [`snapshots`], stores and fetches of a log at [`DirtyLog`].
 #![cfg_attr(not(test), no_std)]
+
+extern crate quell_paging as paging;
 
 mod access;
 mod audit;
@@ -21,7 +28,7 @@ mod mmio;
 mod model;
 mod raw;
 mod slot;
-mod snapshots;
+pub mod snapshots;
 pub mod space;
 #[cfg(test)]
 mod support;

@@ -28,7 +28,7 @@ pub const PHYSICAL_BITS_MAX: u32 = 52;
 ///    removed slots back and ends the update with a new generation.
 ///
 /// There is one generation for all spaces. It orders with the slots as follows; how the slots themselves are published,
-/// the table in `snapshots.rs` says.
+/// the table at [`snapshots`](crate::snapshots) says.
 ///
 /// | reader that keeps something | updater |
 /// |---|---|

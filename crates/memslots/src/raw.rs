@@ -213,6 +213,7 @@ impl<'a> Window<'a> {
 
 /// An atomic read-modify-write.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Rmw<T> {
     /// Clear the bits that are not in the mask.
     And(T),

@@ -111,6 +111,7 @@ impl Slot {
 
 /// Why a change of the slots was refused. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SlotError {
     /// Size 0.
     Empty,

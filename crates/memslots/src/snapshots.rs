@@ -1,4 +1,6 @@
-//! Two copies of a value: readers pin the current one without waiting, a writer prepares the other.
+//! How the slots are read and replaced; for its ordering alone, there is nothing in it to be used.
+//!
+//! There are two copies: readers pin the current one without waiting, a writer prepares the other.
 //!
 //! One word says which copy is current and counts who has pinned it, so that a reader learns the copy
 //! and registers for it in one step, and the writer switches and learns the count in one step.

@@ -227,6 +227,8 @@ pub struct Quiesced<'a, const SPACES: usize = 1> {
 }
 
 /// What an update takes out of use, handed back by [`Quiesced::finish`].
+///
+/// Exhaustive: who overlooks one leaks what it hands back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retired {
     /// The memory behind a slot that was removed.

@@ -12,7 +12,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use paging::{Amd64Nested, Entries, Installed, Level, PageTable, Permissions, PhysAddr, TableMemory};
+use quell_paging::{Amd64Nested, Entries, Installed, Level, PageTable, Permissions, PhysAddr, TableMemory};
 
 const PAGES: u64 = (1 << 30) / 4096;
 /// For four threads, and some.

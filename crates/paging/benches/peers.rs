@@ -42,7 +42,7 @@ fn at<T>(table: usize) -> *mut T {
 }
 
 mod quell {
-    use paging::{
+    use quell_paging::{
         Amd64Guest, Entries, Level, NeverWalked, PageTable, Permissions, PhysAddr, TableMemory, Tables,
     };
 

@@ -82,6 +82,8 @@ pub(crate) const INDEX_BITS: u32 = ENTRY_COUNT.trailing_zeros();
 /// A level of the tree, named for how much one entry of its tables spans. The order is that of size.
 ///
 /// Arm numbers the same levels 3 to 0, AMD64's manuals call them PT, PD, PDPT and PML4.
+///
+/// Exhaustive: the four levels that tables have; users count with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Level {

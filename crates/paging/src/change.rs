@@ -67,6 +67,8 @@ pub(crate) enum Action<S> {
 }
 
 /// How far a step has got.
+///
+/// Exhaustive: each asks something else of the caller before the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Through.

@@ -12,6 +12,8 @@ use crate::table::check_output;
 use crate::{FlushRange, Flushed, Format, Level, MapError, PageTable, Permissions, PhysAddr, TableMemory};
 
 /// What a zap does with tables that only cover zapped addresses.
+///
+/// Exhaustive: callers pass it, and none is left to add: cut off with a break or without, or kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
     /// Cut them off and hold them in the gather. Where a table may not take the place of another without a break, there is

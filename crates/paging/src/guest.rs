@@ -10,8 +10,8 @@
 //! Protection keys are not checked, nor is bit 8 of upper entries, which AMD reserves and others ignore.
 //!
 //! ```
-//! use paging::Gpa;
-//! use paging::guest::{Access, ControlRegisters, GuestPaging, PageFault, WalkError};
+//! use quell_paging::Gpa;
+//! use quell_paging::guest::{Access, ControlRegisters, GuestPaging, PageFault, WalkError};
 //!
 //! let registers = ControlRegisters { cr0: 0x8001_0001, cr3: 0x1000, cr4: 0x20, efer: 0x500, rflags: 2 };
 //! let paging = GuestPaging::new(&registers, 48, true);
@@ -101,6 +101,8 @@ pub struct Translation {
 }
 
 /// Why there is no translation.
+///
+/// Exhaustive: each is another answer to the guest, and there is none for the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkError<E> {
     /// The guest gets #PF with this error code, and the linear address in CR2.

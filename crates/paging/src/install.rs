@@ -9,6 +9,8 @@ use crate::table::{check_output, mapping};
 use crate::{Format, Level, MapError, Mapping, PageTable, Permissions, PhysAddr, TableMemory};
 
 /// How an installation ended; either way the address has a translation.
+///
+/// Exhaustive: the caller counts and acts by each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
     /// A leaf of this level was written.

@@ -19,8 +19,8 @@
 //!
 //! ```
 //! use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-//! use paging::{Amd64Nested, Installed, Invalidation, Level, Look, NeverWalked, PageTable, Permissions};
-//! use paging::{Entries, PhysAddr, Progress, TableMemory, Tables};
+//! use quell_paging::{Amd64Nested, Installed, Invalidation, Level, Look, NeverWalked, PageTable, Permissions};
+//! use quell_paging::{Entries, PhysAddr, Progress, TableMemory, Tables};
 //!
 //! /// Table `n` has the physical address `(n + 1) << 12`. Never reuses one.
 //! struct Buffer {
@@ -74,7 +74,7 @@
 //! let mut freeing = gather.release_in_steps(&receipt).unwrap();
 //! while freeing.step(512) {}
 //! assert_eq!(freeing.table_count(), 3);
-//! # Ok::<(), paging::MapError>(())
+//! # Ok::<(), quell_paging::MapError>(())
 //! ```
 //!
 //! # Concurrency

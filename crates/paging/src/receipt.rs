@@ -40,9 +40,9 @@ pub unsafe trait FlushReceipt {
 
 // SAFETY: the engine makes its receipt when the last of the walkers has been waited for, and takes the stamp before it asks the
 // first. Of each walker it says that no translation of before is used any more, nor any section still open in which software walks on
-// its behalf; that there are no other walkers is what `coherence::Walkers` is implemented for.
+// its behalf; that there are no other walkers is what `quell_coherence::Walkers` is implemented for.
 #[cfg(feature = "coherence")]
-unsafe impl FlushReceipt for coherence::SpaceReceipt<Stamp> {
+unsafe impl FlushReceipt for quell_coherence::SpaceReceipt<Stamp> {
     fn covers(&self, stamp: Stamp) -> bool {
         self.stamp().covers(stamp)
     }

@@ -12,6 +12,7 @@ use crate::{Entries, Format, Level, Permissions, PhysAddr, Stamp, TableMemory};
 
 /// Why a change of a page table was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MapError {
     /// An address or length is not a multiple of the page size, or input and output address lie
     /// differently within the page.
@@ -71,6 +72,8 @@ pub struct Mapping {
 }
 
 /// What there is at an address.
+///
+/// Exhaustive: an entry is one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// A translation.

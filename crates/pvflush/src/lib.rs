@@ -1,11 +1,11 @@
-//! The guest's end of the flush hypercalls as a back end of [`coherence::shootdown`].
+//! The guest's end of the flush hypercalls as a back end of [`quell_coherence::shootdown`].
 //!
 //! ```
-//! use coherence::TargetSet;
-//! use coherence::shootdown::*;
-//! use pvflush::{ByHypercall, VpIndex};
-//! use tlfs::encode::Interface;
-//! use tlfs::{HvResult, PAGE_WORDS, Status};
+//! use quell_coherence::TargetSet;
+//! use quell_coherence::shootdown::*;
+//! use quell_pvflush::{ByHypercall, VpIndex};
+//! use quell_tlfs::encode::Interface;
+//! use quell_tlfs::{HvResult, PAGE_WORDS, Status};
 //!
 //! # struct MyTlb;
 //! # impl Tlb for MyTlb {
@@ -41,19 +41,19 @@
 //!
 //! When a call returns, its targets have flushed (TLFS, "HvCallFlushVirtualAddressSpace"): those that run, at once; those
 //! that do not, before they run again. So there is nobody to wait for, and nobody who does not run is interrupted. The
-//! caller's own TLB is flushed natively by [`LocalCpu::flush`](coherence::shootdown::LocalCpu::flush).
+//! caller's own TLB is flushed natively by [`LocalCpu::flush`](quell_coherence::shootdown::LocalCpu::flush).
 //!
-//! No target takes an interrupt: see [`Receipt::excludes_walkers`](coherence::shootdown::Receipt::excludes_walkers) (P24).
+//! No target takes an interrupt: see [`Receipt::excludes_walkers`](quell_coherence::shootdown::Receipt::excludes_walkers) (P24).
 #![no_std]
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
 extern crate std;
 
-use coherence::TargetSet;
-use coherence::shootdown::{Flush, PageRange, Pinned, Remote};
-use tlfs::encode::{EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
-use tlfs::{HvResult, MAX_BANKS, MAX_VPS, PAGE_WORDS, PageSize, Targets, VPS_PER_BANK, VpSet};
+use quell_coherence::TargetSet;
+use quell_coherence::shootdown::{Flush, PageRange, Pinned, Remote};
+use quell_tlfs::encode::{EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
+use quell_tlfs::{HvResult, MAX_BANKS, MAX_VPS, PAGE_WORDS, PageSize, Targets, VPS_PER_BANK, VpSet};
 
 /// The index by which the hypervisor knows a CPU (HV_X64_MSR_VP_INDEX). It need not be the CPU's number, nor near it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,12 @@
 //! Flushes against a hypervisor that decodes each call, and takes it literally.
 
 use super::*;
-use coherence::shootdown::*;
+use quell_coherence::shootdown::*;
 use core::ops::ControlFlow;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::vec::Vec;
-use tlfs::{
+use quell_tlfs::{
     Call, CallRegisters, EmptyTargets, FlushScope, InputError, InputPage, InputSource, Profile, Status,
     VaWidth, XMM_FAST_WORDS, XMM_WORDS,
 };
@@ -74,7 +74,7 @@ impl Host {
         };
         let mut copy = InputPage::new();
         let registers = CallRegisters { control: call.control.into_bits(), input: first, output: second };
-        let decoded = tlfs::decode(registers, &input, &mut copy, &profile);
+        let decoded = quell_tlfs::decode(registers, &input, &mut copy, &profile);
         let Ok(Call::Flush(flush)) = decoded else { panic!("{decoded:?}") };
         assert!(flush.flags.non_global_only());
         let mut done = 0;

@@ -4,8 +4,8 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
-use tlfs::{
+use quell_tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
+use quell_tlfs::{
     Call, CallRegisters, FlushScope, InputError, InputPage, InputSource, PAGE_WORDS, Profile, Targets,
     XMM_WORDS, decode,
 };

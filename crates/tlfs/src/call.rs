@@ -10,6 +10,8 @@ pub(crate) const SET_SPARSE: u64 = 0;
 pub(crate) const SET_ALL: u64 = 1;
 
 /// A hypercall that has been decoded and checked.
+///
+/// Exhaustive: a hypervisor that overlooks a call leaves a guest without its flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call<'a> {
     /// One of the four flushes of virtual addresses.
@@ -83,6 +85,8 @@ impl ClusterIpi<'_> {
 }
 
 /// Which virtual processors a call is about.
+///
+/// Exhaustive: who overlooks one flushes too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Targets<'a> {
     /// Every virtual processor of the partition, the caller included.
@@ -103,6 +107,8 @@ impl Targets<'_> {
 }
 
 /// Which addresses to flush.
+///
+/// Exhaustive: who overlooks one flushes too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushScope<'a> {
     /// Everything.

@@ -10,6 +10,8 @@ use crate::{
 };
 
 /// Why there is no [`Call`].
+///
+/// Exhaustive: each is another answer to the guest, and there is none for the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reject {
     /// The call ends with this result.

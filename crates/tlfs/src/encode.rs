@@ -1,10 +1,10 @@
 //! The guest's end: from ranges and targets to hypercalls.
 //!
 //! ```
-//! use tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
-//! use tlfs::{HvResult, PAGE_WORDS, Status, Targets, VpSet};
+//! use quell_tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
+//! use quell_tlfs::{HvResult, PAGE_WORDS, Status, Targets, VpSet};
 //!
-//! # fn hypercall(_: tlfs::Control, _: &[u64]) -> HvResult { HvResult::of(Status::SUCCESS, 2) }
+//! # fn hypercall(_: quell_tlfs::Control, _: &[u64]) -> HvResult { HvResult::of(Status::SUCCESS, 2) }
 //! let interface = Interface { vp_sets: true, ..Interface::default() };
 //! let cpus = [0b1010, 0, 1 << 5]; // a bitmap of VP indices: 1, 3 and 133
 //! let request = FlushRequest {
@@ -24,7 +24,7 @@
 //!         }
 //!     }
 //! }
-//! # Ok::<(), tlfs::BankCountError>(())
+//! # Ok::<(), quell_tlfs::BankCountError>(())
 //! ```
 //!
 //! Nothing here allocates; every page is the caller's, and is written within its bounds by construction.
@@ -110,6 +110,8 @@ impl EncodedCall {
 }
 
 /// What the result of a call means for who made it.
+///
+/// Exhaustive: a caller that overlooks an outcome takes a flush for done that is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Progress {

@@ -8,6 +8,8 @@ const LAST_PAGE: u64 = u64::MAX >> PAGE_SHIFT;
 
 /// How many bits of a virtual address translate. The rest must equal the highest of them, or the
 /// address is not canonical: no translation of it can exist.
+///
+/// Exhaustive: the architecture has these two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VaWidth {
     /// Four levels of page tables.
@@ -44,6 +46,8 @@ impl PageRange {
 }
 
 /// Sizes of page that a flush list can count in.
+///
+/// Exhaustive: the entries of a list have these three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PageSize {
     /// 4 KiB.

@@ -48,6 +48,7 @@ pub trait InputSource {
 
 /// Why a hypercall's input cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum InputError {
     /// The address is beyond the partition's guest physical address space.
     OutsideGpaSpace,

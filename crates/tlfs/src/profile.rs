@@ -77,6 +77,7 @@ impl Profile {
 
 /// What a call does that names no target and does not ask for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum EmptyTargets {
     /// An empty 64-bit mask means every processor: Windows Server 2012 passes it and expects that, and
     /// flushing too much is never wrong. An empty VP set means no processor: no guest is known to mean

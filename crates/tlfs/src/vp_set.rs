@@ -26,6 +26,7 @@ pub struct VpSet<'a> {
 /// The number of packed words is not the number of banks that the mask announces, or more than there can
 /// be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BankCountError;
 
 impl<'a> VpSet<'a> {

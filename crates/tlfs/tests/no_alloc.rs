@@ -3,8 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
-use tlfs::{
+use quell_tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
+use quell_tlfs::{
     Call, CallRegisters, FlushScope, InputError, InputPage, InputSource, PAGE_WORDS, Profile, Targets, VpSet,
     XMM_WORDS, decode,
 };

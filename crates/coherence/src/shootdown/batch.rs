@@ -10,10 +10,14 @@ use crate::shootdown::space::AddressSpace;
 pub trait Kind: sealed::Kind {}
 
 /// The kind of a batch that frees pages, or nothing, but no page table.
+///
+/// Exhaustive: it has no values, only a name.
 #[derive(Debug)]
 pub enum Pages {}
 
 /// The kind of a batch that may free page tables: each CPU that walks the space has to flush before they go.
+///
+/// Exhaustive: it has no values, only a name.
 #[derive(Debug)]
 pub enum Tables {}
 
@@ -54,7 +58,7 @@ pub trait Cargo<T> {
 /// What it holds comes back with the receipt and in no other way:
 ///
 /// ```compile_fail,E0616
-/// fn steal<C>(batch: coherence::shootdown::Batch<'_, coherence::shootdown::Pages, C, 1>) {
+/// fn steal<C>(batch: quell_coherence::shootdown::Batch<'_, quell_coherence::shootdown::Pages, C, 1>) {
 ///     let _ = batch.cargo;
 /// }
 /// ```
@@ -64,14 +68,14 @@ pub trait Cargo<T> {
 /// A batch of [`Tables`] does not become one of [`Pages`] again, and one of pages holds no tables:
 ///
 /// ```compile_fail,E0308
-/// use coherence::shootdown::{Batch, Pages, Tables};
+/// use quell_coherence::shootdown::{Batch, Pages, Tables};
 /// fn forget(batch: Batch<'_, Tables, (), 1>) -> Batch<'_, Pages, (), 1> {
 ///     batch
 /// }
 /// ```
 ///
 /// ```compile_fail,E0599
-/// use coherence::shootdown::{Batch, Cargo, Pages};
+/// use quell_coherence::shootdown::{Batch, Cargo, Pages};
 /// fn hold<C: Cargo<u64>>(batch: &mut Batch<'_, Pages, C, 1>, table: u64) {
 ///     let _ = batch.hold_table(table);
 /// }

@@ -46,7 +46,7 @@ pub struct Done<K, C> {
 /// Proof that a flush of a batch of kind `K` is over (G1, G2). It cannot be made in another way:
 ///
 /// ```compile_fail,E0451
-/// use coherence::shootdown::{Outcome, Pages, Receipt};
+/// use quell_coherence::shootdown::{Outcome, Pages, Receipt};
 /// let _receipt = Receipt::<Pages> { outcome: Outcome::default(), kind: core::marker::PhantomData };
 /// ```
 #[derive(Debug, PartialEq, Eq)]
@@ -72,6 +72,7 @@ impl<K> Receipt<K> {
 /// A CPU did not acknowledge: the machine, or its interrupt, is broken. Nothing may be freed; what the batch held is
 /// leaked, and the space counts as being changed for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stalled {
     /// The CPU.
     pub cpu: usize,

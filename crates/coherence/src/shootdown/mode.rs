@@ -24,10 +24,10 @@ pub struct Inline;
 /// Not for batches that free page tables: until the target has flushed, its walks may go through them.
 ///
 /// ```compile_fail,E0277
-/// use coherence::shootdown::{Async, Batch, ByInterrupt, LocalCpu, NoUserAccess, Tables, AddressSpace, Tlb};
+/// use quell_coherence::shootdown::{Async, Batch, ByInterrupt, LocalCpu, NoUserAccess, Tables, AddressSpace, Tlb};
 ///
 /// fn free_tables(cpu: &mut LocalCpu<'_, &AddressSpace<1>, 1, 1>, batch: Batch<'_, Tables, (), 1>,
-///     token: NoUserAccess, remote: &mut ByInterrupt<fn(&coherence::TargetSet<1>)>, tlb: &mut impl Tlb) {
+///     token: NoUserAccess, remote: &mut ByInterrupt<fn(&quell_coherence::TargetSet<1>)>, tlb: &mut impl Tlb) {
 ///     let _ = cpu.flush(batch, Async::new(token), remote, tlb);
 /// }
 /// ```
@@ -35,10 +35,10 @@ pub struct Inline;
 /// The same is accepted of a batch of pages:
 ///
 /// ```
-/// use coherence::shootdown::{Async, Batch, ByInterrupt, LocalCpu, NoUserAccess, Pages, AddressSpace, Tlb};
+/// use quell_coherence::shootdown::{Async, Batch, ByInterrupt, LocalCpu, NoUserAccess, Pages, AddressSpace, Tlb};
 ///
 /// fn free_pages(cpu: &mut LocalCpu<'_, &AddressSpace<1>, 1, 1>, batch: Batch<'_, Pages, (), 1>,
-///     token: NoUserAccess, remote: &mut ByInterrupt<fn(&coherence::TargetSet<1>)>, tlb: &mut impl Tlb) {
+///     token: NoUserAccess, remote: &mut ByInterrupt<fn(&quell_coherence::TargetSet<1>)>, tlb: &mut impl Tlb) {
 ///     let _ = cpu.flush(batch, Async::new(token), remote, tlb);
 /// }
 /// ```
@@ -57,11 +57,11 @@ impl Async {
 /// Nobody gets one without `unsafe`:
 ///
 /// ```compile_fail,E0133
-/// let _token = coherence::shootdown::NoUserAccess::assert();
+/// let _token = quell_coherence::shootdown::NoUserAccess::assert();
 /// ```
 ///
 /// ```compile_fail,E0423
-/// let _token = coherence::shootdown::NoUserAccess(());
+/// let _token = quell_coherence::shootdown::NoUserAccess(());
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct NoUserAccess(());

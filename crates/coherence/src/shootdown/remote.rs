@@ -169,7 +169,7 @@ impl<B: Broadcast, R: Remote<BANKS>, const BANKS: usize> Remote<BANKS> for ByBro
 /// Whoever has it stays on its CPU from the beginning of a flush to its completion. It cannot go to another:
 ///
 /// ```compile_fail,E0277
-/// fn elsewhere(pin: coherence::shootdown::Pinned) {
+/// fn elsewhere(pin: quell_coherence::shootdown::Pinned) {
 ///     std::thread::spawn(move || drop(pin));
 /// }
 /// ```
@@ -177,7 +177,7 @@ impl<B: Broadcast, R: Remote<BANKS>, const BANKS: usize> Remote<BANKS> for ByBro
 /// nor can a reference to it (which is what back ends get):
 ///
 /// ```compile_fail,E0277
-/// fn elsewhere(pin: &'static coherence::shootdown::Pinned) {
+/// fn elsewhere(pin: &'static quell_coherence::shootdown::Pinned) {
 ///     std::thread::spawn(move || std::println!("{pin:?}"));
 /// }
 /// ```

@@ -1,20 +1,4 @@
 //! What others ask of a CPU: a cache line with a header that both sides change, and one request in words.
-//!
-//! ```text
-//! initiator                               CPU of the slot
-//! p  header: set FILLING, if neither      t  header: look
-//!    it nor PENDING is set                u  read the words
-//! q  write the words                      v  header: clear PENDING, EVERYTHING, LATE, if it is as at t
-//! r  header: clear FILLING, set           w  acknowledge: completed = count in the header at t
-//!    PENDING, count + 1
-//! s  or instead of p to r: set PENDING
-//!    and EVERYTHING, count + 1
-//!
-//! p after v     words that have not been read are not overwritten
-//! q before r    words are whole when they are seen
-//! u before v    the exchange fails if a request came in between: then the words are not all (O8)
-//! t before w    what is acknowledged is what was counted at t, and no request after it (O8)
-//! ```
 
 use crate::shootdown::range::PageRange;
 use crate::sync::{AtomicU64, Ordering, const_fn, update, zeroed};
@@ -50,6 +34,24 @@ pub(super) const LEN_MAX: usize = 0xffff;
 const REST_SHIFT: u32 = 24;
 
 /// What one CPU shares with those that ask it to flush: one cache line.
+///
+/// # Ordering
+///
+/// ```text
+/// initiator                               CPU of the slot
+/// p  header: set FILLING, if neither      t  header: look
+///    it nor PENDING is set                u  read the words
+/// q  write the words                      v  header: clear PENDING, EVERYTHING, LATE, if it is as at t
+/// r  header: clear FILLING, set           w  acknowledge: completed = count in the header at t
+///    PENDING, count + 1
+/// s  or instead of p to r: set PENDING
+///    and EVERYTHING, count + 1
+///
+/// p after v     words that have not been read are not overwritten
+/// q before r    words are whole when they are seen
+/// u before v    the exchange fails if a request came in between: then the words are not all (O8)
+/// t before w    what is acknowledged is what was counted at t, and no request after it (O8)
+/// ```
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct CpuSlot {

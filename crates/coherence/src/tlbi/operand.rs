@@ -14,6 +14,8 @@
 //! nothing.
 
 /// Translation granule of stage 2: VTCR_EL2.TG0.
+///
+/// Exhaustive: the architecture has these three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granule {
     /// 4 KiB.
@@ -50,6 +52,8 @@ impl Granule {
 }
 
 /// Level of a leaf, as Arm counts: 3 is the last.
+///
+/// Exhaustive: the levels that have leaves with VTCR_EL2.DS = 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LeafLevel {

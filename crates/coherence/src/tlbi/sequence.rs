@@ -154,6 +154,8 @@ pub fn break_before_make<T: Stage2Tlb>(context: &Context<'_, T>, setup: &Setup, 
 }
 
 /// What becomes of instruction caches.
+///
+/// Exhaustive: it is either of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instructions {
     /// Nothing: nobody executes what was written there before somebody cleans for it.

@@ -20,6 +20,7 @@ pub struct Home(Option<CpuId>);
 
 /// How far a guest's local maintenance instructions reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LocalMaintenance {
     /// All CPUs: HCR_EL2.FB is set.
     Broadcast,

@@ -8,6 +8,8 @@ use super::GuestSpace;
 use crate::{Generation, GuestMemory, Resolution, Slot};
 
 /// What a fault comes to.
+///
+/// Exhaustive: each is another answer to the vCPU, and there is none for the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A translation was installed: the access can go on.
@@ -30,6 +32,8 @@ pub enum Fault {
 }
 
 /// How it was found that there is no memory at an address.
+///
+/// Exhaustive: a mark says so, or a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// By a mark in the nested page table: the slots were not looked at.
@@ -113,7 +117,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         }
         // Where it needs no table, as often as anybody likes; with tables as long as there are any for this.
         let has_tables = |left: u32| left.checked_sub(TABLES_OF_A_MARK);
-        let taken = self.mark_tables.try_update(Relaxed, Relaxed, has_tables).is_ok();
+        let taken = self.mark_tables.fetch_update(Relaxed, Relaxed, has_tables).is_ok();
         if taken || self.tables.has_table(gpa.0, Level::Page4K) {
             // Out of tables, or raced: the next fault searches again.
             let _ = self.tables.mark(gpa.0, generation.number());

@@ -13,6 +13,8 @@ use super::{GuestSpace, Turn, ZapWay};
 use crate::{Generation, Published, Quiesced, Retired, Slot, SlotChange, SpaceId};
 
 /// How far a step has got.
+///
+/// Exhaustive: each asks something else of the caller before the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Somebody still uses the former slots: step again, and let others run meanwhile.
@@ -260,13 +262,12 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
             task => task,
         };
         let rights = self.rights();
-        match (self.space.tables.edit(), at_once) {
-            (Some(editor), Some(entries_max))
-                if self.owed.is_nothing()
-                    && let Task::Zap(range) = &task =>
-            {
-                self.zap(editor, range.clone(), entries_max)
-            }
+        let zap = match &task {
+            Task::Zap(range) if self.owed.is_nothing() => at_once.zip(Some(range.clone())),
+            _ => None,
+        };
+        match (self.space.tables.edit(), zap) {
+            (Some(editor), Some((entries_max, range))) => self.zap(editor, range, entries_max),
             (Some(editor), _) => Ok(Walk::begin(editor, &self.space.slots, task, rights, &mut self.owed)),
             // Somebody who is no job.
             (None, _) => {

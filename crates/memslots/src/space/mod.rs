@@ -48,6 +48,7 @@ const MARK_TABLES_MAX: u32 = 64;
 
 /// How stores to a slot whose log is on are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LogWay {
     /// By the dirty bits of leaves: no faults.
     DirtyBits,
@@ -75,6 +76,7 @@ pub struct GuestSpace<F: Format, M: TableMemory> {
 
 /// How translations of a slot that goes are taken away. What the first is worth is measured against the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ZapWay {
     /// Those of the slot, with one flush. Tables that cover nothing else are detached as a whole.
     #[default]

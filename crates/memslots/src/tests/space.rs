@@ -44,7 +44,7 @@ impl Arena {
 // SAFETY: each table has an address of its own, and lives for ever.
 unsafe impl TableMemory for &Arena {
     fn allocate(&self) -> Option<PhysAddr> {
-        self.limit.try_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
+        self.limit.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
         let address = self.next.fetch_add(1, Relaxed) << 12;
         let table = Box::leak(Box::new([const { AtomicU64::new(0) }; ENTRY_COUNT]));
         self.tables.lock().unwrap().insert(address, table);

@@ -3,7 +3,7 @@
 
 use guest::{ControlWord, Offers};
 use libfuzzer_sys::fuzz_target;
-use tlfs::{Control, MAX_BANKS, Status};
+use quell_tlfs::{Control, MAX_BANKS, Status};
 
 fuzz_target!(|input: (ControlWord, Offers)| {
     let (control, profile) = (Control::from_bits(input.0.bits()), input.1.profile());

@@ -3,7 +3,7 @@
 
 use guest::Guest;
 use libfuzzer_sys::fuzz_target;
-use tlfs::{Call, ClusterIpi, Control, FlushScope, InputPage, MAX_VPS, Reject, Status, Targets, decode};
+use quell_tlfs::{Call, ClusterIpi, Control, FlushScope, InputPage, MAX_VPS, Reject, Status, Targets, decode};
 
 fn check_targets(targets: Targets<'_>) {
     if let Targets::Set(set) = targets {

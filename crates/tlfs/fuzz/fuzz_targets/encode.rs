@@ -3,8 +3,8 @@
 
 use guest::Offers;
 use libfuzzer_sys::fuzz_target;
-use tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
-use tlfs::{
+use quell_tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
+use quell_tlfs::{
     Call, CallRegisters, FlushScope, InputError, InputPage, InputSource, PAGE_WORDS, PageSize, Targets,
     VaWidth, VpSet, XMM_WORDS, decode,
 };

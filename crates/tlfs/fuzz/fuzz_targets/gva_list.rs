@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tlfs::{GvaList, VaWidth};
+use quell_tlfs::{GvaList, VaWidth};
 
 fuzz_target!(|input: (Vec<u64>, bool, bool, u8)| {
     let (words, extended, wide, probe) = input;

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tlfs::VpSet;
+use quell_tlfs::VpSet;
 
 fuzz_target!(|input: (u64, Vec<u64>, u32)| {
     let (valid_banks, packed, vp) = input;

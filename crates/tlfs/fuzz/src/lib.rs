@@ -1,7 +1,7 @@
 //! A guest for fuzzing: its registers, and a page of memory that may be missing.
 
 use arbitrary::Arbitrary;
-use tlfs::{CallRegisters, EmptyTargets, InputError, InputSource, PAGE_SIZE, Profile, VaWidth, XMM_WORDS};
+use quell_tlfs::{CallRegisters, EmptyTargets, InputError, InputSource, PAGE_SIZE, Profile, VaWidth, XMM_WORDS};
 
 /// Where the guest's one page of input is.
 pub const PAGE: u64 = 0x1000;

@@ -6,6 +6,7 @@ use crate::{CallCode, ClusterIpi, Control, PAGE_WORDS, XMM_FAST_WORDS};
 
 /// Why an interrupt cannot be sent by hypercall. The guest's own way is left to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum IpiError {
     /// The vector is below [`ClusterIpi::VECTOR_MIN`].
     Vector,
