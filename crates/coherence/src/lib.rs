@@ -70,3 +70,8 @@ pub use target::{Notify, Space, Target};
 /// Number of a physical CPU, as the caller counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CpuId(pub u32);
+
+// The examples of what is packed with the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

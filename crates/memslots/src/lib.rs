@@ -56,3 +56,8 @@ pub use slot::{SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId, SpaceId};
 pub use sweep::{Piece, Sweep};
 pub use treatment::{SlotChange, Treatment};
 pub use update::{Edit, Published, Quiesced, Retired, Update};
+
+// The examples of what is packed with the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -171,3 +171,8 @@ pub use memory::{Entries, TableMemory};
 pub use receipt::{FlushReceipt, NeverWalked, Stamp};
 pub use reclaim::{Flushed, Freeing, Released};
 pub use table::{Look, MapError, Mapping, PageTable};
+
+// The examples of what is packed with the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -181,5 +181,10 @@ where
     }
 }
 
+// The examples of what is packed with the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(test)]
 mod tests;

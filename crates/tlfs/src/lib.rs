@@ -49,3 +49,8 @@ pub const PAGE_SIZE: usize = 4096;
 /// The ABI is little-endian, and so is every machine that this crate is built for; words are used as
 /// they come out of memory.
 const _: () = assert!(cfg!(target_endian = "little"));
+
+// The examples of what is packed with the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
