@@ -1,15 +1,15 @@
 //! Flushes against a hypervisor that decodes each call, and takes it literally.
 
 use super::*;
-use quell_coherence::shootdown::*;
 use core::ops::ControlFlow;
 use proptest::prelude::*;
-use std::collections::BTreeSet;
-use std::vec::Vec;
+use quell_coherence::shootdown::*;
 use quell_tlfs::{
     Call, CallRegisters, EmptyTargets, FlushScope, InputError, InputPage, InputSource, Profile, Status,
     VaWidth, XMM_FAST_WORDS, XMM_WORDS,
 };
+use std::collections::BTreeSet;
+use std::vec::Vec;
 use zerocopy::IntoBytes;
 
 const GPA: u64 = 0x7000;

@@ -11,6 +11,7 @@ mod lines;
 mod mutants;
 #[cfg(test)]
 mod names;
+mod packages;
 #[cfg(test)]
 mod panics;
 #[cfg(test)]
@@ -146,6 +147,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(&stage2::ROWS)
         .chain(attack::rows())
         .chain(audit::ROWS)
+        .chain(&packages::ROWS)
 }
 
 /// Prints the last line, and says what the process's status is.
