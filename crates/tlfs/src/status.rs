@@ -4,6 +4,8 @@
 ///
 /// TLFS, "Hypercall Status Codes". The published tables name the codes without their numbers; the
 /// numbers are those that guests and other hypervisors use.
+///
+/// Exhaustive: it is the number and nothing else; any number may come from a hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u16);
 

@@ -17,6 +17,8 @@ mod panics;
 #[cfg(test)]
 mod partners;
 mod progress;
+#[cfg(test)]
+mod publics;
 mod second;
 mod siege;
 mod stage2;

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 pub(super) const PUBLISHED: [&str; 5] = ["tlfs", "coherence", "paging", "memslots", "pvflush"];
 
 /// What a package has to have beside its sources; the licences are those of the tree.
-const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+pub(super) const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 const OTHERS: [&str; 2] = ["README.md", "CHANGELOG.md"];
 
 /// What the packages are built for alone. There is no standard library there.
