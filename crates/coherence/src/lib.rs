@@ -10,7 +10,7 @@
 //! Everything both sides depend on lies in one word per target that both change by
 //! read-modify-write.
 //!
-//! On Arm64 the hardware broadcasts: [`tlbi`] has its operands and sequences, [`broadcast`] waits
+//! On Arm64 the hardware broadcasts: [`tlbi`] has its operands and sequences, [`fn@broadcast`] waits
 //! for those translations that are software's, and [`vmid`] hands out the tags.
 //!
 //! [`shootdown`] does the same for a kernel's own address spaces, where a target is a CPU.
@@ -23,7 +23,7 @@
 //! |---|---|
 //! | requests to vCPUs, entry, waiting | [`Target`] |
 //! | the list of what a request asks for | [`Generation`] |
-//! | flushes by broadcast, and walks by software | [`broadcast`] |
+//! | flushes by broadcast, and walks by software | [`fn@broadcast`] |
 //! | VMIDs, when they run out | [`vmid`] |
 //! | a kernel's own address spaces | [`shootdown`] |
 //!

@@ -132,7 +132,7 @@ impl<'a> Owner<'a> {
     }
 
     /// The same without counting it, which is a few instructions less: for who never flushes by
-    /// [broadcast](crate::broadcast). A request keeps sections from beginning, so its initiator need not tell one from
+    /// [broadcast](fn@crate::broadcast). A request keeps sections from beginning, so its initiator need not tell one from
     /// the next; a broadcast would wait for those that follow as well.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! A flush of all that was translated by the tables of one space, and the one proof of it that frees tables and frames.
 //!
 //! There are two ways: [`flush_space`] asks every target, which is for machines where translations go by interrupts (AMD64), and
-//! [`broadcast`](crate::broadcast) has the hardware reach every processor (Arm64). Both end in a [`SpaceReceipt`], which is made
+//! [`broadcast`](fn@crate::broadcast) has the hardware reach every processor (Arm64). Both end in a [`SpaceReceipt`], which is made
 //! nowhere else, and only when the last target has been waited for. It carries the stamp that the tables had before: a crate of page
 //! tables compares that with the change whose memory is to be freed (`paging`'s feature `coherence` does).
 
@@ -85,7 +85,7 @@ impl<S> SpaceReceipt<S> {
     }
 }
 
-/// Has every walker drop all its translations, and waits until it is over: [`flush`](crate::flush) for all.
+/// Has every walker drop all its translations, and waits until it is over: [`flush`](fn@crate::flush) for all.
 ///
 /// The stamp is taken before the request is published, so that a change which comes meanwhile is not taken for one that was flushed.
 ///

@@ -15,7 +15,7 @@ pub(super) const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 const OTHERS: [&str; 2] = ["README.md", "CHANGELOG.md"];
 
 /// What the packages are built for alone. There is no standard library there.
-const TARGETS: [&str; 2] = ["x86_64-unknown-none", "aarch64-unknown-none-softfloat"];
+const TARGET: &str = "x86_64-unknown-none";
 
 /// The tool that compares what a crate offers with what it did, and its version.
 const COMPARER: &str = "cargo-semver-checks@0.51.0";
@@ -47,7 +47,8 @@ struct Package {
     directory: PathBuf,
 }
 
-/// The packages, unpacked in a directory outside of the tree, lest cargo take them for members of the workspace.
+/// The packages, unpacked in a directory outside of the tree, lest cargo take them for members of
+/// the workspace.
 struct Outside {
     directory: tempfile::TempDir,
     packages: Vec<Package>,
@@ -189,9 +190,7 @@ fn work_outside(_: &Path) -> Result<()> {
         let manifest = fs::read_to_string(package.directory.join("Cargo.toml"))?;
         let all = manifest.contains("\n[features]\n").then_some("--all-features");
         for features in ["--no-default-features"].into_iter().chain(all) {
-            let mut arguments = vec!["build", "--lib", features];
-            arguments.extend(TARGETS.iter().flat_map(|target| ["--target", target]));
-            outside.run_in(package, &arguments, None)?;
+            outside.run_in(package, &["build", "--lib", "--target", TARGET, features], None)?;
         }
     }
     let (directory, patches) = (outside.write_program()?, outside.patches(|_| true));
@@ -218,7 +217,8 @@ fn build_with_the_rust_they_name(_: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The commit that gave a crate the version that it has: what came since must be compatible with it.
+/// The commit that gave a crate the version that it has: what came since must be compatible with
+/// it.
 fn baseline(manifest: &str) -> Result<Option<String>> {
     let mut log = Command::new("git");
     log.args(["log", "-1", "--format=%H", "-G^version = ", "--", manifest]).current_dir(workspace::root());

@@ -1,8 +1,9 @@
 //! What the published crates offer: each item has one path, and each enum says whether it may grow.
 //!
-//! An item with two paths is documented twice, and named in two ways by those who use it. An enum to which a variant is added
-//! breaks those who match it, unless it is `#[non_exhaustive]`; where that would let a user overlook a case that must not be
-//! overlooked, its documentation says so: "Exhaustive: " and why. The same holds for structs that errors are.
+//! An item with two paths is documented twice, and named in two ways by those who use it. An enum
+//! to which a variant is added breaks those who match it, unless it is `#[non_exhaustive]`; where
+//! that would let a user overlook a case that must not be overlooked, its documentation says so:
+//! "Exhaustive: " and why. The same holds for structs that errors are.
 
 use super::packages::{LICENCES, PUBLISHED};
 use crate::workspace;
@@ -145,7 +146,8 @@ impl Sources {
         join(module, name)
     }
 
-    /// Notes by which public paths each item can be reached that is in the module `at`, whose own path is `path`.
+    /// Notes by which public paths each item can be reached that is in the module `at`, whose own
+    /// path is `path`.
     fn reach(&self, at: &str, path: &str, reached: &mut BTreeMap<String, BTreeSet<String>>) {
         let module = &self.modules[at];
         let mut note = |origin: String, name: &str| {

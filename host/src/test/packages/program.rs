@@ -1,5 +1,6 @@
-//! A user of all five packages, built outside of the tree: a guest's kernel flushes a page by hypercall, out of
-//! memory that its hypervisor looks up in slots and has mapped by a nested page table.
+//! A user of all five packages, built outside of the tree: a guest's kernel flushes a page by
+//! hypercall, out of memory that its hypervisor looks up in slots and has mapped by a nested page
+//! table.
 
 use quell_coherence::TargetSet;
 use quell_coherence::shootdown::*;
@@ -77,9 +78,8 @@ fn main() {
         guest.0.memory().write(Gpa(0x1000), &bytes).expect("there is memory");
         let registers = CallRegisters { control: call.control.into(), input: 0x1000, output: 0 };
         let mut copy = InputPage::new();
-        let Ok(Call::Flush(call)) = quell_tlfs::decode(registers, &guest, &mut copy, &Profile::default()) else {
-            panic!("what one end encodes the other one decodes")
-        };
+        let call = quell_tlfs::decode(registers, &guest, &mut copy, &Profile::default());
+        let Ok(Call::Flush(call)) = call else { panic!("what one end encodes the other decodes") };
         served = Some([0, 3, 7].map(|vp| call.targets.contains(vp)));
         call.completed()
     });
