@@ -7,6 +7,8 @@ mod cases;
 mod checks;
 mod guests;
 mod host;
+#[cfg(test)]
+mod invariants;
 mod lines;
 mod mutants;
 #[cfg(test)]

@@ -1,0 +1,232 @@
+//! What ARCHITECTURE.md says about where things are done, compared with the sources.
+//!
+//! Each invariant there ends with a line "Held by:", which names tests; that they exist is for
+//! `names.rs`. Some are held here, by looking for the words with which a thing is done.
+
+use super::panics::{list, test_modules};
+use crate::workspace;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+/// The file that is looked at.
+const DOCUMENT: &str = "ARCHITECTURE.md";
+/// How an invariant begins, and how the line with its tests does.
+const BEGINNING: &str = "**Architecture invariant: ";
+const HELD_BY: &str = "Held by: ";
+
+/// All sources below these directories that are not for tests, by their names, without comments.
+fn sources(directories: &[&str]) -> BTreeMap<String, String> {
+    let root = workspace::root();
+    let mut files = Vec::new();
+    for directory in directories {
+        list(&root.join(directory), &mut files);
+    }
+    let texts: Vec<(PathBuf, String)> =
+        files.into_iter().map(|file| (file.clone(), fs::read_to_string(file).unwrap())).collect();
+    let of_tests: Vec<_> = texts.iter().flat_map(|(file, text)| test_modules(file, text)).collect();
+    let is_tested = |file: &PathBuf| {
+        !of_tests.iter().any(|module| file.starts_with(module) || file.with_extension("") == *module)
+    };
+    let texts = texts.iter().filter(|(file, _)| is_tested(file));
+    texts
+        .map(|(file, text)| {
+            let name = file.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+            (name, code_of(text))
+        })
+        .collect()
+}
+
+/// A text without comments, and without a module of tests at its end.
+fn code_of(text: &str) -> String {
+    let end = text.find("\n#[cfg(test)]\nmod ").or_else(|| text.find("\n#[cfg(all(test, not(loom)))]\nmod "));
+    let code = text[..end.unwrap_or(text.len())].lines();
+    code.map(|line| line.split_once("//").map_or(line, |(code, _)| code)).collect::<Vec<_>>().join("\n")
+}
+
+/// How often any of the words is in each of the sources that have it.
+fn places(sources: &BTreeMap<String, String>, words: &[&str]) -> BTreeMap<String, usize> {
+    let counted = sources.iter().map(|(name, text)| {
+        (name.clone(), words.iter().map(|word| text.matches(word).count()).sum::<usize>())
+    });
+    counted.filter(|&(_, count)| count != 0).collect()
+}
+
+fn expected(places: &[(&str, usize)]) -> BTreeMap<String, usize> {
+    places.iter().map(|&(name, count)| (name.to_owned(), count)).collect()
+}
+
+/// The value of a constant.
+fn constant(sources: &BTreeMap<String, String>, file: &str, name: &str) -> u64 {
+    let text = &sources[file];
+    let (_, rest) = text.split_once(&format!("const {name}: ")).unwrap_or_else(|| panic!("{file}: {name}"));
+    let value = rest.split_once('=').unwrap().1.split_once(';').unwrap().0.trim().replace('_', "");
+    value.split("<<").map(|part| part.trim().parse::<u64>().unwrap()).reduce(|a, b| a << b).unwrap()
+}
+
+/// The numbers in a document that say of which constant they are: `6,144 (\`STEP_ENTRIES\`)`, or with
+/// the module before, where several have the name.
+fn constants_of(document: &str) -> Vec<(&str, u64)> {
+    let mut found = Vec::new();
+    for (at, _) in document.match_indices(" (`") {
+        let Some((name, _)) = document[at + 3..].split_once("`)") else { continue };
+        let number = document[..at].rsplit([' ', '\n', '(']).next().unwrap_or_default().replace(',', "");
+        let constant = name.rsplit("::").next().unwrap_or(name);
+        let is_constant = constant.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'_' | b'0'..=b'9'));
+        if let (true, Ok(number)) = (is_constant, number.parse()) {
+            found.push((name, number));
+        }
+    }
+    found
+}
+
+/// Where the core has interrupts taken, and how often the source says so: in the loop of a CPU while
+/// it waits or has made many turns, between the steps of a reset, and after an exit.
+const INTERRUPTS: [(&str, usize); 7] = [
+    ("hypervisor/src/amd64/guest.rs", 1),
+    ("hypervisor/src/amd64/offer.rs", 1),
+    ("hypervisor/src/arm64/offer.rs", 1),
+    ("hypervisor/src/arm64/vcpu.rs", 4),
+    ("hypervisor/src/vm/arch.rs", 1),
+    ("hypervisor/src/vm/machine.rs", 1),
+    ("hypervisor/src/vm/run.rs", 6),
+];
+
+/// Where another CPU is waited for: two flushes, a step of a job, a reset behind such a job, and the
+/// defect of a CPU that is late.
+const WAITS: [(&str, usize); 5] = [
+    ("hypervisor/src/amd64/flush.rs", 1),
+    ("hypervisor/src/amd64/guest.rs", 1),
+    ("hypervisor/src/arm64/vcpu.rs", 1),
+    ("hypervisor/src/vm/run.rs", 1),
+    ("hypervisor/src/vm/space.rs", 1),
+];
+
+/// Where translations are dropped: those of guests, and in `translation.rs` and `cost.rs` those of
+/// the hypervisor itself.
+const FLUSHES: [&str; 4] = [
+    "hypervisor/src/arch/aarch64/cost.rs",
+    "hypervisor/src/arch/aarch64/flush.rs",
+    "hypervisor/src/arch/aarch64/translation.rs",
+    "hypervisor/src/arch/x86_64/svm/invalidate.rs",
+];
+
+/// Where memory is accessed by its address: the guest's in `raw.rs`, a dirty log's words, and what
+/// a migration copies to.
+const DEREFERENCES: [&str; 3] =
+    ["crates/memslots/src/dirty.rs", "crates/memslots/src/raw.rs", "hypervisor/src/vm/control/migrate.rs"];
+
+#[test]
+fn each_invariant_says_what_holds_it() {
+    let text = fs::read_to_string(workspace::root().join(DOCUMENT)).unwrap();
+    let paragraphs: Vec<&str> = text.split("\n\n").filter(|text| text.starts_with(BEGINNING)).collect();
+    assert!(paragraphs.len() > 15, "{} invariants", paragraphs.len());
+    let without: Vec<_> = paragraphs
+        .into_iter()
+        .filter(|text| !text.lines().any(|line| line.starts_with(HELD_BY) && line.contains('`')))
+        .collect();
+    assert!(without.is_empty(), "no test is named for:\n{}", without.join("\n\n"));
+}
+
+#[test]
+fn constants_in_the_documents_are_those_of_the_code() {
+    let sources = sources(&["crates", "hypervisor/src", "tlbcheck/src"]);
+    let root = workspace::root();
+    let mut documents = vec![root.join(DOCUMENT), root.join("README.md")];
+    documents.extend(fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    let mut count = 0;
+    for document in documents.iter().filter(|path| path.extension().is_some_and(|end| end == "md")) {
+        let text = fs::read_to_string(document).unwrap();
+        for (name, said) in constants_of(&text) {
+            let (module, name) = name.rsplit_once("::").unwrap_or(("", name));
+            let declaration = format!("const {name}: ");
+            let file =
+                sources.iter().find(|(file, text)| file.contains(module) && text.contains(&declaration));
+            let (file, _) = file.unwrap_or_else(|| panic!("{}: there is no {name}", document.display()));
+            let is = constant(&sources, file, name);
+            assert_eq!(said, is, "{} says {said} of {name}, which is {is}", document.display());
+            count += 1;
+        }
+    }
+    assert!(count >= 2, "the documents name no constants");
+}
+
+#[test]
+fn the_target_is_asked_for_where_an_architecture_is_chosen() {
+    let sources = sources(&["hypervisor/src", "crates", "tlbcheck/src", "guests"]);
+    let found: Vec<_> = places(&sources, &["target_arch", "target_os"]).into_keys().collect();
+    let may = |name: &str| {
+        let root =
+            ["/lib.rs", "/main.rs", "/mod.rs", "build.rs", "link.rs"].iter().any(|end| name.ends_with(end));
+        root || name == "guests/hostile/src/tests/storm.rs"
+    };
+    let others: Vec<_> = found.iter().filter(|name| !may(name)).collect();
+    assert!(others.is_empty(), "{others:?}");
+    assert!(found.iter().any(|name| name == "hypervisor/src/arch/mod.rs"), "{found:?}");
+    let core = found.iter().filter(|name| name.starts_with("hypervisor/src/vm/"));
+    assert_eq!(core.count(), 0);
+}
+
+#[test]
+fn interrupts_are_taken_in_these_places() {
+    let sources = sources(&["hypervisor/src/vm", "hypervisor/src/amd64", "hypervisor/src/arm64"]);
+    let found = places(
+        &sources,
+        &["A::take_interrupts()", "A::wait_for_interrupt()", "A::open_window(", " open_window("],
+    );
+    assert_eq!(found, expected(&INTERRUPTS));
+}
+
+#[test]
+fn other_processors_are_waited_for_in_these_places() {
+    let sources = sources(&[
+        "hypervisor/src/vm",
+        "hypervisor/src/amd64",
+        "hypervisor/src/arm64",
+        "hypervisor/src/sched",
+    ]);
+    assert_eq!(places(&sources, &["spin_loop()"]), expected(&WAITS));
+}
+
+#[test]
+fn instructions_that_drop_translations_are_in_these_files() {
+    let sources = sources(&["hypervisor/src"]);
+    let found: Vec<_> =
+        places(&sources, &["\"tlbi ", "\"invlpga", "\"invlpg", "tlb::flush"]).into_keys().collect();
+    assert_eq!(found, FLUSHES);
+}
+
+#[test]
+fn memory_is_accessed_by_its_address_in_these_files() {
+    let sources =
+        sources(&["crates/memslots/src", "crates/stay/src", "hypervisor/src/vm", "hypervisor/src/devices"]);
+    let words = ["read_volatile", "write_volatile", "copy_nonoverlapping", "from_raw_parts", "::from_ptr("];
+    let found: Vec<_> = places(&sources, &words).into_keys().collect();
+    assert_eq!(found, DEREFERENCES);
+}
+
+#[test]
+fn no_cpu_finds_its_data_by_a_segment() {
+    let sources = sources(&["hypervisor/src"]);
+    let found = places(&sources, &[" gs:[", " fs:[", "swapgs", "GsBase", "FsBase"]);
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn no_exit_and_no_call_allocates() {
+    let sources =
+        sources(&["hypervisor/src/amd64/exits", "hypervisor/src/arm64/exits", "hypervisor/src/hyperv"]);
+    let words = ["Box::", "Vec::", "vec!", "format!", ".to_vec()", ".to_string()", " Vec<", "<Vec<", "Arc::"];
+    let found = places(&sources, &words);
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn comments_and_modules_of_tests_are_no_code() {
+    let text = "a(); // b();\n/// c();\nd();\n\n#[cfg(test)]\nmod tests {\n e();\n}\n";
+    assert_eq!(code_of(text).trim(), "a(); \n\nd();");
+    assert_eq!(
+        constants_of("at most 6,144 (`space::STEP`) or 5 (`x`)\n7 (`B_C`)"),
+        [("space::STEP", 6144), ("B_C", 7)]
+    );
+}
