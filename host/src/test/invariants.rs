@@ -31,7 +31,7 @@ fn sources(directories: &[&str]) -> BTreeMap<String, String> {
     let texts = texts.iter().filter(|(file, _)| is_tested(file));
     texts
         .map(|(file, text)| {
-            let name = file.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+            let name = file.strip_prefix(root).unwrap().to_string_lossy().into_owned();
             (name, code_of(text))
         })
         .collect()
@@ -214,9 +214,23 @@ fn no_cpu_finds_its_data_by_a_segment() {
 
 #[test]
 fn no_exit_and_no_call_allocates() {
-    let sources =
-        sources(&["hypervisor/src/amd64/exits", "hypervisor/src/arm64/exits", "hypervisor/src/hyperv"]);
-    let words = ["Box::", "Vec::", "vec!", "format!", ".to_vec()", ".to_string()", " Vec<", "<Vec<", "Arc::"];
+    let mut sources = sources(&["hypervisor/src/amd64", "hypervisor/src/arm64", "hypervisor/src/hyperv"]);
+    sources.retain(|name, _| {
+        ["/exits", "/hyperv/"].iter().any(|part| name.contains(part)) && !name.contains("/tests")
+    });
+    assert!(sources.len() > 20, "{}", sources.len());
+    let words = [
+        "Box::",
+        " Vec::",
+        "(Vec::",
+        "vec!",
+        "format!",
+        ".to_vec()",
+        ".to_string()",
+        " Vec<",
+        "<Vec<",
+        "Arc::",
+    ];
     let found = places(&sources, &words);
     assert!(found.is_empty(), "{found:?}");
 }
