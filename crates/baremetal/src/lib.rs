@@ -8,7 +8,7 @@
 //! tool makes a bzImage of it for loaders that know Linux only. On Arm64 it is started as Linux is: the flat binary has the
 //! header of an arm64 `Image`.
 //!
-//! On any target but these two the crate has no more than `devicetree`, [`pages`], [`random`], [`sleep`], [`text`] and [`verdict`]: the
+//! On any target but these two the crate has no more than `devicetree`, [`pages`], [`random`], [`sleep`], [`startup`], [`text`] and [`verdict`]: the
 //! rest is assembly for the machine.
 #![no_std]
 
@@ -20,11 +20,14 @@ pub mod devicetree;
 pub mod pages;
 pub mod random;
 pub mod sleep;
+pub mod startup;
 pub mod text;
 pub mod verdict;
 
 #[cfg(all(target_os = "none", target_arch = "aarch64"))]
 pub mod aarch64;
+#[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub mod processors;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 pub mod x86_64;
 

@@ -15,6 +15,12 @@ use crate::sleep::sleep_type_s5;
 pub struct Machine {
     /// APIC ids of the processors that may be used, in the firmware's order, without one twice.
     pub apic_ids: ArrayVec<u32, MAX_PROCESSORS>,
+    /// Processors for which there was no room.
+    pub left_out: usize,
+    /// Register page of the I/O APIC that takes interrupt 0 upwards.
+    pub io_apic: Option<u64>,
+    /// Where each ISA interrupt arrives, counted over all I/O APICs.
+    pub isa_pins: [u32; 16],
     /// I/O port of the power management timer.
     pub pm_timer: Option<u16>,
     /// How to switch the machine off.
@@ -57,22 +63,37 @@ pub unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
     };
     let tables = tables.map_err(|_| "there are no valid ACPI tables")?;
     let madt = tables.find_table::<Madt>().map_err(|_| "ACPI has no list of processors")?;
-    let mut machine = Machine { apic_ids: ArrayVec::new(), pm_timer: None, switch: None };
+    let mut machine = Machine {
+        apic_ids: ArrayVec::new(),
+        left_out: 0,
+        io_apic: None,
+        isa_pins: core::array::from_fn(|irq| irq as u32),
+        pm_timer: None,
+        switch: None,
+    };
     for entry in madt.get().entries() {
         let id = match entry {
             MadtEntry::IoApic(io) => {
-                let base = io.io_apic_address;
+                let base = u64::from(io.io_apic_address);
                 // SAFETY: ACPI says that it is there, and its page is mapped one to one; the memory type ranges make it uncached.
-                pic::mask_pins(&mut unsafe { pic::Mapped::new(base.into()) });
+                pic::mask_pins(&mut unsafe { pic::Mapped::new(base) });
+                if io.global_system_interrupt_base == 0 {
+                    machine.io_apic = Some(base);
+                }
+                continue;
+            }
+            MadtEntry::InterruptSourceOverride(isa) => {
+                if let Some(pin) = machine.isa_pins.get_mut(usize::from(isa.irq)) {
+                    *pin = isa.global_system_interrupt;
+                }
                 continue;
             }
             MadtEntry::LocalApic(cpu) if cpu.flags & ENABLED != 0 => cpu.apic_id.into(),
             MadtEntry::LocalX2Apic(cpu) if cpu.flags & ENABLED != 0 => cpu.x2apic_id,
             _ => continue,
         };
-        if !machine.apic_ids.contains(&id) {
-            // More than there is room for stay as they are.
-            let _ = machine.apic_ids.try_push(id);
+        if !machine.apic_ids.contains(&id) && machine.apic_ids.try_push(id).is_err() {
+            machine.left_out += 1;
         }
     }
     if let Ok(fadt) = tables.find_table::<Fadt>() {

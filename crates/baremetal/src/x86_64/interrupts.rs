@@ -1,6 +1,5 @@
 //! What happens on each vector.
 
-use core::arch::global_asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use x86_64::instructions::port::Port;
@@ -17,11 +16,13 @@ pub const VECTOR_SPURIOUS: u8 = 0xff;
 /// NMIs.
 pub const VECTOR_NMI: u8 = 2;
 
-/// What the stub pushes, lowest address first.
+/// What the stub pushes, lowest address first: `KEPT` registers beside those that a function of C may change.
+#[derive(Debug)]
 #[repr(C)]
-pub struct Frame {
-    /// R15, R14, R13, R12, RBX.
-    preserved: [u64; 5],
+pub struct Frame<const KEPT: usize = 5> {
+    /// R15, R14, R13, R12, RBX, if they are kept.
+    preserved: [u64; KEPT],
+    /// A frame with nothing but saved registers below it: what a backtrace begins with.
     rbp: u64,
     r11: u64,
     r10: u64,
@@ -41,7 +42,7 @@ const R13: usize = 2;
 const R12: usize = 3;
 const RCX: usize = 5;
 
-impl Frame {
+impl<const KEPT: usize> Frame<KEPT> {
     /// Address of the instruction that was interrupted.
     pub const fn rip(&self) -> u64 {
         self.rip
@@ -50,6 +51,16 @@ impl Frame {
     /// Has the program go on at `rip`.
     pub const fn set_rip(&mut self, rip: u64) {
         self.rip = rip;
+    }
+
+    /// RBP at that instruction.
+    pub const fn rbp(&self) -> u64 {
+        self.rbp
+    }
+
+    /// The exception's error code; 0 if it has none.
+    pub const fn error(&self) -> u64 {
+        self.error
     }
 
     /// Which vector it came by.
@@ -63,11 +74,28 @@ impl Frame {
     }
 }
 
-// One stub of 16 bytes per vector: an error code of 0 where the processor pushes none (APM volume 2,
-// table 8-1), the vector's number, then the common part.
-global_asm!(
-    r#"
+/// The stubs of an image, which are in it once: one of 16 bytes per vector, which pushes an error code of 0 where the processor
+/// pushes none (APM volume 2, table 8-1) and the vector's number; then the common part.
+///
+/// The function is an `extern "C" fn(&mut Frame<5>)` where all registers are pushed, and a `Frame<0>`'s where those are that a
+/// function of C may change.
+#[macro_export]
+macro_rules! interrupt_stubs {
+    (all => $dispatch:path) => {
+        $crate::interrupt_stubs!(
+            "push rbx\npush r12\npush r13\npush r14\npush r15",
+            "pop r15\npop r14\npop r13\npop r12\npop rbx",
+            $dispatch
+        );
+    };
+    (volatile => $dispatch:path) => {
+        $crate::interrupt_stubs!("", "", $dispatch);
+    };
+    ($push:literal, $pop:literal, $dispatch:path) => {
+        core::arch::global_asm!(
+            r#"
 .section .text
+.global interrupt_stubs
 .balign 16
 interrupt_stubs:
 .set vector, 0
@@ -93,22 +121,18 @@ interrupt_common:
     push r10
     push r11
     push rbp
-    push rbx
-    push r12
-    push r13
-    push r14
-    push r15
+"#,
+            $push,
+            r#"
     cld
     mov rdi, rsp
     mov rbp, rsp
     and rsp, -16
     call {dispatch}
     mov rsp, rbp
-    pop r15
-    pop r14
-    pop r13
-    pop r12
-    pop rbx
+"#,
+            $pop,
+            r#"
     pop rbp
     pop r11
     pop r10
@@ -122,11 +146,27 @@ interrupt_common:
     add rsp, 16
     iretq
 "#,
-    dispatch = sym dispatch,
-);
+            dispatch = sym $dispatch,
+        );
+    };
+}
 
 unsafe extern "C" {
     static interrupt_stubs: [[u8; 16]; 256];
+}
+
+/// Fills in the IDT with the image's stubs; `stack` says which vector has which stack, as [`tables::set_gate_on_stack`] takes it.
+///
+/// # Safety
+///
+/// No other processor runs, and this one loads the table afterwards. Stacks that are named are in its task state segment then.
+pub unsafe fn build(stack: impl Fn(u8) -> u16) {
+    for vector in 0..=255u8 {
+        // SAFETY: the address of our own text is taken, nothing is read.
+        let stub = unsafe { &raw const interrupt_stubs[usize::from(vector)] };
+        // SAFETY: a stub is an interrupt handler; the rest is the caller's.
+        unsafe { tables::set_gate_on_stack(vector, stub.addr() as u64, stack(vector)) };
+    }
 }
 
 /// How many interrupts each vector had. Handlers and those who wait run on one processor, or the waiting one sees the
@@ -188,25 +228,16 @@ pub fn guard_page(page: u64) {
 }
 
 /// Has nothing interrupt but what is asked for from here on, whatever the firmware has left of the 8259s. On the first
-/// processor, once. I/O APICs are found later, with the other tables of the firmware.
-pub(super) fn silence() {
+/// processor, once, while the first MiB is mapped one to one. I/O APICs are found later, with the other tables of the firmware.
+pub fn silence() {
     // SAFETY: memory is mapped one to one, and nothing has been written below 1 MiB yet.
     let has_imcr = unsafe { pic::firmware_has_imcr() };
     // SAFETY: the ports are those of the 8259s and of the IMCR, or nobody's.
     pic::silence(has_imcr, |port, value| unsafe { Port::new(port).write(value) });
 }
 
-/// Fills in the IDT. On the first processor, once.
-pub(super) fn build() {
-    for vector in 0..=255u8 {
-        // SAFETY: the address of our own text is taken, nothing is read.
-        let stub = unsafe { &raw const interrupt_stubs[usize::from(vector)] };
-        // SAFETY: no other processor runs, and this one loads the table afterwards.
-        unsafe { tables::set_gate(vector, stub.addr() as u64) };
-    }
-}
-
-extern "C" fn dispatch(frame: &mut Frame) {
+#[doc(hidden)]
+pub extern "C" fn dispatch(frame: &mut Frame) {
     let vector = frame.vector as u8;
     // Pairs with `count`.
     COUNTS[usize::from(vector)].fetch_add(1, Ordering::AcqRel);
