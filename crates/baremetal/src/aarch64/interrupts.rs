@@ -1,6 +1,6 @@
 //! The exception vectors, and what happens on each interrupt. DDI 0487 M.b, D1.3 "Exceptions".
 
-use core::arch::{asm, global_asm};
+use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::guarded::{self, FAULTED};
@@ -31,7 +31,8 @@ pub struct Frame {
     vector: u64,
 }
 
-const FRAME: usize = size_of::<Frame>();
+#[doc(hidden)]
+pub const FRAME: usize = size_of::<Frame>();
 const _: () = assert!(FRAME == 36 * 8 && FRAME.is_multiple_of(16));
 
 impl Frame {
@@ -56,12 +57,17 @@ impl Frame {
     }
 }
 
-// 16 vectors of 128 bytes each. The current level with its own stack is 4 (synchronous), 5 (IRQ), 6 (FIQ), 7 (SError);
-// the program never is at another.
-global_asm!(
-    r#"
+/// The exception vectors of an image at EL1, which are in it once: 16 of 128 bytes each. The current level with its own stack is 4 (synchronous), 5 (IRQ), 6 (FIQ), 7 (SError);
+/// the program never is at another.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! exception_vectors {
+    () => {
+        core::arch::global_asm!(
+            r#"
 .section .text
 .balign 2048
+.global exception_vectors
 exception_vectors:
 .set vector, 0
 .rept 16
@@ -119,9 +125,11 @@ exception_common:
     add sp, sp, #{frame}
     eret
 "#,
-    frame = const FRAME,
-    dispatch = sym dispatch,
-);
+            frame = const $crate::aarch64::interrupts::FRAME,
+            dispatch = sym $crate::aarch64::interrupts::dispatch,
+        );
+    };
+}
 
 unsafe extern "C" {
     static exception_vectors: u8;
@@ -210,7 +218,8 @@ pub fn number() -> usize {
     number
 }
 
-extern "C" fn dispatch(frame: &mut Frame) {
+#[doc(hidden)]
+pub extern "C" fn dispatch(frame: &mut Frame) {
     match frame.vector {
         4 => on_exception(frame),
         5 => on_interrupt(frame),
@@ -223,6 +232,8 @@ extern "C" fn dispatch(frame: &mut Frame) {
 
 fn on_interrupt(frame: &Frame) {
     let id = gic::acknowledge();
+    // SAFETY: a barrier, which keeps what the handler does behind the acknowledgement.
+    unsafe { asm!("dsb sy", options(nostack, preserves_flags)) };
     if id >= gic::SPECIAL {
         return;
     }
@@ -231,6 +242,8 @@ fn on_interrupt(frame: &Frame) {
         clock::stop_timer();
     }
     gic::end(id);
+    // SAFETY: a barrier: the end takes effect before the handler begins.
+    unsafe { asm!("isb", options(nostack, preserves_flags)) };
     let (Some(count), Some(handler)) = (COUNTS.get(id as usize), HANDLERS.get(id as usize)) else { return };
     // The count pairs with `count`, the handler pairs with `handle`.
     count.fetch_add(1, Ordering::AcqRel);

@@ -8,15 +8,17 @@ use crate::processors::{self as all, PATIENCE_MS};
 pub use crate::processors::{Job, MAX_PROCESSORS, give, is_busy, join, runs};
 
 /// Bytes of each stack; `boot.rs` multiplies by it.
-pub(super) const STACK_SIZE: usize = 16 << 10;
+#[doc(hidden)]
+pub const STACK_SIZE: usize = 16 << 10;
 
 #[repr(C, align(16))]
-pub(super) struct Stack(MaybeUninit<[u8; STACK_SIZE]>);
+#[doc(hidden)]
+pub struct Stack(MaybeUninit<[u8; STACK_SIZE]>);
 
 /// By number; the first processor's is not used. The entry does not clear them: that would touch all of this memory.
 #[unsafe(link_section = ".bss.uninitialised")]
-pub(super) static mut STACKS: [Stack; MAX_PROCESSORS] =
-    [const { Stack(MaybeUninit::uninit()) }; MAX_PROCESSORS];
+#[doc(hidden)]
+pub static mut STACKS: [Stack; MAX_PROCESSORS] = [const { Stack(MaybeUninit::uninit()) }; MAX_PROCESSORS];
 
 /// Says what the affinity of processor `number` is; that of the first is needed as well.
 pub fn set_affinity(number: usize, affinity: u64) {
@@ -44,7 +46,8 @@ pub fn wake(number: usize) {
 }
 
 /// Where a processor other than the first one begins.
-pub(super) extern "C" fn other(number: usize) -> ! {
+#[doc(hidden)]
+pub extern "C" fn other(number: usize) -> ! {
     // SAFETY: this is the processor of that number, which comes here once.
     unsafe { interrupts::load(number) };
     if let Err(why) = gic::enable() {
