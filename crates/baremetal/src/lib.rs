@@ -8,7 +8,7 @@
 //! tool makes a bzImage of it for loaders that know Linux only. On Arm64 it is started as Linux is: the flat binary has the
 //! header of an arm64 `Image`.
 //!
-//! On any target but these two the crate has no more than `devicetree`, [`pages`], [`random`], [`sleep`], [`startup`], [`text`] and [`verdict`]: the
+//! On any target but these two the crate has no more than `devicetree`, [`pages`], [`random`], [`sleep`], [`startup`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the
 //! rest is assembly for the machine.
 #![no_std]
 
@@ -22,7 +22,9 @@ pub mod random;
 pub mod sleep;
 pub mod startup;
 pub mod text;
+pub mod uart16550;
 pub mod verdict;
+pub mod watch;
 
 #[cfg(all(target_os = "none", target_arch = "aarch64"))]
 pub mod aarch64;

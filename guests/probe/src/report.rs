@@ -18,12 +18,12 @@ static RUNNING: Mutex<&str> = Mutex::new("");
 
 /// Writes a line of text.
 pub(crate) fn say(text: fmt::Arguments<'_>) {
-    let _ = writeln!(Serial(COM1), "{text}\r");
+    let _ = writeln!(Serial::at(COM1), "{text}\r");
 }
 
 /// Writes a line of JSON.
 fn json(text: fmt::Arguments<'_>) {
-    let _ = writeln!(Serial(COM2), "{text}");
+    let _ = writeln!(Serial::at(COM2), "{text}");
 }
 
 /// Reports instructions: of one operation, or of all calls of a case that says so. The lines are as long for small

@@ -8,9 +8,9 @@ use super::machine;
 /// A serial port.
 pub(in crate::arch) type Port = Serial;
 /// The one for text.
-pub(in crate::arch) const FIRST: Port = Serial(COM1);
+pub(in crate::arch) const FIRST: Port = Serial::at(COM1);
 /// The one for a report beside it.
-pub(in crate::arch) const SECOND: Option<Port> = Some(Serial(COM2));
+pub(in crate::arch) const SECOND: Option<Port> = Some(Serial::at(COM2));
 
 /// Port of QEMU's debug exit device, as its users place it by convention.
 const DEBUG_EXIT_PORT: u16 = 0xf4;
