@@ -30,6 +30,25 @@ pub fn affinity(number: usize) -> u64 {
     all::id(number)
 }
 
+/// Lets the calling processor, the first one, take interrupts, and numbers the others as the device tree has them; none is started.
+/// Returns how many there are.
+///
+/// # Panics
+///
+/// There is no interrupt controller that answers.
+pub fn find(affinities: &[u64]) -> usize {
+    if let Err(why) = gic::enable_distributor().and_then(|()| gic::enable()) {
+        panic!("{why}");
+    }
+    let own = gic::affinity();
+    set_affinity(0, own);
+    let others = affinities.iter().filter(|affinity| **affinity != own).take(MAX_PROCESSORS - 1);
+    others.fold(1, |number, affinity| {
+        set_affinity(number, *affinity);
+        number + 1
+    })
+}
+
 /// Starts processor `number`, from 1 on, if it does not run already; says whether it runs.
 pub fn start(number: usize) -> bool {
     if runs(number) {

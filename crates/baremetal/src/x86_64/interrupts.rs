@@ -1,11 +1,13 @@
 //! What happens on each vector.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::instructions::port::Port;
 
 use super::guarded::{self, FAULTED};
 use super::{apic, tables};
+pub use crate::handlers::catch;
+use crate::handlers::{self, catches};
 
 /// Wakes another processor for its job.
 pub const VECTOR_WAKE: u8 = 0x30;
@@ -169,32 +171,15 @@ pub unsafe fn build(stack: impl Fn(u8) -> u16) {
     }
 }
 
-/// How many interrupts each vector had. Handlers and those who wait run on one processor, or the waiting one sees the
-/// count some time.
-static COUNTS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
-
-/// What is done on each vector beyond counting: the address of a `fn(&Frame)`, or 0. Pairs with [`handle`].
-static HANDLERS: [AtomicUsize; 256] = [const { AtomicUsize::new(0) }; 256];
-
 /// RFLAGS as the last exception has pushed them.
 static FAULT_FLAGS: AtomicU64 = AtomicU64::new(0);
 
 /// The page of [`guard_page`]; no address of code by default.
 static GUARDED_PAGE: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// What is asked about exceptions that nothing else is for: the address of a `fn(&mut Frame) -> bool`, or 0.
-static CATCHER: AtomicUsize = AtomicUsize::new(0);
-
-/// Has `catcher` called on exceptions that nothing else is for. It says whether the program can go on where the frame says.
-pub fn catch(catcher: fn(&mut Frame) -> bool) {
-    // Pairs with `catches`.
-    CATCHER.store(catcher as usize, Ordering::Release);
-}
-
 /// How often `vector` has been taken, by all processors.
 pub fn count(vector: u8) -> u32 {
-    // Pairs with `dispatch`.
-    COUNTS[usize::from(vector)].load(Ordering::Acquire)
+    handlers::count(vector.into())
 }
 
 /// RFLAGS as the last exception has pushed them, on whatever processor.
@@ -205,9 +190,7 @@ pub fn fault_flags() -> u64 {
 
 /// Has `handler` called on `vector`, or nothing any more. An interrupt has been ended at the APIC before.
 pub fn handle(vector: u8, handler: Option<fn(&Frame)>) {
-    let address = handler.map_or(0, |handler| handler as usize);
-    // Pairs with `dispatch`.
-    HANDLERS[usize::from(vector)].store(address, Ordering::Release);
+    handlers::handle(vector.into(), handler);
 }
 
 /// Lets the processor take interrupts.
@@ -239,8 +222,7 @@ pub fn silence() {
 #[doc(hidden)]
 pub extern "C" fn dispatch(frame: &mut Frame) {
     let vector = frame.vector as u8;
-    // Pairs with `count`.
-    COUNTS[usize::from(vector)].fetch_add(1, Ordering::AcqRel);
+    handlers::tally(vector.into());
     match vector {
         VECTOR_NMI => {}
         0..=31 => return on_exception(vector, frame),
@@ -254,22 +236,7 @@ pub extern "C" fn dispatch(frame: &mut Frame) {
         }
         _ => apic::end_of_interrupt(),
     }
-    // Pairs with `handle`.
-    let handler = HANDLERS[usize::from(vector)].load(Ordering::Acquire);
-    if handler != 0 {
-        // SAFETY: `handle` stored it, and nothing else does.
-        unsafe { core::mem::transmute::<usize, fn(&Frame)>(handler)(frame) };
-    }
-}
-
-/// Whether somebody knows what to do about it, and has done it.
-fn catches(frame: &mut Frame) -> bool {
-    // Pairs with `catch`.
-    match CATCHER.load(Ordering::Acquire) {
-        0 => false,
-        // SAFETY: `catch` stored it, and nothing else does.
-        address => unsafe { core::mem::transmute::<usize, fn(&mut Frame) -> bool>(address)(frame) },
-    }
+    handlers::run(vector.into(), frame);
 }
 
 /// Goes on where the table of guarded instructions or the guarded page's caller says, in ring 0, with the fault in R11

@@ -11,7 +11,7 @@ use hostlink::exit::ExitCode;
 use super::{boot, clock, console, entry, features, gic, interrupts, pci, translation};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
-use crate::image::blocks::{self, BLOCK_SIZE};
+use crate::image::blocks;
 use crate::image::{self, heap};
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
@@ -102,15 +102,8 @@ fn prepare(firmware: &Board, gic: &Gic, ports: Ports) -> Result<(), &'static str
     }
     heap::init_heap(&mut free, BOOT_MAP_END)?;
 
-    let ids = boot_cpu_first(firmware);
-    let size = ids.len() as u64 * BLOCK_SIZE;
-    let blocks = free.take(size, BLOCK_SIZE, BOOT_MAP_END).ok_or("no room for the CPUs' stacks")?;
-    // SAFETY: the memory is free RAM, mapped by the boot tables, and ours from here on.
-    unsafe {
-        core::ptr::write_bytes(blocks as *mut u8, 0, size as usize);
-        blocks::create(blocks, &ids);
-    }
-    heap::set_stacks(blocks..blocks + size);
+    // SAFETY: the boot tables map all that is free below their end.
+    let blocks = unsafe { blocks::create(&mut free, &boot_cpu_first(firmware), BOOT_MAP_END) }?;
     for cpu in PerCpu::all() {
         let mut regions = gic.redistributors.iter();
         let found = regions.find_map(|&region| gic::find_redistributor(region.into(), cpu.id));
@@ -123,8 +116,7 @@ fn prepare(firmware: &Board, gic: &Gic, ports: Ports) -> Result<(), &'static str
     devices.extend(gic.redistributors.iter().copied().map(Range::from));
     devices.extend(console.map(|console| console.registers.into()));
     devices.extend(ports.map(|(registers, _)| registers..registers + 16));
-    translation::build_tables(&ram, &devices, blocks..blocks + size)
-        .map_err(|_| "the memory map cannot be mapped")?;
+    translation::build_tables(&ram, &devices, blocks).map_err(|_| "the memory map cannot be mapped")?;
     LATER.call_once(|| Later {
         console: console.and_then(|console| console.interrupt),
         control: ports.and_then(|(_, intid)| intid),

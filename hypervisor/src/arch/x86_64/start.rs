@@ -15,7 +15,7 @@ use crate::amd64::guest::allocate_pages;
 use crate::amd64::{cpuid, instruction};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
-use crate::image::blocks::{self, BLOCK_SIZE};
+use crate::image::blocks;
 use crate::image::{self, heap};
 use crate::vm::files;
 use crate::vm::percpu::MAX_CPUS;
@@ -85,21 +85,13 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'
     }
     heap::init_heap(&mut free, BOOT_MAP_END)?;
 
-    let ids = boot_cpu_first(firmware);
-    let size = ids.len() as u64 * BLOCK_SIZE;
-    let blocks = free.take(size, BLOCK_SIZE, BOOT_MAP_END).ok_or("no room for the CPUs' stacks")?;
-    // SAFETY: the memory is free RAM, mapped by the boot tables, and ours from here on.
-    unsafe {
-        core::ptr::write_bytes(blocks as *mut u8, 0, size as usize);
-        blocks::create(blocks, &ids);
-    }
-    heap::set_stacks(blocks..blocks + size);
+    // SAFETY: the boot tables map all that is free below their end.
+    let blocks = unsafe { blocks::create(&mut free, &boot_cpu_first(firmware), BOOT_MAP_END) }?;
 
     let mut devices = ArrayVec::<u64, 2>::new();
     devices.extend(apic::probe());
     devices.extend(firmware.io_apic);
-    translation::build_tables(&ram, &devices, blocks..blocks + size)
-        .map_err(|_| "the memory map cannot be mapped")?;
+    translation::build_tables(&ram, &devices, blocks).map_err(|_| "the memory map cannot be mapped")?;
     LATER.call_once(|| Later {
         pm_timer,
         io_apic: firmware.io_apic,
