@@ -48,7 +48,7 @@ pub(super) fn switch() -> Option<Switch> {
 }
 
 /// Finds out what there is, starts the processors, begins the report.
-pub(super) fn find(info: &BootInfo, options: &Options<'_>) {
+pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     apic::enable();
     let platform = Platform::find(|leaf| {
         let leaf = __cpuid(leaf);
