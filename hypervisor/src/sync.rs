@@ -42,30 +42,3 @@ pub(crate) fn update(atomic: &AtomicU32, change: impl FnMut(u32) -> Option<u32>)
     atomic.fetch_or(0, Ordering::Relaxed);
     atomic.fetch_update(Ordering::Release, Ordering::Relaxed, change)
 }
-
-/// Defines a constructor that is `const` except under loom, whose atomics register themselves.
-macro_rules! const_fn {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident() -> Self $body:block) => {
-        #[cfg(not(loom))]
-        $(#[$meta])*
-        $vis const fn $name() -> Self $body
-
-        #[cfg(loom)]
-        $(#[$meta])*
-        $vis fn $name() -> Self $body
-    };
-}
-pub(crate) use const_fn;
-
-/// An array of zeroed atomics, in constants too.
-macro_rules! zeroed {
-    ($len:expr) => {{
-        #[cfg(not(loom))]
-        let array = [const { $crate::sync::AtomicU64::new(0) }; $len];
-        #[cfg(loom)]
-        let array: [$crate::sync::AtomicU64; $len] =
-            core::array::from_fn(|_| $crate::sync::AtomicU64::new(0));
-        array
-    }};
-}
-pub(crate) use zeroed;

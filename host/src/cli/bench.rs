@@ -13,57 +13,63 @@ pub(crate) enum BenchCommand {
     Exits(ExitsArgs),
     /// Instructions per flush hypercall, by the same guest on the same kind of machine
     ///
-    /// Counts the instructions of flush hypercalls from exit to entry, and what calls do to vCPUs that run, by the
-    /// hypervisor's counters. Ends with status 1 if one of them is over its budget: 700 instructions, and 12 for each
-    /// target that does not run; a kick and an exit for each that runs, and none for others; and where 8 vCPUs flush
-    /// each other, a kick for every second target.
+    /// Counts the instructions of flush hypercalls from exit to entry, and what calls do to vCPUs
+    /// that run, by the hypervisor's counters. Ends with status 1 if one of them is over its
+    /// budget: 700 instructions, and 12 for each target that does not run; a kick and an exit for
+    /// each that runs, and none for others; and where 8 vCPUs flush each other, a kick for every
+    /// second target.
     Flush(ExitsArgs),
     /// What it costs when guest memory goes: entries visited, flushes, instructions
     ///
-    /// A bare guest uses 256 MiB, 1 GiB and 2 GiB of memory in pages of 4 KiB while a ROM of 256 KiB comes and goes: on a
-    /// machine that counts instructions. The deletion may cost no more with more memory elsewhere, and visits the ROM's
-    /// entries only. The same with everything zapped, for comparison; and a GiB that is added and taken away again. Then, by the
-    /// clock, a Linux guest with 8 threads that use memory. Ends with status 1 if a target is missed.
+    /// A bare guest uses 256 MiB, 1 GiB and 2 GiB of memory in pages of 4 KiB while a ROM of 256
+    /// KiB comes and goes: on a machine that counts instructions. The deletion may cost no more
+    /// with more memory elsewhere, and visits the ROM's entries only. The same with everything
+    /// zapped, for comparison; and a GiB that is added and taken away again. Then, by the clock, a
+    /// Linux guest with 8 threads that use memory. Ends with status 1 if a target is missed.
     Memslot(MemslotArgs),
     /// How long a guest stands still while it is migrated in vain
     ///
-    /// A bare guest keeps writing to a GiB in one large page. Its stores are logged by pages of 4 KiB, which are copied for some rounds, and all of
-    /// it is undone: small pages become a large one again. Reports the guest's longest stop before, meanwhile and while it is undone, and the
-    /// hypervisor's longest step: on a machine that counts instructions, and by the clock. On aarch64 also with a flush for each page, for
-    /// comparison. Ends with status 1 if a target is missed.
+    /// A bare guest keeps writing to a GiB in one large page. Its stores are logged by pages of 4
+    /// KiB, which are copied for some rounds, and all of it is undone: small pages become a large
+    /// one again. Reports the guest's longest stop before, meanwhile and while it is undone, and
+    /// the hypervisor's longest step: on a machine that counts instructions, and by the clock. On
+    /// aarch64 also with a flush for each page, for comparison. Ends with status 1 if a target is
+    /// missed.
     Migrate(MigrateArgs),
     /// What it costs to flush other CPUs' TLBs, as tlbcheck measures it
     ///
-    /// Shootdowns of 1 to 509 pages and of everything, on 1, 2, 4 and more CPUs, by each back end in turn: interrupts (local
-    /// flush first, or meanwhile; the request by reference or inline; acknowledged after the flush, or before), and
-    /// hypercalls where there are any. Ends with status 1 if a target is missed.
+    /// Shootdowns of 1 to 509 pages and of everything, on 1, 2, 4 and more CPUs, by each back end
+    /// in turn: interrupts (local flush first, or meanwhile; the request by reference or inline;
+    /// acknowledged after the flush, or before), and hypercalls where there are any. Ends with
+    /// status 1 if a target is missed.
     Shootdown(ShootdownArgs),
     /// The page tables on this machine, beside those of other crates
     ///
-    /// Maps and unmaps 512 MiB in pages of 4 KiB by our crate, by x86_64 and by page_table_multiarch in turn (criterion), and lets
-    /// 1, 2 and 4 threads fault pages into one table. Ends with status 1 if another crate is faster, or threads hold each
-    /// other up. Times are of this machine: let it have nothing else to do.
+    /// Maps and unmaps 512 MiB in pages of 4 KiB by our crate, by x86_64 and by
+    /// page_table_multiarch in turn (criterion), and lets 1, 2 and 4 threads fault pages into one
+    /// table. Ends with status 1 if another crate is faster, or threads hold each other up. Times
+    /// are of this machine: let it have nothing else to do.
     Paging(PagingArgs),
     /// What it costs on Arm to take memory away, to log stores, and to install pages
     ///
-    /// A bare guest uses a GiB in pages of 4 KiB on aarch64 machines that count instructions and TLB maintenance: it is taken away, by
-    /// one flush and, for comparison, page by page; or stores to it are logged. Then the deletions by the clock. Ends with status 1 if a
-    /// target is missed.
+    /// A bare guest uses a GiB in pages of 4 KiB on aarch64 machines that count instructions and
+    /// TLB maintenance: it is taken away, by one flush and, for comparison, page by page; or stores
+    /// to it are logged. Then the deletions by the clock. Ends with status 1 if a target is missed.
     Unmap(UnmapArgs),
     Boot(BootArgs),
 }
 
 /// Instructions per exit, by a tiny bare guest on a machine that counts them
 ///
-/// Counts the instructions of common operations from exit to entry. QEMU executes one instruction per
-/// nanosecond of virtual time, so the counts are exact and repeatable. Ends with status 1 if one of
-/// them is over its budget.
+/// Counts the instructions of common operations from exit to entry. QEMU executes one instruction
+/// per nanosecond of virtual time, so the counts are exact and repeatable. Ends with status 1 if
+/// one of them is over its budget.
 #[derive(Debug, Args)]
 pub(crate) struct ExitsArgs {
     /// Write what was measured to this file, as docs/json.md describes
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Give up after so many seconds
+    /// Give up after so many seconds (longer ones while other programs keep the CPUs busy)
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,
 }
@@ -80,7 +86,8 @@ pub(crate) struct MemslotArgs {
     /// Write what was measured to this file, as docs/json.md describes
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Give up on a machine after so many seconds
+    /// Give up on a machine after so many seconds (longer ones while other programs keep the CPUs
+    /// busy)
     #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,
 }
@@ -102,7 +109,8 @@ pub(crate) struct MigrateArgs {
     /// Write what was measured to this file, as docs/json.md describes
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Give up on a machine after so many seconds
+    /// Give up on a machine after so many seconds (longer ones while other programs keep the CPUs
+    /// busy)
     #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,
 }
@@ -127,7 +135,8 @@ pub(crate) struct UnmapArgs {
     /// Write what was measured to this file, as docs/json.md describes
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Give up on a machine after so many seconds
+    /// Give up on a machine after so many seconds (longer ones while other programs keep the CPUs
+    /// busy)
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,
 }
@@ -141,7 +150,8 @@ pub(crate) struct ShootdownArgs {
     /// Most CPUs that take part
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
-    /// CPUs that are flushed sleep, rather than spin: for more of them than there are cores to emulate them
+    /// CPUs that are flushed sleep, rather than spin: for more of them than there are cores to
+    /// emulate them
     #[arg(long)]
     pub(crate) halted: bool,
     /// Machines, one after the other; the table shows medians of theirs
@@ -153,7 +163,7 @@ pub(crate) struct ShootdownArgs {
     /// Write what was measured to this file, as docs/json.md describes
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Give up after so many seconds
+    /// Give up after so many seconds (longer ones while other programs keep the CPUs busy)
     #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,
 }
@@ -174,7 +184,8 @@ pub(crate) struct BootArgs {
     /// Words for the kernel's command line, after those with its console and `quiet`
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     pub(crate) append: Option<String>,
-    /// Give up on a boot after so many seconds
+    /// Give up on a boot after so many seconds (longer ones while other programs keep the CPUs
+    /// busy)
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,
     /// Write what was measured to this file, as docs/json.md describes

@@ -101,7 +101,7 @@ pub(crate) struct CheckArgs {
     /// need them fail
     #[arg(long, value_name = "NAME")]
     pub(crate) drop: Option<Omission>,
-    /// Give up after so many seconds
+    /// Give up after so many seconds (longer ones while other programs keep the CPUs busy)
     #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,
     /// Write the rows to this file, as docs/json.md describes
@@ -196,7 +196,7 @@ pub(crate) struct RunArgs {
     /// Run the guest directly on the emulated machine, without Quell, for comparison
     #[arg(long, conflicts_with_all = ["vcpus", "flush", "reset", "set"])]
     pub(crate) bare: bool,
-    /// Kill the machine after so many seconds
+    /// Kill the machine after so many seconds (longer ones while other programs keep the CPUs busy)
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: Option<u64>,
     /// Write the hypervisor's counters, of each vCPU and added up, to this file: every second, and
@@ -241,7 +241,7 @@ pub(crate) struct DemoArgs {
     /// goes [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rounds: Option<u32>,
-    /// Give up on a run after so many seconds
+    /// Give up on a run after so many seconds (longer ones while other programs keep the CPUs busy)
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: u64,
     /// Write what was measured to this file, as docs/json.md describes

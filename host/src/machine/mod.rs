@@ -7,6 +7,7 @@ pub(crate) mod counters;
 pub(crate) mod emulator;
 pub(crate) mod flat;
 mod kept;
+mod own_time;
 pub(crate) mod process;
 pub(crate) mod ram;
 mod reports;

@@ -5,6 +5,7 @@ use super::control::{Control, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
 use super::emulator;
 use super::kept::{Dropped, Ring, end_of_file};
+use super::own_time::OwnTime;
 use super::ram::Ram;
 use super::reports::Reports;
 use super::signals::Signals;
@@ -29,7 +30,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How often the process, the deadline and the signals are looked at.
+/// How often the process, its time and the signals are looked at.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 /// Longest log of QEMU's that is looked at.
 const QEMU_LOG_BYTES_MAX: u64 = 64 << 10;
@@ -49,7 +50,7 @@ pub(crate) enum End {
     TripleFault,
     /// The observer had seen enough.
     Stopped,
-    /// The time was up.
+    /// Its time was up: its own, which other processes do not take from it.
     TimedOut,
     /// This process was told to end by a signal.
     Interrupted(i32),
@@ -97,7 +98,9 @@ impl Outcome {
 pub(crate) struct Machine {
     child: Child,
     started: Instant,
-    deadline: Option<Instant>,
+    /// Its own time, and how much of it there is.
+    time: OwnTime,
+    limit: Option<Duration>,
     signals: Signals,
     arch: Arch,
     ram: Ram,
@@ -179,9 +182,10 @@ impl Machine {
         };
         Ok(Self {
             stdin: child.stdin.take(),
+            time: OwnTime::new(child.id()),
             child,
             started,
-            deadline: spec.timeout.map(|timeout| started + timeout),
+            limit: spec.timeout,
             signals: signals.clone(),
             arch,
             ram,
@@ -234,10 +238,10 @@ impl Machine {
     }
 
     /// Waits until the console shows `text` behind its first `from` bytes; returns where that ends.
-    /// With [`Console::Capture`] only; fails after `timeout`, and if some of those bytes are not kept any more.
+    /// With [`Console::Capture`] only; fails after `timeout` of the machine's own time, and if some of those bytes are not kept any more.
     pub(crate) fn await_console(&self, text: &str, from: usize, timeout: Duration) -> Result<usize> {
-        let deadline = Instant::now() + timeout;
-        while Instant::now() < deadline && self.signals.caught().is_none() {
+        let mut time = OwnTime::new(self.child.id());
+        while time.passed() < timeout && self.signals.caught().is_none() {
             let console = self.kept();
             let shown = console.behind(from).map_err(not_kept)?;
             let found = shown.windows(text.len()).position(|window| window == text.as_bytes());
@@ -338,7 +342,8 @@ impl Machine {
             if let Some(signal) = self.signals.caught() {
                 return self.kill(End::Interrupted(signal));
             }
-            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            let passed = self.time.passed();
+            if self.limit.is_some_and(|limit| passed >= limit) {
                 return self.kill(End::TimedOut);
             }
         }

@@ -83,7 +83,7 @@ pub(crate) struct Spec {
     pub(crate) clock: Clock,
     /// Where the guest's console goes.
     pub(crate) console: Console,
-    /// When it is killed; `None` for never.
+    /// How much time of its own it has before it is killed; `None` for any.
     pub(crate) timeout: Option<Duration>,
     /// The file that receives the hypervisor's log; one that is removed afterwards without.
     pub(crate) log: Option<PathBuf>,

@@ -17,7 +17,7 @@ use super::event::{self, Combined};
 use super::intercepts::{CR_WRITE_8, misc1};
 use super::nmi::Nmi;
 use super::processor::Amd64;
-use super::state::{Activity, VcpuState};
+use super::state::VcpuState;
 use super::vmcb::{DR6_BREAKPOINTS, RFLAGS_IF, clean, vintr};
 use super::{CR0_PE, RFLAGS_RF};
 use crate::vm::Next;
@@ -270,18 +270,5 @@ impl VcpuState {
         let control = &mut self.vmcb.interrupt_control;
         *control = *control & !vintr::TPR_MASK | u64::from(tpr >> 4);
         self.vmcb.mark_dirty(clean::TPR);
-    }
-
-    /// Whether a vCPU in HLT has a reason to go on.
-    pub fn wakes_from_halt(&self) -> bool {
-        let interrupt = self.lapic.pending().is_some() && self.vmcb.rflags & RFLAGS_IF != 0;
-        interrupt || self.nmi.is_deliverable()
-    }
-
-    /// Leaves HLT if there is a reason.
-    pub fn update_activity(&mut self) {
-        if self.activity == Activity::Halted && self.wakes_from_halt() {
-            self.activity = Activity::Running;
-        }
     }
 }

@@ -48,6 +48,8 @@ pub mod instruction;
 pub mod intercepts;
 pub mod msr;
 pub mod nmi;
+#[cfg(any(test, all(target_os = "none", target_arch = "x86_64")))]
+pub(crate) mod offer;
 pub mod overlay;
 pub mod processor;
 pub mod registers;

@@ -19,13 +19,13 @@ use super::nmi::Nmi;
 use super::processor::Amd64;
 use super::registers::{RAX, RBX, RDX, RSI, RSP, Registers};
 use super::step::Step;
+use super::vmcb::RFLAGS_IF;
 use super::vmcb::{DR6_SINGLE_STEP, EFER_SVME, RFLAGS_TF, Segment, Vmcb, clean, vintr};
 use super::{cpuid, msr};
 use crate::devices::inbox::Inbox;
 use crate::devices::lapic::{Lapic, TimerClock};
 use crate::hyperv::Vp;
 use crate::loader::{self, EntryState};
-use crate::sched::VcpuIndex;
 use crate::sched::spinning::Look;
 use crate::vm::arch::State;
 use crate::vm::files::Defects;
@@ -180,23 +180,6 @@ impl VcpuState {
         start_over(&mut self.asid, &Defects);
     }
 
-    /// Everything as after power-on, waiting for start-up. What was posted before is void.
-    pub fn reset(&mut self, inbox: &Inbox) {
-        let _signals = inbox.take_signals(&mut self.lapic);
-        inbox.drain_vectors(&mut self.lapic);
-        self.set_init_state();
-        self.lapic.reset();
-        inbox.set_address(&self.lapic);
-        self.hyperv.reset();
-        self.fpu.reset();
-        self.debug = DebugRegisters::default();
-        self.tsc_aux = 0;
-        self.tsc_adjust = 0;
-        self.vmcb.tsc_offset = 0;
-        msr::reset_pass_through(&mut self.vmcb);
-        self.activity = Activity::WaitForStartup;
-    }
-
     /// A start-up IPI arrived: begins in real mode at `page`.
     pub fn start_up(&mut self, page: u8) {
         let base = u64::from(page) << 12;
@@ -223,12 +206,6 @@ impl VcpuState {
         self.registers.0[RBX] = entry.rbx;
         self.vmcb.mark_dirty(clean::ALL);
         self.activity = Activity::Running;
-    }
-
-    /// The address space that it is in.
-    #[inline(always)]
-    pub fn space(&self) -> Space {
-        self.vmcb.translation_controls().space()
     }
 
     /// Control registers have been written on the guest's behalf; before, they were `old`.
@@ -298,22 +275,52 @@ impl VcpuState {
     pub fn rsp_to_vmcb(&mut self) {
         self.vmcb.rsp = self.registers.0[RSP];
     }
+}
 
-    /// Has the processor exit on PAUSE, or not.
-    pub fn intercept_pause(&mut self, wanted: bool) {
-        let bits = self.vmcb.intercept_misc1;
-        let new = if wanted { bits | misc1::PAUSE } else { bits & !misc1::PAUSE };
-        if new != bits {
-            self.vmcb.intercept_misc1 = new;
-            self.vmcb.mark_dirty(clean::INTERCEPTS);
+impl State for VcpuState {
+    type Inbox = Inbox;
+
+    fn reset(&mut self, inbox: &Inbox) {
+        let _signals = inbox.take_signals(&mut self.lapic);
+        inbox.drain_vectors(&mut self.lapic);
+        self.set_init_state();
+        self.lapic.reset();
+        inbox.set_address(&self.lapic);
+        self.hyperv.reset();
+        self.fpu.reset();
+        self.debug = DebugRegisters::default();
+        self.tsc_aux = 0;
+        self.tsc_adjust = 0;
+        self.vmcb.tsc_offset = 0;
+        msr::reset_pass_through(&mut self.vmcb);
+        self.activity = Activity::WaitForStartup;
+    }
+
+    #[inline(always)]
+    fn space(&self) -> Space {
+        self.vmcb.translation_controls().space()
+    }
+
+    #[inline(always)]
+    fn is_running(&self) -> bool {
+        self.activity == Activity::Running
+    }
+
+    #[inline]
+    fn update_activity(&mut self) {
+        if self.activity == Activity::Halted && self.wakes_from_halt() {
+            self.activity = Activity::Running;
         }
     }
 
-    /// When this vCPU wants to be looked at for one of its timers, as a value of the host's TSC,
-    /// which is `now`: one that is not later if a timer has expired already, `u64::MAX` if none
-    /// runs.
     #[inline]
-    pub fn next_deadline(&self, now: u64) -> u64 {
+    fn wakes_from_halt(&self) -> bool {
+        let interrupt = self.lapic.pending().is_some() && self.vmcb.rflags & RFLAGS_IF != 0;
+        interrupt || self.nmi.is_deliverable()
+    }
+
+    #[inline]
+    fn next_deadline(&self, now: u64) -> u64 {
         // The local APIC counts in the guest's TSC, which may have wrapped against the host's.
         let guest_now = now.wrapping_add(self.vmcb.tsc_offset);
         let lapic =
@@ -322,61 +329,14 @@ impl VcpuState {
         lapic.unwrap_or(u64::MAX).min(synthetic.unwrap_or(u64::MAX))
     }
 
-    /// Registers for the log when the guest has shut down.
-    pub fn dump(&self, vcpu: u32) {
-        let (v, r) = (&*self.vmcb, &self.registers.0);
-        log::error!("vCPU {vcpu} shut down: triple fault at {:#06x}:{:#018x}", v.cs.selector, v.rip);
-        log::error!("  rax {:#018x} rbx {:#018x} rcx {:#018x} rdx {:#018x}", r[0], r[3], r[1], r[2]);
-        log::error!("  rsi {:#018x} rdi {:#018x} rbp {:#018x} rsp {:#018x}", r[6], r[7], r[5], v.rsp);
-        log::error!("  r8  {:#018x} r9  {:#018x} r10 {:#018x} r11 {:#018x}", r[8], r[9], r[10], r[11]);
-        log::error!("  r12 {:#018x} r13 {:#018x} r14 {:#018x} r15 {:#018x}", r[12], r[13], r[14], r[15]);
-        log::error!("  cr0 {:#018x} cr2 {:#018x} cr3 {:#018x} cr4 {:#018x}", v.cr0, v.cr2, v.cr3, v.cr4);
-        log::error!("  efer {:#x} rflags {:#x} cpl {}", v.efer & !EFER_SVME, v.rflags, v.cpl);
-        log::error!(
-            "  idt {:#x} limit {:#x}, gdt {:#x} limit {:#x}",
-            v.idtr.base,
-            v.idtr.limit,
-            v.gdtr.base,
-            v.gdtr.limit
-        );
-    }
-}
-
-impl State for VcpuState {
-    type Inbox = Inbox;
-
-    fn reset(&mut self, inbox: &Inbox) {
-        Self::reset(self, inbox);
-    }
-
-    #[inline(always)]
-    fn space(&self) -> coherence::Space {
-        self.space()
-    }
-
-    #[inline(always)]
-    fn is_running(&self) -> bool {
-        self.activity == Activity::Running
-    }
-
-    #[inline(always)]
-    fn update_activity(&mut self) {
-        self.update_activity();
-    }
-
-    #[inline(always)]
-    fn wakes_from_halt(&self) -> bool {
-        self.wakes_from_halt()
-    }
-
-    #[inline(always)]
-    fn next_deadline(&self, now: u64) -> u64 {
-        self.next_deadline(now)
-    }
-
-    #[inline(always)]
+    #[inline]
     fn intercept_pause(&mut self, wanted: bool) {
-        self.intercept_pause(wanted);
+        let bits = self.vmcb.intercept_misc1;
+        let new = if wanted { bits | misc1::PAUSE } else { bits & !misc1::PAUSE };
+        if new != bits {
+            self.vmcb.intercept_misc1 = new;
+            self.vmcb.mark_dirty(clean::INTERCEPTS);
+        }
     }
 
     /// It is never looked at: whether the guest spins is known from its PAUSE.
@@ -395,7 +355,21 @@ impl State for VcpuState {
         &mut self.mmio
     }
 
-    fn dump(&self, vcpu: VcpuIndex) {
-        self.dump(vcpu);
+    fn dump(&self, vcpu: u32) {
+        let (v, r) = (&*self.vmcb, &self.registers.0);
+        log::error!("vCPU {vcpu} shut down: triple fault at {:#06x}:{:#018x}", v.cs.selector, v.rip);
+        log::error!("  rax {:#018x} rbx {:#018x} rcx {:#018x} rdx {:#018x}", r[0], r[3], r[1], r[2]);
+        log::error!("  rsi {:#018x} rdi {:#018x} rbp {:#018x} rsp {:#018x}", r[6], r[7], r[5], v.rsp);
+        log::error!("  r8  {:#018x} r9  {:#018x} r10 {:#018x} r11 {:#018x}", r[8], r[9], r[10], r[11]);
+        log::error!("  r12 {:#018x} r13 {:#018x} r14 {:#018x} r15 {:#018x}", r[12], r[13], r[14], r[15]);
+        log::error!("  cr0 {:#018x} cr2 {:#018x} cr3 {:#018x} cr4 {:#018x}", v.cr0, v.cr2, v.cr3, v.cr4);
+        log::error!("  efer {:#x} rflags {:#x} cpl {}", v.efer & !EFER_SVME, v.rflags, v.cpl);
+        log::error!(
+            "  idt {:#x} limit {:#x}, gdt {:#x} limit {:#x}",
+            v.idtr.base,
+            v.idtr.limit,
+            v.gdtr.base,
+            v.gdtr.limit
+        );
     }
 }

@@ -76,7 +76,7 @@ impl VcpuState {
     fn hasten_exit<A: Amd64>(&self) {
         if self.nmi.contains(Nmi::PENDING) {
             let now = A::now();
-            A::set_timer(A::this_cpu(), now + A::ticks_of_us(TASK_PATIENCE_US), now);
+            A::this_cpu().set_timer(now + A::ticks_of_us(TASK_PATIENCE_US), now);
         }
     }
 

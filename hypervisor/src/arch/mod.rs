@@ -7,14 +7,114 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{Local, console, cpu};
+use aarch64::clock;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::{console, cpu};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{Local, console, cpu};
+use x86_64::clock;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::{console, cpu};
 
-use crate::vm::{self, space};
+use hostlink::exit::ExitCode;
+
+use crate::image;
+use crate::vm;
+use crate::vm::arch::{Board, Clock, Cpus};
 
 /// What the core is made of, for the architecture of this image.
-pub(crate) type Context<'a> = vm::Context<'a, Local>;
 pub(crate) type Machine = vm::Machine<Local>;
 pub(crate) type PerCpu = vm::PerCpu<Local>;
-pub(crate) type Space = space::Space<Local>;
+
+/// The architecture of this image.
+pub(crate) struct Local;
+
+impl Clock for Local {
+    #[inline(always)]
+    fn now() -> u64 {
+        clock::now()
+    }
+
+    #[inline(always)]
+    fn hz() -> u64 {
+        clock::hz()
+    }
+}
+
+// SAFETY: each CPU's block is found by a register of the CPU's own, which its entry sets before
+// anything asks for it. `CpuData` says of each of its fields that only the CPU itself touches it.
+unsafe impl Cpus for Local {
+    type CpuData = cpu::CpuData;
+
+    #[inline(always)]
+    fn this_cpu() -> &'static PerCpu {
+        PerCpu::current()
+    }
+
+    #[inline(always)]
+    fn cpu(index: u32) -> Option<&'static PerCpu> {
+        PerCpu::get(index)
+    }
+
+    fn take_interrupts() {
+        cpu::take_interrupts();
+    }
+
+    fn wait_for_interrupt() {
+        cpu::wait_for_interrupt();
+    }
+
+    #[inline(always)]
+    fn kick(cpu: &PerCpu) {
+        cpu::kick(cpu);
+    }
+
+    #[inline(always)]
+    fn arm_timer(deadline: u64, now: u64) {
+        clock::arm_timer(deadline, now);
+    }
+
+    fn stop() -> ! {
+        cpu::stop()
+    }
+}
+
+/// AMD64's data caches are coherent whatever a guest does: nothing is cleaned there.
+impl Board for Local {
+    #[inline(always)]
+    fn machine() -> Option<&'static Machine> {
+        image::machine()
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn mark(phase: hostlink::phase::Phase) {
+        cpu::mark(phase);
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    fn must_clean() -> bool {
+        cpu::must_clean()
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    fn clean(memory: core::ops::Range<u64>) {
+        cpu::clean(memory);
+    }
+
+    unsafe fn zero(start: u64, size: u64) {
+        // SAFETY: the caller vouches for the range.
+        unsafe { cpu::zero(start, size) };
+    }
+
+    fn receive_control() -> Option<u8> {
+        console::receive_control()
+    }
+
+    fn send_control(byte: u8) {
+        console::send_control(byte);
+    }
+
+    fn exit(code: ExitCode) -> ! {
+        cpu::exit(code)
+    }
+}

@@ -11,32 +11,21 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
-use coherence::Stalled;
 use coherence::tlbi::{Errata, Granule, Limits, Setup, Stage2Tlb};
 use hostlink::config::Config;
-use memslots::{Gpa, Memslots};
-use paging::{Arm64Stage2, Invalidation, Level};
+use memslots::Gpa;
+use paging::Arm64Stage2;
 use stay::{Mistake, Mistakes};
 
+use super::controls;
 use super::debug::{Counts, Debug};
 use super::exchanged::Register;
-use super::exits;
-use super::guest::{self, Shared};
+use super::offer::offer_arm64;
 use super::processor::{Configuration, CpuData, Features, FloatState, Processor, Registers, Vector};
-use super::state::VcpuState;
-use super::vcpu::{self, Inbox, Patience, Workspace};
-use super::{controls, devices};
 use crate::devices::gic::Maintenance;
-use crate::devices::region::Region;
-use crate::devices::virt_map;
-use crate::loader::LoadError;
-use crate::sched::{Turn, VcpuIndex};
-use crate::vm::arch::Arch;
-use crate::vm::awaited::Word;
 use crate::vm::made::{self, made_board, offer};
 use crate::vm::memory::NestedTables;
-use crate::vm::space::{FlushScratch, Flushed, Space};
-use crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu};
+use crate::vm::{Context, Files};
 
 /// What the processor was told that leaves no other trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -354,133 +343,26 @@ impl Processor for Made {
     }
 }
 
-impl Arch for Made {
-    type Nested = Arm64Stage2<3, true>;
-    type Tables = NestedTables;
-    type Shared = Shared;
-    type Inbox = Inbox;
-    type State = VcpuState<Self>;
-    type Workspace = Workspace;
+offer_arm64! {
+    Made {
+        type Nested = Arm64Stage2<3, true>;
+        type Tables = NestedTables;
 
-    const COUNTS_SECTIONS: bool = true;
+        fn physical_address_bits() -> u32 {
+            39
+        }
 
-    fn machine() -> Option<&'static Machine<Self>> {
-        offer::machine()
-    }
+        fn tables(pool: NestedTables) -> NestedTables {
+            pool
+        }
 
-    fn check(config: &Config<'_>) -> Result<(), CreateError> {
-        guest::check(config)
-    }
-
-    fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
-        guest::ram::<Self>(size)
-    }
-
-    fn physical_address_bits() -> u32 {
-        39
-    }
-
-    fn largest_page() -> Level {
-        Level::Page1G
-    }
-
-    fn notes_stores() -> bool {
-        false
-    }
-
-    fn tables(pool: NestedTables) -> NestedTables {
-        pool
-    }
-
-    fn share(config: &Config<'_>, space: &Space<Self>) -> Result<Shared, CreateError> {
-        let features = coherence::tlbi::Features::from_id(0, 0, 0);
-        let speculative_at = hardware(|hardware| hardware.speculates);
-        let errata = Errata { repeat_tlbi: false, speculative_at };
-        let limits = Limits { pages_max: 16, ranges_max: 0 };
-        Shared::new::<Self>(config, space, Setup { granule: Granule::Size4K, features, errata, limits })
-    }
-
-    fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState<Self> {
-        shared.new_vcpu(index)
-    }
-
-    fn new_inbox() -> Inbox {
-        Inbox::new()
-    }
-
-    fn new_workspace(cpu: &PerCpu<Self>) -> Workspace {
-        Workspace::new(cpu)
-    }
-
-    fn load(
-        shared: &Shared,
-        files: &Files,
-        vcpus: u32,
-        slots: &Memslots,
-        boot: (&Inbox, &mut VcpuState<Self>),
-        pause: &mut dyn FnMut(),
-    ) -> Result<(), LoadError> {
-        shared.load::<Self>(files, vcpus, slots, boot, pause)
-    }
-
-    fn reset_devices(vm: &'static Machine<Self>, _: &PerCpu<Self>) {
-        vm.guest.reset();
-    }
-
-    fn device_regions(vm: &Machine<Self>) -> impl IntoIterator<Item = Region> {
-        virt_map::regions(vm.vcpu_count() as u8)
-    }
-
-    fn receive_console(vm: &Machine<Self>) {
-        devices::receive_console(vm);
-    }
-
-    fn flush_space(
-        vm: &Machine<Self>,
-        invalidation: Invalidation<'_>,
-        scratch: &mut FlushScratch,
-    ) -> Result<Flushed, Stalled> {
-        stay::arm64::flush_space(vm, &Tlb, &vm.guest.address_space(), invalidation, scratch, &Patience)
-    }
-
-    fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
-        vcpu::load_state(context);
-    }
-
-    fn reload_state(context: &mut Context<'_, Self>) {
-        context.state.load();
-    }
-
-    fn save_state(context: &mut Context<'_, Self>) {
-        context.state.save();
-    }
-
-    fn open_window(context: &mut Context<'_, Self>) {
-        vcpu::open_window(context);
-    }
-
-    fn take_signals(context: &mut Context<'_, Self>) {
-        vcpu::take_signals(context);
-    }
-
-    fn expire_timers(context: &mut Context<'_, Self>, _: u64) {
-        vcpu::open_window(context);
-    }
-
-    fn awaited_word(context: &Context<'_, Self>) -> Option<Word> {
-        exits::wait::awaited_word(context)
-    }
-
-    fn enter(context: &mut Context<'_, Self>) -> bool {
-        vcpu::enter(context)
-    }
-
-    fn take_flush(context: &mut Context<'_, Self>) {
-        vcpu::take_flush::<Self>(&mut context.owner);
-    }
-
-    fn handle_exit(context: &mut Context<'_, Self>) -> Next {
-        exits::handle_next(context, context.state.exit)
+        fn share(config: &Config<'_>, space: &Space<Self>) -> Result<Shared, CreateError> {
+            let features = coherence::tlbi::Features::from_id(0, 0, 0);
+            let speculative_at = hardware(|hardware| hardware.speculates);
+            let errata = Errata { repeat_tlbi: false, speculative_at };
+            let limits = Limits { pages_max: 16, ranges_max: 0 };
+            Shared::new::<Self>(config, space, Setup { granule: Granule::Size4K, features, errata, limits })
+        }
     }
 }
 

@@ -37,6 +37,8 @@ pub mod inject;
 pub mod load_store;
 #[cfg(test)]
 mod made;
+#[cfg(any(test, all(target_os = "none", target_arch = "aarch64")))]
+pub(crate) mod offer;
 pub mod processor;
 pub mod registers;
 pub mod serror;

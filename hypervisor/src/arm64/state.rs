@@ -91,16 +91,6 @@ impl<P: Processor> VcpuState<P> {
         }
     }
 
-    /// Everything as after power-on. What was posted before is void.
-    pub fn reset(&mut self, inbox: &Inbox) {
-        let _void = self.gic.look(&inbox.interrupts);
-        inbox.power.reset();
-        let (index, count) = self.place;
-        let (home, auditor) = (self.home, self.auditor);
-        let configuration = self.configuration.with_serror(false);
-        *self = Self { home, auditor, ..Self::new(index, count, configuration) };
-    }
-
     /// It was told to start, as from power-on but for what its redistributor was set up for. Its
     /// registers are loaded, or nobody's are.
     pub fn start(&mut self, start: Start) {
@@ -117,12 +107,6 @@ impl<P: Processor> VcpuState<P> {
         self.registers.pc = start.entry;
         self.registers.pstate = PSTATE_START;
         self.activity = Activity::Running;
-    }
-
-    /// The address space that it is in: unknown. Nobody asks, for nothing is flushed by request.
-    #[inline(always)]
-    pub fn space(&self) -> Space {
-        Space::UNKNOWN
     }
 
     /// Loads what [`Processor::run_guest`] does not exchange.
@@ -169,18 +153,6 @@ impl<P: Processor> VcpuState<P> {
         system::view::<P>()
     }
 
-    /// Looks whether an interrupt ends its WFI.
-    pub fn update_activity(&mut self) {
-        if self.activity == Activity::Halted && self.gic.can_wake(&self.view()) {
-            self.activity = Activity::Running;
-        }
-    }
-
-    /// Whether there is an interrupt for it already.
-    pub fn wakes_from_halt(&self) -> bool {
-        self.gic.can_wake(&self.view())
-    }
-
     /// The guest takes an SError as soon as it lets one through.
     #[cold]
     pub fn raise_serror(&mut self) {
@@ -194,41 +166,6 @@ impl<P: Processor> VcpuState<P> {
         if self.configuration.has_serror() {
             self.configuration = serror::after_guest(self.configuration, P::configuration());
         }
-    }
-
-    /// Has the processor exit on WFE, or not.
-    pub fn intercept_pause(&mut self, wanted: bool) {
-        self.note_serror();
-        let new = self.configuration.with_wfe_trapped(wanted);
-        if new != self.configuration {
-            self.configuration = new;
-            P::set_configuration(new);
-        }
-    }
-
-    /// Whether it is time to look at it.
-    #[inline]
-    pub fn is_look_due(&self, now: u64) -> bool {
-        self.spin.is_due(now)
-    }
-
-    /// Looks whether the guest spins, now and then. WFE says it where it is trapped; not everybody
-    /// executes it, and not every machine traps it.
-    pub fn look_whether_it_spins(&mut self, _before_the_switch: u64, first: u64) -> Look {
-        let Registers { x, pc, pstate } = &self.registers;
-        self.spin.look(P::now(), first, x.iter().chain([pc, pstate]))
-    }
-
-    /// When this vCPU wants to be looked at for its timer, as a count of the machine's; `u64::MAX`
-    /// for never. While it runs, its timer interrupts by itself.
-    #[inline]
-    pub fn next_deadline(&self, _now: u64) -> u64 {
-        if self.activity != Activity::Halted {
-            return u64::MAX;
-        }
-        let due =
-            |timer: Timer| if self.gic.is_linked(timer.intid()) { u64::MAX } else { timer.deadline::<P>() };
-        due(Timer::Virtual).min(due(Timer::Physical))
     }
 
     /// Takes back what a timer had asserted and the guest has not acknowledged, if the timer does
@@ -257,8 +194,90 @@ impl<P: Processor> VcpuState<P> {
         [Timer::Virtual, Timer::Physical].into_iter().any(Timer::is_due::<P>)
     }
 
-    /// Registers for the log when the guest cannot go on.
-    pub fn dump(&self, vcpu: u32) {
+    /// Has the processor hold what the guest has in use of breakpoints and watchpoints, or nothing.
+    #[cold]
+    pub fn apply_debug(&self) {
+        match self.debug.armed() {
+            Some(control) => P::load_debug(&self.debug, P::debug_counts(), control),
+            None => P::stop_debug(),
+        }
+    }
+}
+
+impl<P: Arm64> State for VcpuState<P> {
+    type Inbox = Inbox;
+
+    fn reset(&mut self, inbox: &Inbox) {
+        let _void = self.gic.look(&inbox.interrupts);
+        inbox.power.reset();
+        let (index, count) = self.place;
+        let (home, auditor) = (self.home, self.auditor);
+        let configuration = self.configuration.with_serror(false);
+        *self = Self { home, auditor, ..Self::new(index, count, configuration) };
+    }
+
+    /// Unknown: nobody asks, for nothing is flushed by request.
+    #[inline(always)]
+    fn space(&self) -> Space {
+        Space::UNKNOWN
+    }
+
+    #[inline(always)]
+    fn is_running(&self) -> bool {
+        self.activity == Activity::Running
+    }
+
+    #[inline]
+    fn update_activity(&mut self) {
+        if self.activity == Activity::Halted && self.gic.can_wake(&self.view()) {
+            self.activity = Activity::Running;
+        }
+    }
+
+    #[inline]
+    fn wakes_from_halt(&self) -> bool {
+        self.gic.can_wake(&self.view())
+    }
+
+    /// While it runs, its timer interrupts by itself.
+    #[inline]
+    fn next_deadline(&self, _now: u64) -> u64 {
+        if self.activity != Activity::Halted {
+            return u64::MAX;
+        }
+        let due =
+            |timer: Timer| if self.gic.is_linked(timer.intid()) { u64::MAX } else { timer.deadline::<P>() };
+        due(Timer::Virtual).min(due(Timer::Physical))
+    }
+
+    #[inline]
+    fn intercept_pause(&mut self, wanted: bool) {
+        self.note_serror();
+        let new = self.configuration.with_wfe_trapped(wanted);
+        if new != self.configuration {
+            self.configuration = new;
+            P::set_configuration(new);
+        }
+    }
+
+    #[inline]
+    fn is_look_due(&self, now: u64) -> bool {
+        self.spin.is_due(now)
+    }
+
+    /// WFE says it where it is trapped; not everybody executes it, and not every machine traps it.
+    #[inline]
+    fn look_whether_it_spins(&mut self, _before_the_switch: u64, first: u64) -> Look {
+        let Registers { x, pc, pstate } = &self.registers;
+        self.spin.look(P::now(), first, x.iter().chain([pc, pstate]))
+    }
+
+    #[inline(always)]
+    fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES> {
+        &mut self.mmio
+    }
+
+    fn dump(&self, vcpu: u32) {
         let r = &self.registers;
         log::error!("vCPU {vcpu} cannot go on: at {:#018x}, PSTATE {:#x}", r.pc, r.pstate);
         for (index, four) in r.x.chunks(4).enumerate() {
@@ -270,71 +289,5 @@ impl<P: Processor> VcpuState<P> {
         log::error!(
             "  VBAR_EL1 {vectors:#x}, ELR_EL1 {link:#x}, ESR_EL1 {syndrome:#x}, FAR_EL1 {address:#x}"
         );
-    }
-
-    /// Has the processor hold what the guest has in use of breakpoints and watchpoints, or nothing.
-    #[cold]
-    pub fn apply_debug(&self) {
-        match self.debug.armed() {
-            Some(control) => P::load_debug(&self.debug, P::debug_counts(), control),
-            None => P::stop_debug(),
-        }
-    }
-}
-
-impl<A: Arm64> State for VcpuState<A> {
-    type Inbox = Inbox;
-
-    fn reset(&mut self, inbox: &Inbox) {
-        self.reset(inbox);
-    }
-
-    #[inline(always)]
-    fn space(&self) -> Space {
-        self.space()
-    }
-
-    #[inline(always)]
-    fn is_running(&self) -> bool {
-        self.activity == Activity::Running
-    }
-
-    #[inline(always)]
-    fn update_activity(&mut self) {
-        self.update_activity();
-    }
-
-    #[inline(always)]
-    fn wakes_from_halt(&self) -> bool {
-        self.wakes_from_halt()
-    }
-
-    #[inline(always)]
-    fn next_deadline(&self, now: u64) -> u64 {
-        self.next_deadline(now)
-    }
-
-    #[inline(always)]
-    fn intercept_pause(&mut self, wanted: bool) {
-        self.intercept_pause(wanted);
-    }
-
-    #[inline(always)]
-    fn is_look_due(&self, now: u64) -> bool {
-        self.is_look_due(now)
-    }
-
-    #[inline(always)]
-    fn look_whether_it_spins(&mut self, now: u64, first: u64) -> Look {
-        self.look_whether_it_spins(now, first)
-    }
-
-    #[inline(always)]
-    fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES> {
-        &mut self.mmio
-    }
-
-    fn dump(&self, vcpu: VcpuIndex) {
-        self.dump(vcpu);
     }
 }

@@ -27,7 +27,7 @@ pub struct Inbox {
 
 impl Inbox {
     /// Of a vCPU that is off.
-    pub const fn new() -> Self {
+    pub fn new() -> Self {
         Self { interrupts: gic::Inbox::new(), power: Power::off() }
     }
 }

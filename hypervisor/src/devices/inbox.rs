@@ -17,7 +17,7 @@
 
 use super::lapic::{Lapic, VectorSet};
 use super::message::{Logical, MessageKind, Trigger};
-use crate::sync::{AtomicU32, AtomicU64, Ordering, const_fn, update, zeroed};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, update};
 
 const NMI: u32 = 1 << 0;
 const INIT: u32 = 1 << 1;
@@ -53,16 +53,14 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    const_fn! {
-        /// An empty inbox.
-        #[must_use]
-        pub fn new() -> Self {
-            Self {
-                pending: zeroed!(4),
-                level: zeroed!(4),
-                signals: AtomicU32::new(0),
-                logical: AtomicU32::new(0),
-            }
+    /// An empty inbox.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            pending: core::array::from_fn(|_| AtomicU64::new(0)),
+            level: core::array::from_fn(|_| AtomicU64::new(0)),
+            signals: AtomicU32::new(0),
+            logical: AtomicU32::new(0),
         }
     }
 

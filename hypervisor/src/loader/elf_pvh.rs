@@ -133,7 +133,7 @@ fn start_info(initrd: Option<&Placement<'_>>, boot: &Boot<'_, '_>) -> Vec<u8> {
 const _: () = assert!(ACPI.end <= KERNEL_MIN && COMMAND_LINE.end <= KERNEL_MIN);
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::loader::layout::GDT;
     use crate::loader::{MemoryLayout, plan};
@@ -177,7 +177,8 @@ mod tests {
         file
     }
 
-    fn kernel() -> Vec<u8> {
+    /// An ELF with its entry.
+    pub(crate) fn kernel() -> Vec<u8> {
         image(&note(b"Xen\0", 18, &ENTRY.to_le_bytes()))
     }
 

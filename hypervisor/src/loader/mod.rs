@@ -10,6 +10,10 @@ mod elf_pvh;
 mod error;
 pub mod layout;
 
+/// For tests of what comes after: a kernel of one page at 2 MiB.
+#[cfg(test)]
+pub(crate) use elf_pvh::tests::kernel as test_kernel;
+
 pub use error::LoadError;
 pub use layout::MemoryLayout;
 

@@ -58,9 +58,14 @@ pub trait Clock {
 ///
 /// Interrupts are taken where [`take_interrupts`](Self::take_interrupts) and
 /// [`wait_for_interrupt`](Self::wait_for_interrupt) are called, where a vCPU leaves the guest, and
-/// nowhere else. Their handlers call [`super::run`]'s `request_attention`, `on_control_interrupt`
+/// nowhere else. Their handlers call [`super::run`]'s `on_timer`, `on_kick`, `on_control_interrupt`
 /// and `on_serial_interrupt`.
-pub trait Cpus: Clock + Sized + 'static {
+///
+/// # Safety
+///
+/// [`this_cpu`](Self::this_cpu) is the block of the CPU that calls, and no other CPU is told the
+/// same. Of [`CpuData`](Self::CpuData), others than the CPU itself touch only what may be shared.
+pub unsafe trait Cpus: Clock + Sized + 'static {
     /// What belongs to one CPU beside [`PerCpu`]'s own.
     type CpuData: 'static;
 
@@ -79,9 +84,9 @@ pub trait Cpus: Clock + Sized + 'static {
     /// Makes a CPU leave guest mode or idling soon. What was stored before is visible to it then.
     fn kick(cpu: &PerCpu<Self>);
 
-    /// Sets the calling CPU's timer to go off at `deadline`, or a little later; `u64::MAX` for
-    /// never. One that is set already to go off between `now` and `deadline` may be left.
-    fn set_timer(cpu: &PerCpu<Self>, deadline: u64, now: u64);
+    /// Has the calling CPU's timer go off at `deadline`, or a little later, where it is `now`;
+    /// `u64::MAX` for never. What it was set for before is void.
+    fn arm_timer(deadline: u64, now: u64);
 
     /// Stops the calling CPU for ever.
     fn stop() -> !;
@@ -89,6 +94,11 @@ pub trait Cpus: Clock + Sized + 'static {
 
 /// The rest of the machine.
 pub trait Board: Cpus {
+    /// The virtual machine that runs here, if it is there already.
+    fn machine() -> Option<&'static Machine<Self>>
+    where
+        Self: Arch;
+
     /// Tells an emulator that counts instructions what the hypervisor is doing.
     #[inline(always)]
     fn mark(_: Phase) {}
@@ -163,7 +173,18 @@ pub trait State: Send {
 }
 
 /// An architecture.
-pub trait Arch: Board {
+///
+/// # Safety
+///
+/// The core frees tables and pages on the word of [`coherence`]'s engine, which has to know of all
+/// that uses them ([`coherence::Walkers`]). So:
+///
+/// * the processor translates by a machine's nested tables in [`enter`](Self::enter) only, between
+///   [`coherence::Owner::try_enter`] and [`coherence::InGuest::leave`] of the vCPU's owner;
+/// * [`take_flush`](Self::take_flush) completes a flush only when what it names has been dropped,
+///   nested translations included, or when the vCPU's next entry drops it before anything else;
+/// * [`flush_space`](Self::flush_space) reaches every CPU.
+pub unsafe trait Arch: Board {
     /// Format of the nested page table.
     type Nested: Format + 'static;
     /// Where its tables come from, with what walks by the processor ask for.
@@ -179,9 +200,6 @@ pub trait Arch: Board {
 
     /// Whether sections of software translations are counted (see [`stay::Stay::COUNTED`]).
     const COUNTS_SECTIONS: bool;
-
-    /// The machine that runs here, if it is there already.
-    fn machine() -> Option<&'static Machine<Self>>;
 
     /// Refuses a configuration that this image or processor cannot serve.
     ///

@@ -98,9 +98,8 @@ impl<A: Arch> Context<'_, A> {
         }
     }
 
-    /// Answers a nested fault at `gpa`.
     #[inline(always)] // It has one caller.
-    pub fn answer_nested_fault(&mut self, gpa: Gpa, is_store: bool) -> Answer {
+    fn answer_nested_fault(&mut self, gpa: Gpa, is_store: bool) -> Answer {
         let vm = self.vm;
         let answer = stay::nested_fault(self, &vm.space, gpa, is_store);
         let counter = match answer {

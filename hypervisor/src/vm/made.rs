@@ -24,6 +24,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use baremetal::random::Random;
 use hostlink::config::Config;
 use hostlink::ctl::NEXT;
 use hostlink::exit::ExitCode;
@@ -74,7 +75,7 @@ struct Lines {
 struct Turns {
     running: u32,
     lines: Vec<Lines>,
-    random: u64,
+    random: Random,
     left: u64,
     /// CPUs are threads now.
     is_live: bool,
@@ -91,14 +92,6 @@ struct Turns {
 }
 
 impl Turns {
-    fn next_random(&mut self) -> u64 {
-        // xorshift64*: Vigna 2016.
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
     fn is_due(&self, cpu: u32, now: u64) -> bool {
         let Lines { kick, control, serial, timer, .. } = self.lines[cpu as usize];
         kick || control || serial || timer <= now
@@ -195,7 +188,7 @@ impl<A: Arch> Made<A> {
             turns: Mutex::new(Turns {
                 running: 0,
                 lines: alloc::vec![lines; cpus.len()],
-                random: 1,
+                random: Random::new(1),
                 left: TURNS_MAX,
                 is_live: false,
                 end: None,
@@ -243,11 +236,6 @@ impl<A: Arch> Made<A> {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// Lets time pass.
-    pub(crate) fn advance(&self, ticks: u64) {
-        self.clock.fetch_add(ticks, Ordering::Relaxed);
-    }
-
     /// Sends a line over the control channel when it is `when`, at the earliest. Lines come in the
     /// order of their times.
     pub(crate) fn ask(&self, when: u64, line: &str) {
@@ -277,7 +265,7 @@ impl<A: Arch> Made<A> {
     pub(crate) fn run(&'static self, seed: u64) -> End {
         {
             let mut turns = self.lock();
-            turns.random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            turns.random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
             turns.is_live = true;
             turns.running = 0;
         }
@@ -374,8 +362,7 @@ impl<A: Arch> Made<A> {
             let ready = |&cpu: &u32| !turns.lines[cpu as usize].waits || turns.is_due(cpu, now);
             let ready: Vec<u32> = (0..self.cpus.len() as u32).filter(ready).collect();
             if !ready.is_empty() {
-                let choice = turns.next_random() >> 32;
-                turns.running = ready[choice as usize % ready.len()];
+                turns.running = ready[turns.random.below(ready.len() as u64) as usize];
                 break;
             }
             let timers = turns.lines.iter().map(|lines| lines.timer);
@@ -427,6 +414,11 @@ pub(crate) mod offer {
         board.pass(cpu, false);
     }
 
+    /// Lets time pass.
+    pub(crate) fn advance<A: Arch>(ticks: u64) {
+        here::<A>().0.clock.fetch_add(ticks, Ordering::Relaxed);
+    }
+
     /// Whether an interrupt pends on the calling CPU.
     pub(crate) fn is_interrupted<A: Arch>() -> bool {
         let (board, cpu) = here::<A>();
@@ -455,13 +447,14 @@ pub(crate) mod offer {
             turns.deliver(now);
             let lines = &mut turns.lines[cpu as usize];
             if core::mem::take(&mut lines.kick) {
+                drop(turns);
+                run::on_kick::<A>();
                 continue;
             }
             if lines.timer <= now {
                 lines.timer = u64::MAX;
                 drop(turns);
-                board.cpus[cpu as usize].timer_armed.set(u64::MAX);
-                run::request_attention::<A>();
+                run::on_timer::<A>();
                 continue;
             }
             if core::mem::take(&mut lines.control) {
@@ -492,13 +485,9 @@ pub(crate) mod offer {
         pass::<A>();
     }
 
-    pub(crate) fn set_timer<A: Arch>(cpu: &PerCpu<A>, deadline: u64, now: u64) {
-        let armed = cpu.timer_armed.get();
-        if armed <= deadline && armed > now {
-            return;
-        }
-        cpu.timer_armed.set(deadline);
-        here::<A>().0.lock().lines[cpu.index as usize].timer = deadline;
+    pub(crate) fn arm_timer<A: Arch>(deadline: u64) {
+        let (board, cpu) = here::<A>();
+        board.lock().lines[cpu as usize].timer = deadline;
     }
 
     pub(crate) fn exit<A: Arch>(code: ExitCode) -> ! {
@@ -555,7 +544,9 @@ macro_rules! made_board {
             }
         }
 
-        impl $crate::vm::arch::Cpus for $arch {
+        // SAFETY: each CPU of the board is a thread, and the thread knows which; its data are for
+        // this thread.
+        unsafe impl $crate::vm::arch::Cpus for $arch {
             type CpuData = $data;
 
             fn this_cpu() -> &'static $crate::vm::PerCpu<Self> {
@@ -578,8 +569,8 @@ macro_rules! made_board {
                 $crate::vm::made::offer::kick(cpu);
             }
 
-            fn set_timer(cpu: &$crate::vm::PerCpu<Self>, deadline: u64, now: u64) {
-                $crate::vm::made::offer::set_timer(cpu, deadline, now);
+            fn arm_timer(deadline: u64, _: u64) {
+                $crate::vm::made::offer::arm_timer::<Self>(deadline);
             }
 
             fn stop() -> ! {
@@ -589,6 +580,10 @@ macro_rules! made_board {
 
         impl $crate::vm::arch::Board for $arch {
             $($item)*
+
+            fn machine() -> Option<&'static $crate::vm::Machine<Self>> {
+                $crate::vm::made::offer::machine()
+            }
 
             unsafe fn zero(start: u64, size: u64) {
                 // SAFETY: the caller vouches for the range.
@@ -610,8 +605,3 @@ macro_rules! made_board {
     };
 }
 pub(crate) use made_board;
-
-/// Lets time pass on the board of the calling thread.
-pub(crate) fn advance<A: Arch>(ticks: u64) {
-    here::<A>().0.advance(ticks);
-}

@@ -22,7 +22,9 @@ pub struct PerCpu<A: Cpus> {
     /// What the architecture adds.
     pub arch: A::CpuData,
     /// Clock value at which the one-shot timer is set to go off; `u64::MAX` when it is not set.
-    pub timer_armed: Cell<u64>,
+    timer_due: Cell<u64>,
+    /// Whether it is set for the tick's sake alone.
+    timer_is_tick: Cell<bool>,
     /// A vCPU has been put into this CPU's queue by the CPU itself: before the guest goes on, see
     /// who is to run.
     pub replan: Cell<bool>,
@@ -49,7 +51,8 @@ impl<A: Cpus> PerCpu<A> {
             id,
             presence: Presence::expected(),
             arch,
-            timer_armed: Cell::new(u64::MAX),
+            timer_due: Cell::new(u64::MAX),
+            timer_is_tick: Cell::new(false),
             replan: Cell::new(false),
             turns: Turns::new(),
             tick_max: Cell::new(u64::MAX),
@@ -58,6 +61,51 @@ impl<A: Cpus> PerCpu<A> {
             current_vcpu: AtomicU32::new(0),
             last_exit: AtomicU64::new(0),
         }
+    }
+
+    /// When the timer goes off, by the clock; `u64::MAX` for never.
+    #[inline(always)]
+    pub fn timer_due(&self) -> u64 {
+        self.timer_due.get()
+    }
+
+    /// When the tick is due for whose sake alone the timer is set.
+    pub fn tick_due(&self) -> Option<u64> {
+        (self.timer_is_tick.get() && self.timer_due.get() != u64::MAX).then(|| self.timer_due.get())
+    }
+
+    /// Sets the timer of this CPU, which is the calling one, to go off at `deadline`, or a little
+    /// later; `u64::MAX` for never.
+    #[inline]
+    pub fn set_timer(&self, deadline: u64, now: u64) {
+        self.arm(deadline, false, now);
+    }
+
+    /// The same, and not later than the tick wants it.
+    #[inline]
+    pub fn set_timer_and_tick(&self, deadline: u64, now: u64) {
+        let tick = now.saturating_add(self.tick_max.get());
+        self.arm(deadline.min(tick), tick < deadline, now);
+    }
+
+    /// A timer that is set already to go off between `now` and `deadline` is left: it goes off
+    /// early, finds nothing to do, and is set again. That is cheaper than moving it for every
+    /// change. A time that is past means that its interrupt is on its way, or was lost: then it is
+    /// set again.
+    #[inline(always)]
+    fn arm(&self, deadline: u64, is_tick: bool, now: u64) {
+        let due = self.timer_due.get();
+        if due <= deadline && due > now {
+            return;
+        }
+        self.timer_due.set(deadline);
+        self.timer_is_tick.set(is_tick);
+        A::arm_timer(deadline, now);
+    }
+
+    /// The timer has gone off.
+    pub(super) fn disarmed(&self) {
+        self.timer_due.set(u64::MAX);
     }
 }
 

@@ -62,8 +62,8 @@ pub fn wait_for_start<A: Arch>() -> &'static Machine<A> {
     }
 }
 
-/// The timer went off: whoever runs here looks at the time before it goes on.
-pub fn request_attention<A: Arch>() {
+/// The vCPU that runs here looks at everything before it goes on.
+fn request_attention<A: Arch>() {
     let Some(vm) = A::machine() else { return };
     let vcpu = A::this_cpu().current_vcpu.load(Ordering::Relaxed);
     // A vCPU that has just blocked may be woken by this, for nothing; it blocks again.
@@ -77,20 +77,20 @@ pub fn request_attention<A: Arch>() {
 pub fn on_kick<A: Arch>() {
     let cpu = A::this_cpu();
     cpu.was_kicked.set(true);
-    let due = cpu.timer_armed.get();
-    if is_tick(due) && due <= A::now() {
+    if let Some(due) = cpu.tick_due().filter(|&due| due <= A::now()) {
         count_late_kick(cpu, due);
     }
     cpu.kicked_at.store(0, Ordering::Relaxed);
 }
 
-/// The timer went off, and still says for when it was set.
+/// The timer went off: whatever runs here looks at the time before it goes on.
 pub fn on_timer<A: Arch>() {
     let cpu = A::this_cpu();
-    let due = cpu.timer_armed.get();
-    if is_tick(due) {
+    if let Some(due) = cpu.tick_due() {
         count_late_kick(cpu, due);
     }
+    cpu.disarmed();
+    request_attention::<A>();
 }
 
 /// The tick was due: counts a kick that has not been taken and was sent long before. Others may
@@ -101,21 +101,6 @@ fn count_late_kick<A: Arch>(cpu: &PerCpu<A>, due: u64) {
     if (1..long_before).contains(&cpu.kicked_at.swap(0, Ordering::Relaxed)) {
         machine::count_here::<A>(Counter::KickLate);
     }
-}
-
-/// The low bits of a time for which the timer is set for the tick's sake alone: all ones. Others
-/// have them by chance, once in 256.
-const TICK: u64 = 0xff;
-
-/// When the tick is due.
-#[inline(always)]
-fn next_tick<A: Arch>(cpu: &PerCpu<A>, now: u64) -> u64 {
-    now.saturating_add(cpu.tick_max.get()) | TICK
-}
-
-/// Whether the timer is set for that time because of the tick.
-fn is_tick(due: u64) -> bool {
-    due & TICK == TICK && due != u64::MAX
 }
 
 /// The control channel has received something.
@@ -182,12 +167,11 @@ fn wait_for_turn<A: Arch>(vm: &'static Machine<A>, cpu: &PerCpu<A>) -> Turn {
 /// Waits for an interrupt. Says whether that was the tick, and no kick.
 fn idle<A: Arch>(vm: &Machine<A>, cpu: &PerCpu<A>) -> bool {
     let now = A::now();
-    let deadline = vm.sched.next_event(cpu.index).min(next_tick(cpu, now));
-    A::set_timer(cpu, deadline, now);
-    let due = cpu.timer_armed.get();
+    cpu.set_timer_and_tick(vm.sched.next_event(cpu.index), now);
+    let is_for_tick = cpu.tick_due().is_some();
     cpu.was_kicked.set(false);
     A::wait_for_interrupt();
-    is_tick(due) && cpu.timer_armed.get() == u64::MAX && !cpu.was_kicked.get()
+    is_for_tick && cpu.timer_due() == u64::MAX && !cpu.was_kicked.get()
 }
 
 /// Wakes the vCPUs that block on this CPU and whose timers have expired; whether there were any.
@@ -416,7 +400,7 @@ impl<'a, A: Arch> Context<'a, A> {
     fn replan(&mut self) -> Option<Leave> {
         self.cpu.replan.set(false);
         let now = A::now();
-        if self.cpu.timer_armed.get() <= now {
+        if self.cpu.timer_due() <= now {
             // It is about to go off. To set it for the queue's sake alone would lose what it was
             // set for.
             return self.attend();
@@ -435,7 +419,7 @@ impl<'a, A: Arch> Context<'a, A> {
                 Err(why) => return Some(Leave::PutBack(why)),
             }
         }
-        A::set_timer(self.cpu, deadline, now);
+        self.cpu.set_timer(deadline, now);
         None
     }
 
@@ -459,7 +443,7 @@ impl<'a, A: Arch> Context<'a, A> {
                 Err(why) => return Some(Leave::PutBack(why)),
             }
         }
-        A::set_timer(self.cpu, deadline.min(next_tick(self.cpu, now)), now);
+        self.cpu.set_timer_and_tick(deadline, now);
         None
     }
 

@@ -15,7 +15,7 @@ use crate::amd64::state::Activity;
 use crate::amd64::vmcb::{RFLAGS_IF, Vmcb, vintr};
 use crate::amd64::{RFLAGS_RF, event};
 use crate::devices::message::Trigger;
-use crate::vm::arch::Arch;
+use crate::vm::arch::Board;
 
 const VECTOR: u8 = 0x51;
 const INTERRUPT: u64 = event::VALID | event::TYPE_INTERRUPT | VECTOR as u64;

@@ -4,41 +4,29 @@
 use std::cell::RefCell;
 
 use core::num::NonZeroU32;
-use core::ops::Range;
 use core::ptr::NonNull;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use coherence::Stalled;
 use hostlink::config::Config;
 use hostlink::counters::Counter;
-use memslots::{Gpa, Memslots};
-use paging::{Amd64Nested, Invalidation, Level};
+use memslots::Gpa;
 use stay::{Cost, Measured};
 use tlfs::XMM_WORDS;
 
 use crate::amd64::features::Features;
-use crate::amd64::flush::Ipi;
-use crate::amd64::guest::{self, Shared};
 use crate::amd64::intercepts::misc1;
+use crate::amd64::offer::offer_amd64;
 use crate::amd64::processor::Amd64;
 use crate::amd64::registers::{RAX, Registers};
-use crate::amd64::signals::{self, Workspace};
-use crate::amd64::state::{Activity, VcpuState};
+use crate::amd64::state::Activity;
 use crate::amd64::vmcb::{CR4_PAE, EFER_LME, EFER_SVME, RFLAGS_IF, Segment, Vmcb, vintr};
 use crate::amd64::{CR0_PE, EFER_LMA, enter, event, exits};
-use crate::devices::inbox::Inbox;
-use crate::devices::platform::{self, SerialPort};
-use crate::devices::region::Region;
+use crate::devices::platform::SerialPort;
 use crate::hyperv::cpuid::CpuidResult;
-use crate::loader::LoadError;
-use crate::sched::{Turn, VcpuIndex};
-use crate::vm::arch::Arch;
-use crate::vm::awaited::Word;
+use crate::loader::test_kernel;
 use crate::vm::made::{self, made_board, offer};
-use crate::vm::memory::NestedTables;
-use crate::vm::space::{FlushScratch, Flushed, Space};
-use crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu};
+use crate::vm::{Context, Files, Next, PerCpu};
 
 /// AMD64 on the board that is made up.
 pub(crate) struct Made;
@@ -127,7 +115,13 @@ pub(crate) fn board() -> &'static made::Made<Made> {
 /// A board with this machine.
 pub(crate) fn board_with(config: &'static str) -> &'static made::Made<Made> {
     PROCESSOR.set(Processor::new());
-    made::Made::create([CpuData::default()], 32 << 20, config).unwrap_or_else(|why| panic!("{why}"))
+    let files = Files {
+        kernel: Vec::leak(test_kernel()),
+        initrd: None,
+        symbols: None,
+        config: Config::parse(config).expect("a configuration"),
+    };
+    made::Made::create_from([CpuData::default()], 32 << 20, files).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.
@@ -238,132 +232,7 @@ impl Guest<'_, '_> {
     }
 }
 
-impl Arch for Made {
-    type Nested = Amd64Nested;
-    type Tables = NestedTables;
-    type Shared = Shared;
-    type Inbox = Inbox;
-    type State = VcpuState;
-    type Workspace = Workspace;
-
-    const COUNTS_SECTIONS: bool = false;
-
-    fn machine() -> Option<&'static Machine<Self>> {
-        offer::machine()
-    }
-
-    fn check(config: &Config<'_>) -> Result<(), CreateError> {
-        guest::check::<Self>(config)
-    }
-
-    fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
-        guest::ram(size)
-    }
-
-    fn physical_address_bits() -> u32 {
-        guest::physical_address_bits::<Self>()
-    }
-
-    fn largest_page() -> Level {
-        guest::largest_page::<Self>()
-    }
-
-    fn notes_stores() -> bool {
-        true
-    }
-
-    fn tables(pool: NestedTables) -> NestedTables {
-        pool
-    }
-
-    fn share(config: &Config<'_>, space: &Space<Self>) -> Result<Shared, CreateError> {
-        Shared::new::<Self>(config, space)
-    }
-
-    fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState {
-        shared.new_vcpu::<Self>(index)
-    }
-
-    fn new_inbox() -> Inbox {
-        Inbox::new()
-    }
-
-    fn new_workspace(cpu: &PerCpu<Self>) -> Workspace {
-        Workspace::new(cpu)
-    }
-
-    /// There is no kernel: tests bring their code.
-    fn load(
-        _: &Shared,
-        _: &Files,
-        _: u32,
-        _: &Memslots,
-        _: (&Inbox, &mut VcpuState),
-        _: &mut dyn FnMut(),
-    ) -> Result<(), LoadError> {
-        Ok(())
-    }
-
-    fn reset_devices(vm: &'static Machine<Self>, cpu: &PerCpu<Self>) {
-        vm.reset_devices(cpu);
-    }
-
-    fn device_regions(_: &Machine<Self>) -> impl IntoIterator<Item = Region> {
-        platform::REGIONS
-    }
-
-    fn receive_console(vm: &Machine<Self>) {
-        vm.receive_console();
-    }
-
-    fn flush_space(
-        vm: &Machine<Self>,
-        _: Invalidation<'_>,
-        scratch: &mut FlushScratch,
-    ) -> Result<Flushed, Stalled> {
-        coherence::flush_space(vm, scratch, &Ipi::<Self>::of_machine())
-    }
-
-    fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
-        context.state.load::<Self>();
-    }
-
-    fn reload_state(context: &mut Context<'_, Self>) {
-        context.state.load::<Self>();
-    }
-
-    fn save_state(context: &mut Context<'_, Self>) {
-        context.state.save::<Self>();
-    }
-
-    fn open_window(_: &mut Context<'_, Self>) {
-        offer::take_interrupts::<Self>();
-    }
-
-    fn take_signals(context: &mut Context<'_, Self>) {
-        signals::take_signals(context);
-    }
-
-    fn expire_timers(context: &mut Context<'_, Self>, now: u64) {
-        signals::expire_timers(context, now);
-    }
-
-    fn awaited_word(_: &Context<'_, Self>) -> Option<Word> {
-        None
-    }
-
-    fn enter(context: &mut Context<'_, Self>) -> bool {
-        enter::enter(context)
-    }
-
-    fn take_flush(context: &mut Context<'_, Self>) {
-        enter::take_flush(context);
-    }
-
-    fn handle_exit(context: &mut Context<'_, Self>) -> Next {
-        exits::handle_exit(context)
-    }
-}
+offer_amd64!(Made);
 
 /// Takes the virtual interrupt that the guest is offered, before its first instruction: its vector
 /// (APM volume 2, section 15.21.4).

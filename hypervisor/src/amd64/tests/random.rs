@@ -1,6 +1,8 @@
 //! Exits with anything in them: no panic, and the vCPU can be entered again or says that it cannot
 //! go on.
 
+use baremetal::random::Random;
+
 use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, Made, TABLES, UNMAPPED, board, processor};
 use crate::amd64::exits::Row;
 use crate::amd64::exits::table::Event;
@@ -10,59 +12,35 @@ use crate::amd64::{CR0_PE, EFER_LMA, RFLAGS_VM};
 use crate::sched::VcpuIndex;
 use crate::vm::Next;
 
-/// xorshift64*: Vigna 2016.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 20) % end
-    }
-
-    fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
-
-    fn of<T: Copy>(&mut self, values: &[T]) -> T {
-        values[self.below(values.len() as u64) as usize]
-    }
-
-    /// A number that may be an address, a register's number or a size.
-    fn number(&mut self) -> u64 {
-        let edges = [
-            0,
-            CODE,
-            DATA,
-            HOLE,
-            MEMORY,
-            TABLES,
-            UNMAPPED,
-            0xfec0_0000,
-            0xfee0_0000,
-            1 << 32,
-            1 << 40,
-            1 << 47,
-            (1 << 47) - 1,
-            u64::MAX << 47,
-            u64::MAX,
-            0x1000,
-            0x4000_0000,
-            0xc000_0080,
-            0x800,
-            0x6e0,
-        ];
-        match self.below(4) {
-            0 => self.next(),
-            1 => self.next() >> self.below(64),
-            2 => self.of(&edges),
-            _ => self.of(&edges).wrapping_add(self.below(64)).wrapping_sub(32),
-        }
+/// A number that may be an address, a register's number or a size.
+fn number(random: &mut Random) -> u64 {
+    let edges = [
+        0,
+        CODE,
+        DATA,
+        HOLE,
+        MEMORY,
+        TABLES,
+        UNMAPPED,
+        0xfec0_0000,
+        0xfee0_0000,
+        1 << 32,
+        1 << 40,
+        1 << 47,
+        (1 << 47) - 1,
+        u64::MAX << 47,
+        u64::MAX,
+        0x1000,
+        0x4000_0000,
+        0xc000_0080,
+        0x800,
+        0x6e0,
+    ];
+    match random.below(4) {
+        0 => random.word(),
+        1 => random.word() >> random.below(64),
+        2 => random.one_of(edges),
+        _ => random.one_of(edges).wrapping_add(random.below(64)).wrapping_sub(32),
     }
 }
 
@@ -92,12 +70,12 @@ const CODES: [&[u8]; 20] = [
 
 fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
     let code: Vec<u8> = match random.below(3) {
-        0 => (0..16).map(|_| random.next() as u8).collect(),
-        _ => random.of(&CODES).to_vec(),
+        0 => (0..16).map(|_| random.word() as u8).collect(),
+        _ => CODES[random.below(CODES.len() as u64) as usize].to_vec(),
     };
     guest.begin(&code);
     for register in 0..16 {
-        let value = random.number();
+        let value = number(random);
         guest.set(register, value);
     }
     match random.below(6) {
@@ -113,31 +91,31 @@ fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
     if random.one_in(3) {
         vmcb.cpl = 3;
     }
-    vmcb.rflags |= random.next() & 0x3_7fd5 & !RFLAGS_VM;
+    vmcb.rflags |= random.word() & 0x3_7fd5 & !RFLAGS_VM;
     if random.one_in(4) {
-        vmcb.rip = random.number();
+        vmcb.rip = number(random);
     }
     if random.one_in(8) {
-        vmcb.cr3 = random.number();
+        vmcb.cr3 = number(random);
     }
-    vmcb.rsp = random.number();
+    vmcb.rsp = number(random);
     vmcb.interrupt_shadow = random.below(2);
-    (vmcb.es.base, vmcb.ds.base, vmcb.fs.base) = (random.number(), random.number(), random.number());
-    (vmcb.tr.base, vmcb.tr.limit) = (random.number(), random.below(0x3000) as u32);
+    (vmcb.es.base, vmcb.ds.base, vmcb.fs.base) = (number(random), number(random), number(random));
+    (vmcb.tr.base, vmcb.tr.limit) = (number(random), random.below(0x3000) as u32);
     vmcb.tr.attributes = 0x8b;
-    vmcb.next_rip = random.number();
-    vmcb.fetched_count = random.next() as u8;
+    vmcb.next_rip = number(random);
+    vmcb.fetched_count = random.word() as u8;
     vmcb.fetched_bytes =
-        std::array::from_fn(|index| if index < code.len() { code[index] } else { random.next() as u8 });
+        std::array::from_fn(|index| if index < code.len() { code[index] } else { random.word() as u8 });
     vmcb.exit_interrupt_info = 0;
     if random.one_in(4) {
-        vmcb.exit_interrupt_info = random.next() & 0xffff_ffff_8000_0fff;
+        vmcb.exit_interrupt_info = random.word() & 0xffff_ffff_8000_0fff;
         guest.0.state.recover_event();
     }
-    processor(|processor| processor.features = Features(random.next() as u32));
+    processor(|processor| processor.features = Features(random.word() as u32));
     let code = loop {
         let code = match random.below(8) {
-            0 => random.number(),
+            0 => number(random),
             1..3 => 0x400,
             3 => 0x7b,
             _ => random.below(0xc0),
@@ -146,7 +124,7 @@ fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
             break code;
         }
     };
-    guest.exit(code, random.number(), random.number())
+    guest.exit(code, number(random), number(random))
 }
 
 fn check(guest: &mut Guest<'_, '_>, mask: u64) {
@@ -158,7 +136,7 @@ fn check(guest: &mut Guest<'_, '_>, mask: u64) {
 }
 
 fn play(seed: u64, steps: u32) {
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let board = board();
     let vcpu: VcpuIndex = 0;
     board.with_vcpu(vcpu, |context| {

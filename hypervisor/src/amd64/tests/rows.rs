@@ -12,6 +12,7 @@ use crate::amd64::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, vintr};
 use crate::amd64::{RFLAGS_RF, event, intercepts};
 use crate::devices::lapic;
 use crate::devices::platform::SerialPort;
+use crate::vm::arch::State;
 use crate::vm::{Context, Next};
 
 pub(super) const MSR: u64 = 0x7c;

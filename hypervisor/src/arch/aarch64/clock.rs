@@ -5,7 +5,6 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::sysreg::{isb, read, write};
-use crate::arch::PerCpu;
 
 static HZ: AtomicU64 = AtomicU64::new(0);
 
@@ -20,11 +19,6 @@ pub(crate) fn now() -> u64 {
 /// Counts per second.
 pub(crate) fn hz() -> u64 {
     HZ.load(Ordering::Relaxed)
-}
-
-/// Counts in `us` microseconds.
-pub(crate) fn ticks_of_us(us: u64) -> u64 {
-    (u128::from(us) * u128::from(hz()) / 1_000_000) as u64
 }
 
 /// Finds out the counter's frequency.
@@ -56,16 +50,8 @@ pub(crate) fn init_cpu() {
     isb();
 }
 
-/// Sets the calling CPU's timer to go off at `deadline`, or a little later; `u64::MAX` stops it.
-///
-/// A timer that is set already to go off between `now` and `deadline` is left: it goes off early,
-/// finds nothing to do, and is set again. That is cheaper than moving it for every change.
-pub(crate) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
-    let armed = cpu.timer_armed.get();
-    if armed <= deadline && armed > now {
-        return;
-    }
-    cpu.timer_armed.set(deadline);
+/// Has the calling CPU's timer go off at `deadline`; `u64::MAX` stops it.
+pub(crate) fn arm_timer(deadline: u64, _now: u64) {
     // SAFETY: EL2's physical timer is the hypervisor's.
     unsafe {
         if deadline == u64::MAX {
@@ -78,8 +64,7 @@ pub(crate) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
 }
 
 /// The calling CPU's timer went off: its interrupt stays asserted until it is off.
-pub(crate) fn on_timer() {
-    PerCpu::current().timer_armed.set(u64::MAX);
+pub(crate) fn quiet_timer() {
     // SAFETY: as above.
     unsafe { write!("cnthp_ctl_el2", 0) };
     isb();

@@ -9,6 +9,8 @@ use coherence::tlbi::Stage2Tlb;
 
 use super::clock;
 use super::flush::Tlb;
+use crate::arch::Local;
+use crate::vm::arch::Clock;
 use stay::{Cost, Measured};
 
 /// Repetitions of what is measured, and how often the whole is done: the least of these counts. A time is that of all
@@ -46,7 +48,7 @@ pub(crate) fn measure() -> Cost {
         page,
         miss: both.saturating_sub(hit + drop),
         entries: ENTRIES,
-        ticks_per_us: clock::ticks_of_us(REPETITIONS),
+        ticks_per_us: Local::ticks_of_us(REPETITIONS),
     })
 }
 

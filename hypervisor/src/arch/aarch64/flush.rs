@@ -11,8 +11,8 @@ use hostlink::defect::Defect;
 use paging::FlushRange;
 use stay::{Mistake, Mistakes, arm64};
 
-use super::offer::Local;
 use super::sysreg::{read, write};
+use crate::arch::Local;
 use crate::arm64::auditor::Auditor;
 use crate::image;
 use crate::vm::files::{Defects, makes};

@@ -62,9 +62,8 @@ fn handle(intid: u32) {
         STOP if panic::has_panicked() => cpu::stop(),
         STOP => log::warn!(target: GUEST, "a CPU was to be stopped, but none has panicked"),
         TIMER => {
+            clock::quiet_timer();
             run::on_timer::<Local>();
-            clock::on_timer();
-            run::request_attention::<Local>();
         }
         // It stays active, and so quiet, until the guest has handled it.
         VIRTUAL_TIMER | PHYSICAL_TIMER => {

@@ -22,7 +22,7 @@
 //! parts of the entry code are [`baremetal`]'s.
 
 mod boot;
-mod clock;
+pub(super) mod clock;
 pub(crate) mod console;
 mod copy;
 mod cost;
@@ -42,5 +42,3 @@ mod start;
 mod sysreg;
 mod translation;
 mod vgic;
-
-pub(crate) use offer::Local;

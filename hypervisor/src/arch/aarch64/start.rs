@@ -13,6 +13,7 @@ use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
 use crate::image::blocks;
 use crate::image::{self, heap};
+use crate::vm::arch::Clock;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
 
@@ -171,7 +172,7 @@ fn enable_cpu(cpu: &'static PerCpu) -> Result<(), &'static str> {
 fn start_others() {
     for cpu in PerCpu::all().skip(1) {
         let answer = power::cpu_on(cpu.id, boot::secondary_entry(), cpu.main_stack_top());
-        let patience = if answer.is_ok() { clock::ticks_of_us(AP_START_US) } else { 0 };
+        let patience = if answer.is_ok() { Local::ticks_of_us(AP_START_US) } else { 0 };
         let deadline = clock::now() + patience;
         while !cpu.presence.is_settled() && clock::now() < deadline {
             core::hint::spin_loop();

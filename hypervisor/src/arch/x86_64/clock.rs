@@ -7,8 +7,9 @@ use x86_64::registers::model_specific::Msr;
 
 use super::apic;
 use super::interrupts::VECTOR_TIMER;
-use crate::arch::PerCpu;
+use crate::arch::Local;
 use crate::devices::cmos::{self, Fields};
+use crate::vm::arch::Clock;
 
 /// Frequency of the ACPI power management timer (ACPI 6.5, section 4.8.2.4).
 const PM_TIMER_HZ: u64 = 3_579_545;
@@ -34,14 +35,9 @@ pub(crate) fn hz() -> u64 {
     TSC_HZ.load(Ordering::Relaxed)
 }
 
-/// TSC ticks in `us` microseconds.
-pub(crate) fn ticks_of_us(us: u64) -> u64 {
-    (u128::from(us) * u128::from(hz()) / 1_000_000) as u64
-}
-
 /// Waits for `us` microseconds.
 pub(crate) fn delay_us(us: u64) {
-    let end = now() + ticks_of_us(us);
+    let end = now() + Local::ticks_of_us(us);
     while now() < end {
         core::hint::spin_loop();
     }
@@ -94,18 +90,8 @@ pub(crate) fn init_cpu() {
     apic::unmask_timer(VECTOR_TIMER, TSC_DEADLINE.load(Ordering::Relaxed));
 }
 
-/// Sets the calling CPU's timer to go off at `deadline`, or a little later; `u64::MAX` stops it.
-///
-/// A timer that is set already to go off between `now` and `deadline` is left: it goes off early,
-/// finds nothing to do, and is set again. That is cheaper than moving it for every change.
-pub(crate) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
-    // The cell is `u64::MAX` once the timer has gone off. A time that is past means that its
-    // interrupt is on its way, or was lost: then it is set again.
-    let armed = cpu.timer_armed.get();
-    if armed <= deadline && armed > now {
-        return;
-    }
-    cpu.timer_armed.set(deadline);
+/// Has the calling CPU's timer go off at `deadline`, where it is `now`; `u64::MAX` stops it.
+pub(crate) fn arm_timer(deadline: u64, now: u64) {
     if TSC_DEADLINE.load(Ordering::Relaxed) {
         // SAFETY: CPUID says that the MSR is there.
         unsafe { Msr::new(MSR_TSC_DEADLINE).write(deadline.max(1)) };
@@ -115,9 +101,4 @@ pub(crate) fn set_timer(cpu: &PerCpu, deadline: u64, now: u64) {
     let ticks = (u128::from(wait) * u128::from(APIC_PER_TSC.load(Ordering::Relaxed))) >> 32;
     // Zero would stop the timer; a wait that is too long for it ends early and is set again.
     apic::set_timer_ticks(ticks.clamp(1, u128::from(u32::MAX)) as u32);
-}
-
-/// The calling CPU's timer went off.
-pub(crate) fn on_timer() {
-    PerCpu::current().timer_armed.set(u64::MAX);
 }

@@ -9,7 +9,7 @@ use core::fmt::Write;
 use baremetal::x86_64::interrupts::{Frame, VECTOR_SPURIOUS};
 use x86_64::registers::control::Cr2;
 
-use super::{apic, clock, cpu};
+use super::{apic, cpu};
 use crate::arch::Local;
 use crate::image::console::LogPort;
 use crate::image::panic;
@@ -32,8 +32,6 @@ extern "C" fn dispatch(frame: &Frame<0>) {
         vector @ 0..=31 => on_exception(vector, frame),
         VECTOR_TIMER => {
             run::on_timer::<Local>();
-            clock::on_timer();
-            run::request_attention::<Local>();
             apic::end_of_interrupt();
         }
         VECTOR_KICK => {

@@ -17,7 +17,7 @@
 //! are [`baremetal`]'s.
 
 mod boot;
-mod clock;
+pub(super) mod clock;
 pub(crate) mod console;
 pub(crate) mod cpu;
 mod interrupts;
@@ -28,4 +28,3 @@ mod tables;
 mod translation;
 
 use baremetal::x86_64::apic;
-pub(crate) use offer::Local;

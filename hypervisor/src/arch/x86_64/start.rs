@@ -17,6 +17,7 @@ use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
 use crate::image::blocks;
 use crate::image::{self, heap};
+use crate::vm::arch::Clock;
 use crate::vm::files;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
@@ -183,7 +184,7 @@ fn start_others() {
             if !is_later(cpu) {
                 apic::send_startup(id, STARTUP_PAGE);
             }
-            let deadline = clock::now() + clock::ticks_of_us(patience);
+            let deadline = clock::now() + Local::ticks_of_us(patience);
             while !cpu.presence.is_settled() && clock::now() < deadline {
                 core::hint::spin_loop();
             }

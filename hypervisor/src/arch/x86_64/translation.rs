@@ -11,8 +11,8 @@ use baremetal::pages::PAGE;
 use paging::{Amd64Host, Level, MapError, PageTable, Permissions, PhysAddr};
 use x86_64::registers::control::{Cr3, Cr3Flags};
 
-use super::offer::Local;
 use crate::amd64::cpuid;
+use crate::arch::Local;
 use crate::image::heap::{HeapTables, protect, settle};
 
 /// Root of the tables that all CPUs use.

@@ -14,7 +14,7 @@
 //! costs one look that finds nothing. The models beside this module run it under loom.
 
 use super::{Bits, Groups, Sgi, SgiGroup};
-use crate::sync::{AtomicU8, AtomicU64, Ordering, const_fn, zeroed};
+use crate::sync::{AtomicU8, AtomicU64, Ordering};
 
 /// Bits 31:0: private interrupts, whatever their group.
 const ANY_SHIFT: u32 = 0;
@@ -48,11 +48,13 @@ pub(super) struct Posted {
 }
 
 impl Inbox {
-    const_fn! {
-        /// An empty inbox.
-        #[must_use]
-        pub fn new() -> Self {
-            Self { signals: AtomicU64::new(0), spis: zeroed!(4), groups: AtomicU8::new(0) }
+    /// An empty inbox.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            signals: AtomicU64::new(0),
+            spis: core::array::from_fn(|_| AtomicU64::new(0)),
+            groups: AtomicU8::new(0),
         }
     }
 

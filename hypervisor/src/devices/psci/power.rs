@@ -14,7 +14,7 @@
 //! models beside this module run it under loom.
 
 use super::Status;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, const_fn};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 const OFF: u32 = 0;
 /// A caller writes entry and context.
@@ -71,12 +71,10 @@ pub struct Power {
 }
 
 impl Power {
-    const_fn! {
-        /// A vCPU that is off.
-        #[must_use]
-        pub fn off() -> Self {
-            Self { state: AtomicU32::new(OFF), entry: AtomicU64::new(0), context: AtomicU64::new(0) }
-        }
+    /// A vCPU that is off.
+    #[must_use]
+    pub fn off() -> Self {
+        Self { state: AtomicU32::new(OFF), entry: AtomicU64::new(0), context: AtomicU64::new(0) }
     }
 
     /// Tells the vCPU to start. Then the caller changes its notify word and wakes it.

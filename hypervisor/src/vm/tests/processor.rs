@@ -15,7 +15,7 @@ use hostlink::config::Config;
 use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots, MmioCache};
 use paging::{Amd64Nested, Invalidation, Level};
-use stay::{Answer, MMIO_PAGES};
+use stay::MMIO_PAGES;
 
 use crate::devices::region::Region;
 use crate::loader::LoadError;
@@ -26,7 +26,7 @@ use crate::vm::awaited::Word;
 use crate::vm::made::{self, End, made_board, offer};
 use crate::vm::memory::NestedTables;
 use crate::vm::space::{FlushScratch, Flushed, Space};
-use crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu, percpu};
+use crate::vm::{Access, Context, CreateError, Files, Led, Machine, Next, PerCpu, percpu};
 
 /// Where no memory is: a device.
 pub(super) const DEVICE: u64 = 0xf000_0000;
@@ -316,7 +316,7 @@ impl Vcpu {
             Op::Work(ticks) => {
                 // In pieces, so that interrupts come in between.
                 let piece = 10_000;
-                crate::vm::made::advance::<Made>(piece);
+                offer::advance::<Made>(piece);
                 self.worked += piece;
                 if self.worked >= ticks {
                     self.worked = 0;
@@ -352,7 +352,7 @@ impl Vcpu {
                 return Some(Exit::Sleep(ticks));
             }
             Op::Tick(_) => {
-                crate::vm::made::advance::<Made>(1000);
+                offer::advance::<Made>(1000);
                 if self.take(TIMER) {
                     self.wants = 0;
                 }
@@ -372,11 +372,11 @@ impl Vcpu {
                 unsafe { &*(host as *const AtomicU64) }.store(value, Ordering::Relaxed);
             }
             Op::SpinFor(sender) => {
-                crate::vm::made::advance::<Made>(100);
+                offer::advance::<Made>(100);
                 return (!self.take(1 << sender) && self.exits_on_pause).then_some(Exit::Pause);
             }
             Op::SpinOn(gpa, _) | Op::SpinOnFor(gpa, _) | Op::SpinOnOr(gpa, _) => {
-                crate::vm::made::advance::<Made>(100);
+                offer::advance::<Made>(100);
                 let now = Made::now();
                 let found = match self.access(vm, inbox, gpa, false) {
                     Ok(host) => host,
@@ -537,7 +537,9 @@ impl Hardware for Kicks<'_> {
     }
 }
 
-impl Arch for Made {
+// SAFETY: `enter` runs programs between `try_enter` and `leave`; `take_flush` clears the vCPU's TLB
+// before it completes; `flush_space` asks all vCPUs.
+unsafe impl Arch for Made {
     type Nested = Amd64Nested;
     type Tables = NestedTables;
     type Shared = Shared;
@@ -546,10 +548,6 @@ impl Arch for Made {
     type Workspace = ();
 
     const COUNTS_SECTIONS: bool = false;
-
-    fn machine() -> Option<&'static Machine<Self>> {
-        offer::machine()
-    }
 
     fn check(_: &Config<'_>) -> Result<(), CreateError> {
         Ok(())
@@ -737,13 +735,13 @@ impl Arch for Made {
             }
             Exit::Pause => Next::Yield,
             Exit::Fault { gpa, is_store, may_miss } => {
-                match context.answer_nested_fault(Gpa(gpa), is_store) {
-                    Answer::Installed(_) | Answer::Upgraded | Answer::Retry => {}
-                    Answer::ReadOnly if may_miss => context.state.at += 1,
-                    Answer::ReadOnly => panic!("vCPU {} may not store to {gpa:#x}", context.vcpu.index),
-                    Answer::Mmio(_) if gpa == DEVICE || may_miss => context.state.at += 1,
-                    Answer::Mmio(_) => panic!("vCPU {} has no memory at {gpa:#x}", context.vcpu.index),
-                    Answer::OutOfTables => unreachable!("the core ends the guest"),
+                match context.nested_fault(Gpa(gpa), Access::Data, is_store) {
+                    Led::Again => {}
+                    Led::Lost if may_miss => context.state.at += 1,
+                    Led::Lost => panic!("vCPU {} may not store to {gpa:#x}", context.vcpu.index),
+                    Led::Device if gpa == DEVICE || may_miss => context.state.at += 1,
+                    Led::Device => panic!("vCPU {} has no memory at {gpa:#x}", context.vcpu.index),
+                    Led::WalkRefused | Led::FetchRefused => unreachable!("it was an access to data"),
                 }
                 Next::Resume
             }

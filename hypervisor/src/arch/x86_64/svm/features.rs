@@ -8,9 +8,9 @@ use core::num::NonZeroU32;
 use x86_64::registers::control::{Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 
-use super::super::offer::Local;
 use crate::amd64::cpuid;
 use crate::amd64::features::Features;
+use crate::arch::Local;
 
 const MSR_VM_CR: u32 = 0xc001_0114;
 const VM_CR_SVM_DISABLED: u64 = 1 << 4;

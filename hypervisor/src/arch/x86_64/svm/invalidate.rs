@@ -6,6 +6,8 @@ use core::arch::x86_64::__cpuid;
 use stay::{Cost, Measured};
 
 use super::super::clock;
+use crate::arch::Local;
+use crate::vm::arch::Clock;
 
 /// Repetitions of what is measured, and how often the whole is done: the least of these counts,
 /// because interrupts and other disturbances only add.
@@ -41,7 +43,7 @@ pub(crate) fn measure(asid: u32) -> Cost {
         page,
         miss: both.saturating_sub(hit + drop),
         entries: second_level_entries(),
-        ticks_per_us: clock::ticks_of_us(1),
+        ticks_per_us: Local::ticks_of_us(1),
     })
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::arm64::controls::hcr::VSE;
+use crate::vm::arch::State;
 
 #[test]
 pub(super) fn an_interrupt_goes_back_with_nothing_read() {

@@ -1,0 +1,138 @@
+//! How long a process has had to do its work.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How often the process is looked at: a few time slices.
+const PERIOD: Duration = Duration::from_millis(500);
+/// However busy the computer is, a process has one of so many seconds.
+const SLOWEST: u32 = 10;
+
+/// What the kernel says of a thread: nanoseconds that it ran, and nanoseconds that it was ready to and waited for a CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Stat {
+    ran: u64,
+    waited: u64,
+}
+
+impl Stat {
+    /// Of a line of `/proc/PID/task/TID/schedstat` (Linux, Documentation/scheduler/sched-stats.rst).
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace().map(str::parse);
+        Some(Self { ran: words.next()?.ok()?, waited: words.next()?.ok()? })
+    }
+}
+
+type Stats = HashMap<OsString, Stat>;
+
+/// Time as a process has it.
+///
+/// It passes like any clock's while the process runs or sleeps. While its threads are ready and other processes have the CPUs it
+/// passes more slowly: with the share of a CPU that a thread gets, but ten times more slowly at most. So a limit means the same on a
+/// busy computer as on a quiet one. Where the kernel does not tell (without `CONFIG_SCHED_INFO`), it is the time of the clock.
+pub(crate) struct OwnTime {
+    threads: PathBuf,
+    stats: Stats,
+    looked: Instant,
+    passed: Duration,
+}
+
+impl OwnTime {
+    /// Of the process with this id, from now on.
+    pub(crate) fn new(process: u32) -> Self {
+        let threads = PathBuf::from(format!("/proc/{process}/task"));
+        let stats = read(&threads);
+        Self { threads, stats, looked: Instant::now(), passed: Duration::ZERO }
+    }
+
+    /// What has passed so far; it is brought up to date twice a second.
+    pub(crate) fn passed(&mut self) -> Duration {
+        let wall = self.looked.elapsed();
+        if wall >= PERIOD {
+            self.looked += wall;
+            let now = read(&self.threads);
+            self.passed += share(wall, between(&self.stats, &now));
+            self.stats = now;
+        }
+        self.passed
+    }
+}
+
+fn read(threads: &PathBuf) -> Stats {
+    let entries = fs::read_dir(threads).into_iter().flatten().flatten();
+    let stats = entries.filter_map(|entry| {
+        let line = fs::read_to_string(entry.path().join("schedstat")).ok()?;
+        Some((entry.file_name(), Stat::parse(&line)?))
+    });
+    stats.collect()
+}
+
+/// What all threads together did between two looks; one that has ended did nothing.
+fn between(before: &Stats, now: &Stats) -> Stat {
+    now.iter().fold(Stat::default(), |sum, (thread, now)| {
+        let before = before.get(thread).copied().unwrap_or_default();
+        Stat {
+            ran: sum.ran + now.ran.saturating_sub(before.ran),
+            waited: sum.waited + now.waited.saturating_sub(before.waited),
+        }
+    })
+}
+
+/// The part of `wall` that the process had.
+fn share(wall: Duration, did: Stat) -> Duration {
+    let wanted = did.ran + did.waited;
+    if wanted == 0 {
+        return wall;
+    }
+    wall.mul_f64(did.ran as f64 / wanted as f64).max(wall / SLOWEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn stats(of: &[(&str, u64, u64)]) -> Stats {
+        of.iter().map(|&(thread, ran, waited)| (thread.into(), Stat { ran, waited })).collect()
+    }
+
+    #[test]
+    fn a_process_that_sleeps_or_runs_has_all_of_its_time() {
+        assert_eq!(share(SECOND, Stat::default()), SECOND);
+        assert_eq!(share(SECOND, Stat { ran: 2_000_000_000, waited: 0 }), SECOND);
+    }
+
+    #[test]
+    fn a_process_that_waits_for_cpus_has_its_share_and_never_nothing() {
+        assert_eq!(share(SECOND, Stat { ran: 250, waited: 750 }), SECOND / 4);
+        assert_eq!(share(SECOND, Stat { ran: 0, waited: 1 }), SECOND / 10);
+    }
+
+    #[test]
+    fn threads_come_and_go() {
+        let before = stats(&[("1", 100, 10), ("2", 50, 50)]);
+        let now = stats(&[("1", 160, 30), ("3", 5, 6)]);
+        assert_eq!(between(&before, &now), Stat { ran: 65, waited: 26 });
+    }
+
+    #[test]
+    fn the_kernels_line_is_understood_and_this_process_has_one() {
+        assert_eq!(Stat::parse("1436457 9906500 3\n"), Some(Stat { ran: 1_436_457, waited: 9_906_500 }));
+        assert_eq!(Stat::parse(""), None);
+        if PathBuf::from("/proc/self/schedstat").exists() {
+            let threads = format!("/proc/{}/task", std::process::id());
+            assert!(read(&PathBuf::from(threads)).values().any(|stat| stat.ran > 0));
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_has_the_clocks_time() {
+        let mut time = OwnTime::new(u32::MAX);
+        time.looked -= 4 * PERIOD;
+        assert!(time.passed() >= 4 * PERIOD);
+    }
+}

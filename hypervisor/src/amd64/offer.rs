@@ -1,0 +1,172 @@
+//! What AMD64 is to the core, over what only a processor can do.
+
+/// Implements [`Arch`](crate::vm::arch::Arch) for a processor that implements
+/// [`Amd64`](super::Amd64): on bare metal, and for the one that is made up.
+macro_rules! offer_amd64 {
+    ($processor:ty) => {
+        const _: () = {
+            use core::ops::Range;
+
+            use alloc::vec::Vec;
+            use coherence::Stalled;
+            use hostlink::config::Config;
+            use memslots::Memslots;
+            use paging::{Amd64Nested, Invalidation, Level};
+
+            use $crate::amd64::flush::Ipi;
+            use $crate::amd64::guest::{self, Shared};
+            use $crate::amd64::signals::{self, Workspace};
+            use $crate::amd64::state::VcpuState;
+            use $crate::amd64::{enter, exits};
+            use $crate::devices::inbox::Inbox;
+            use $crate::devices::platform;
+            use $crate::devices::region::Region;
+            use $crate::loader::LoadError;
+            use $crate::sched::{Turn, VcpuIndex};
+            use $crate::vm::arch::{Arch, Cpus};
+            use $crate::vm::awaited::Word;
+            use $crate::vm::memory::NestedTables;
+            use $crate::vm::space::{FlushScratch, Flushed, Space};
+            use $crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu};
+
+            // SAFETY: `Amd64::run` is called in `enter::enter` alone, for the owner's guest.
+            // `enter::take_flush` drops what is named, or notes that the vCPU's next entry drops
+            // all of its tag, before it completes. `flush_space` asks every vCPU of the machine.
+            unsafe impl Arch for $processor {
+                type Nested = Amd64Nested;
+                /// AMD64's stores are seen by walks in program order: there is nothing to add.
+                type Tables = NestedTables;
+                type Shared = Shared;
+                type Inbox = Inbox;
+                type State = VcpuState;
+                type Workspace = Workspace;
+
+                /// All flushes are requests.
+                const COUNTS_SECTIONS: bool = false;
+
+                fn check(config: &Config<'_>) -> Result<(), CreateError> {
+                    guest::check::<Self>(config)
+                }
+
+                fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+                    guest::ram(size)
+                }
+
+                fn physical_address_bits() -> u32 {
+                    guest::physical_address_bits::<Self>()
+                }
+
+                fn largest_page() -> Level {
+                    guest::largest_page::<Self>()
+                }
+
+                /// Always.
+                fn notes_stores() -> bool {
+                    true
+                }
+
+                fn tables(pool: NestedTables) -> NestedTables {
+                    pool
+                }
+
+                fn share(config: &Config<'_>, space: &Space<Self>) -> Result<Shared, CreateError> {
+                    Shared::new::<Self>(config, space)
+                }
+
+                fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState {
+                    shared.new_vcpu::<Self>(index)
+                }
+
+                fn new_inbox() -> Inbox {
+                    Inbox::new()
+                }
+
+                fn new_workspace(cpu: &PerCpu<Self>) -> Workspace {
+                    Workspace::new(cpu)
+                }
+
+                fn load(
+                    shared: &Shared,
+                    files: &Files,
+                    vcpus: u32,
+                    slots: &Memslots,
+                    (_, state): (&Inbox, &mut VcpuState),
+                    pause: &mut dyn FnMut(),
+                ) -> Result<(), LoadError> {
+                    shared.load(files, vcpus, slots, state, pause)
+                }
+
+                fn reset_devices(vm: &'static Machine<Self>, cpu: &PerCpu<Self>) {
+                    vm.reset_devices(cpu);
+                }
+
+                fn device_regions(_: &Machine<Self>) -> impl IntoIterator<Item = Region> {
+                    platform::REGIONS
+                }
+
+                fn receive_console(vm: &Machine<Self>) {
+                    vm.receive_console();
+                }
+
+                /// Nested translations are tagged by ASID alone, so no range can be named: everything goes.
+                fn flush_space(
+                    vm: &Machine<Self>,
+                    _: Invalidation<'_>,
+                    scratch: &mut FlushScratch,
+                ) -> Result<Flushed, Stalled> {
+                    coherence::flush_space(vm, scratch, &Ipi::<Self>::of_machine())
+                }
+
+                #[inline(always)]
+                fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
+                    context.state.load::<Self>();
+                }
+
+                #[inline(always)]
+                fn reload_state(context: &mut Context<'_, Self>) {
+                    context.state.load::<Self>();
+                }
+
+                #[inline(always)]
+                fn save_state(context: &mut Context<'_, Self>) {
+                    context.state.save::<Self>();
+                }
+
+                #[cold]
+                fn open_window(_: &mut Context<'_, Self>) {
+                    Self::take_interrupts();
+                }
+
+                #[inline(always)]
+                fn take_signals(context: &mut Context<'_, Self>) {
+                    signals::take_signals(context);
+                }
+
+                fn expire_timers(context: &mut Context<'_, Self>, now: u64) {
+                    signals::expire_timers(context, now);
+                }
+
+                /// PAUSE does not say which.
+                #[inline(always)]
+                fn awaited_word(_: &Context<'_, Self>) -> Option<Word> {
+                    None
+                }
+
+                #[inline(always)]
+                fn enter(context: &mut Context<'_, Self>) -> bool {
+                    enter::enter(context)
+                }
+
+                fn take_flush(context: &mut Context<'_, Self>) {
+                    enter::take_flush(context);
+                }
+
+                #[inline(always)]
+                fn handle_exit(context: &mut Context<'_, Self>) -> Next {
+                    exits::handle_exit(context)
+                }
+            }
+        };
+    };
+}
+pub(crate) use offer_amd64;

@@ -1,0 +1,156 @@
+//! What Arm64 is to the core, over what only a processor can do.
+
+/// Implements [`Arch`](crate::vm::arch::Arch) for a processor that implements
+/// [`Processor`](super::processor::Processor): on bare metal, and for the one that is made up. The
+/// format of stage 2, its tables, the width of addresses and what vCPUs share are given; these items
+/// see what the macro imports.
+macro_rules! offer_arm64 {
+    ($processor:ty { $($given:item)* }) => {
+        const _: () = {
+            use core::ops::Range;
+
+            use alloc::vec::Vec;
+            use coherence::Stalled;
+            use hostlink::config::Config;
+            use memslots::Memslots;
+            use paging::{Invalidation, Level};
+
+            use $crate::arm64::guest::{self, Shared};
+            use $crate::arm64::processor::{Features, Processor};
+            use $crate::arm64::state::VcpuState;
+            use $crate::arm64::vcpu::{self, Inbox, Patience, Workspace};
+            use $crate::arm64::{devices, exits};
+            use $crate::devices::region::Region;
+            use $crate::devices::virt_map;
+            use $crate::loader::LoadError;
+            use $crate::sched::{Turn, VcpuIndex};
+            use $crate::vm::arch::Arch;
+            use $crate::vm::awaited::Word;
+            use $crate::vm::space::{FlushScratch, Flushed, Space};
+            use $crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu};
+
+            // SAFETY: `Processor::run_guest` is called in `vcpu::enter` alone, for the owner's
+            // guest. `vcpu::take_flush` drops what this processor holds of the machine before it
+            // completes. `flush_space` ends when its broadcasts are complete on all processors.
+            unsafe impl Arch for $processor {
+                $($given)*
+
+                type Shared = Shared;
+                type Inbox = Inbox;
+                type State = VcpuState<Self>;
+                type Workspace = Workspace;
+
+                /// All flushes are broadcasts.
+                const COUNTS_SECTIONS: bool = true;
+
+                fn check(config: &Config<'_>) -> Result<(), CreateError> {
+                    guest::check(config)
+                }
+
+                fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+                    guest::ram::<Self>(size)
+                }
+
+                fn largest_page() -> Level {
+                    Level::Page1G
+                }
+
+                fn notes_stores() -> bool {
+                    Self::features().contains(Features::DIRTY_STATE)
+                }
+
+                fn new_vcpu(shared: &Shared, index: VcpuIndex) -> VcpuState<Self> {
+                    shared.new_vcpu(index)
+                }
+
+                fn new_inbox() -> Inbox {
+                    Inbox::new()
+                }
+
+                fn new_workspace(cpu: &PerCpu<Self>) -> Workspace {
+                    Workspace::new(cpu)
+                }
+
+                fn load(
+                    shared: &Shared,
+                    files: &Files,
+                    vcpus: u32,
+                    slots: &Memslots,
+                    boot: (&Inbox, &mut VcpuState<Self>),
+                    pause: &mut dyn FnMut(),
+                ) -> Result<(), LoadError> {
+                    shared.load::<Self>(files, vcpus, slots, boot, pause)
+                }
+
+                fn reset_devices(vm: &'static Machine<Self>, _: &PerCpu<Self>) {
+                    vm.guest.reset();
+                }
+
+                fn device_regions(vm: &Machine<Self>) -> impl IntoIterator<Item = Region> {
+                    virt_map::regions(vm.vcpu_count() as u8)
+                }
+
+                fn receive_console(vm: &Machine<Self>) {
+                    devices::receive_console(vm);
+                }
+
+                fn flush_space(
+                    vm: &Machine<Self>,
+                    invalidation: Invalidation<'_>,
+                    scratch: &mut FlushScratch,
+                ) -> Result<Flushed, Stalled> {
+                    let space = vm.guest.address_space();
+                    stay::arm64::flush_space(vm, &Self::TLB, &space, invalidation, scratch, &Patience)
+                }
+
+                #[inline(always)]
+                fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
+                    vcpu::load_state(context);
+                }
+
+                #[inline(always)]
+                fn reload_state(context: &mut Context<'_, Self>) {
+                    context.state.load();
+                }
+
+                #[inline(always)]
+                fn save_state(context: &mut Context<'_, Self>) {
+                    context.state.save();
+                }
+
+                fn open_window(context: &mut Context<'_, Self>) {
+                    vcpu::open_window(context);
+                }
+
+                #[inline(always)]
+                fn take_signals(context: &mut Context<'_, Self>) {
+                    vcpu::take_signals(context);
+                }
+
+                /// The vCPU waits for its timer, whose time has come.
+                fn expire_timers(context: &mut Context<'_, Self>, _: u64) {
+                    vcpu::open_window(context);
+                }
+
+                fn awaited_word(context: &Context<'_, Self>) -> Option<Word> {
+                    exits::wait::awaited_word(context)
+                }
+
+                #[inline(always)]
+                fn enter(context: &mut Context<'_, Self>) -> bool {
+                    vcpu::enter(context)
+                }
+
+                fn take_flush(context: &mut Context<'_, Self>) {
+                    vcpu::take_flush::<Self>(&mut context.owner);
+                }
+
+                #[inline(always)]
+                fn handle_exit(context: &mut Context<'_, Self>) -> Next {
+                    exits::handle_next(context, context.state.exit)
+                }
+            }
+        };
+    };
+}
+pub(crate) use offer_arm64;
