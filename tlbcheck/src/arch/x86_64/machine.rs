@@ -59,7 +59,8 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
         Ok(firmware) => firmware,
         Err(why) => console::bail(format_args!("{why}")),
     };
-    SWITCH.call_once(|| firmware.switch);
+    // SAFETY: as above.
+    SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
     let by_hypervisor = || rdmsr(msr::TSC_FREQUENCY).ok();
     let by_hypervisor = platform.hyperv.filter(HyperV::tells_frequencies).and_then(|_| by_hypervisor());
     let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);
