@@ -12,8 +12,12 @@ const MODEM_CONTROL: u16 = 4;
 const LINE_STATUS: u16 = 5;
 const DATA_READY: u8 = 1 << 0;
 const TRANSMITTER_EMPTY: u8 = 1 << 5;
-/// Reads of the line status before a byte is given up: a port that is stuck holds up nobody for ever.
+/// Reads of the line status before a byte is given up: a port that is stuck holds up nobody for
+/// ever. They take 6 ms and more, and a full FIFO of 16 bytes is empty after 1.4 ms at 115,200
+/// baud.
 const TRIES: u32 = 1 << 16;
+/// The same for text: a program has nothing else to do, and whoever reads it may be slow.
+const TRIES_FOR_TEXT: u32 = 1 << 22;
 
 /// How registers are accessed.
 pub trait Registers: Copy {
@@ -30,7 +34,8 @@ pub struct Uart<R>(pub R);
 impl<R: Registers> Uart<R> {
     /// Sets the port to 115,200 baud, 8 bits, no parity, FIFOs, without interrupts.
     pub fn set_up(self) {
-        // Divisor 1 while the divisor's latch is open. OUT2 lets interrupts through, once there are any.
+        // Divisor 1 while the divisor's latch is open. OUT2 lets interrupts through, once there are
+        // any.
         let writes = [
             (INTERRUPTS, 0),
             (LINE_CONTROL, 0x80),
@@ -57,7 +62,11 @@ impl<R: Registers> Uart<R> {
 
     /// Sends a byte, unless the port is stuck.
     pub fn send(self, byte: u8) {
-        if (0..TRIES).any(|_| self.0.read(LINE_STATUS) & TRANSMITTER_EMPTY != 0) {
+        self.send_within(TRIES, byte);
+    }
+
+    fn send_within(self, tries: u32, byte: u8) {
+        if (0..tries).any(|_| self.0.read(LINE_STATUS) & TRANSMITTER_EMPTY != 0) {
             self.0.write(DATA, byte);
         }
     }
@@ -65,7 +74,7 @@ impl<R: Registers> Uart<R> {
 
 impl<R: Registers> Write for Uart<R> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.bytes().for_each(|byte| self.send(byte));
+        text.bytes().for_each(|byte| self.send_within(TRIES_FOR_TEXT, byte));
         Ok(())
     }
 }
@@ -73,15 +82,20 @@ impl<R: Registers> Write for Uart<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     use std::vec::Vec;
 
-    /// What has been written, and what the line status is.
-    struct Port(RefCell<Vec<(u16, u8)>>, u8);
+    /// What has been written, what the line status is, and for how many reads it is 0 before.
+    struct Port(RefCell<Vec<(u16, u8)>>, u8, Cell<u32>);
 
     impl Registers for &Port {
         fn read(self, register: u16) -> u8 {
-            if register == LINE_STATUS { self.1 } else { b'x' }
+            if register != LINE_STATUS {
+                return b'x';
+            }
+            let left = self.2.get();
+            self.2.set(left.saturating_sub(1));
+            if left == 0 { self.1 } else { 0 }
         }
 
         fn write(self, register: u16, value: u8) {
@@ -90,7 +104,7 @@ mod tests {
     }
 
     fn port(status: u8) -> Port {
-        Port(RefCell::default(), status)
+        Port(RefCell::default(), status, Cell::new(0))
     }
 
     #[test]
@@ -107,6 +121,16 @@ mod tests {
         Uart(&stuck).write_str("ab").expect("it never fails");
         assert_eq!(*ready.0.borrow(), [(DATA, b'a'), (DATA, b'b')]);
         assert!(stuck.0.borrow().is_empty());
+    }
+
+    #[test]
+    fn text_waits_longer_than_a_byte() {
+        let port = port(TRANSMITTER_EMPTY);
+        port.2.set(TRIES);
+        Uart(&port).send(b'a');
+        port.2.set(TRIES);
+        Uart(&port).write_str("b").expect("it never fails");
+        assert_eq!(*port.0.borrow(), [(DATA, b'b')]);
     }
 
     #[test]

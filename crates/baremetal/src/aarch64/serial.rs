@@ -27,6 +27,8 @@ const ALL_INTERRUPTS: u32 = 0x7ff;
 const RECEIVE_INTERRUPTS: u32 = 1 << 4 | 1 << 6;
 /// Reads of the flags before a byte is given up: a port that is stuck holds up nobody for ever.
 const TRIES: u32 = 1 << 16;
+/// The same for text: a program has nothing else to do, and whoever reads it may be slow.
+const TRIES_FOR_TEXT: u32 = 1 << 22;
 
 /// Says where the PL011 of [`CONSOLE`] is.
 pub(super) fn set_address(address: u64) {
@@ -53,7 +55,8 @@ impl Pl011 {
     }
 
     fn write(self, offset: u64, value: u32) {
-        // SAFETY: `at`'s caller vouches for it; a PL011's registers reach nothing but the serial line.
+        // SAFETY: `at`'s caller vouches for it; a PL011's registers reach nothing but the serial
+        // line.
         unsafe { ((self.0 + offset) as *mut u32).write_volatile(value) };
     }
 
@@ -78,7 +81,11 @@ impl Pl011 {
 
     /// Sends a byte, unless the port is stuck.
     pub fn send(self, byte: u8) {
-        if (0..TRIES).any(|_| self.read(FLAGS) & TRANSMITTER_FULL == 0) {
+        self.send_within(TRIES, byte);
+    }
+
+    fn send_within(self, tries: u32, byte: u8) {
+        if (0..tries).any(|_| self.read(FLAGS) & TRANSMITTER_FULL == 0) {
             self.write(DATA, byte.into());
         }
     }
@@ -111,7 +118,7 @@ impl Serial {
 
 impl Write for Serial {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.bytes().for_each(|byte| self.port().send(byte));
+        text.bytes().for_each(|byte| self.port().send_within(TRIES_FOR_TEXT, byte));
         Ok(())
     }
 }
@@ -138,7 +145,8 @@ impl Registers for Mapped {
     }
 
     fn write(self, register: u16, value: u8) {
-        // SAFETY: `at`'s caller vouches for it; a 16550's registers reach nothing but the serial line.
+        // SAFETY: `at`'s caller vouches for it; a 16550's registers reach nothing but the serial
+        // line.
         unsafe { ((self.0 + u64::from(register)) as *mut u8).write_volatile(value) };
     }
 }

@@ -10,9 +10,11 @@ pub const COM1: u16 = 0x3f8;
 pub const COM2: u16 = 0x2f8;
 
 /// The port of a program's words.
-pub const CONSOLE: Serial = Serial::at(COM1);
+// SAFETY: a serial port is there, or nothing is.
+pub const CONSOLE: Serial = unsafe { Serial::at(COM1) };
 /// The port of its reports to the host.
-pub const REPORTS: Serial = Serial::at(COM2);
+// SAFETY: as above.
+pub const REPORTS: Serial = unsafe { Serial::at(COM2) };
 
 /// The first of a 16550's ports.
 #[derive(Clone, Copy, Debug)]
@@ -20,12 +22,13 @@ pub struct Ports(u16);
 
 impl Registers for Ports {
     fn read(self, register: u16) -> u8 {
-        // SAFETY: a serial port is there, or nothing is, which reads as all ones.
+        // SAFETY: a serial port is there, or nothing is, says `at`'s caller; nothing reads as all
+        // ones.
         unsafe { Port::new(self.0 + register).read() }
     }
 
     fn write(self, register: u16, value: u8) {
-        // SAFETY: a serial port is there, or nothing is.
+        // SAFETY: a serial port is there, or nothing is, says `at`'s caller.
         unsafe { Port::new(self.0 + register).write(value) };
     }
 }
@@ -34,8 +37,12 @@ impl Registers for Ports {
 pub type Serial = Uart<Ports>;
 
 impl Serial {
-    /// The one whose first port is `port`: a 16550, or nothing.
-    pub const fn at(port: u16) -> Self {
+    /// The one whose first port is `port`.
+    ///
+    /// # Safety
+    ///
+    /// A 16550 is there, which is the program's, or nothing is.
+    pub const unsafe fn at(port: u16) -> Self {
         Uart(Ports(port))
     }
 }

@@ -6,16 +6,16 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use baremetal::x86_64::serial::{COM1, COM2, Serial};
+use baremetal::x86_64::serial::{CONSOLE, REPORTS, Serial};
 use x86_64::instructions::port::Port;
 
 /// Debug console of QEMU and Bochs: reading it gives its own number.
 const DEBUG_CONSOLE: u16 = 0xe9;
-const CONSOLE: Serial = Serial::at(COM1);
-/// The real ports behind the guest's.
-const GUEST: [Serial; 2] = [CONSOLE, Serial::at(COM2)];
+/// The real ports behind the guest's: COM1 and COM2.
+const GUEST: [Serial; 2] = [CONSOLE, REPORTS];
 /// The real COM4. It shares its interrupt with COM2, which has none enabled.
-const CONTROL: Serial = Serial::at(0x2e8);
+// SAFETY: a serial port is there, or nothing is.
+const CONTROL: Serial = unsafe { Serial::at(0x2e8) };
 
 static HAS_DEBUG_CONSOLE: AtomicBool = AtomicBool::new(false);
 
