@@ -1,8 +1,8 @@
 //! What a device tree says of an Arm64 machine, as far as the images need it.
 //!
-//! Sources: Devicetree Specification 0.4, chapters 2, 3 and 5.3; the bindings `arm,gic-v3`, `arm,armv8-timer`, `arm,psci`,
-//! `arm,pl011`, `arm,pl031` and `pci-host-ecam-generic` of the Linux kernel (Documentation/devicetree/bindings); PCI Bus Binding to
-//! IEEE 1275.
+//! Sources: Devicetree Specification 0.4, chapters 2, 3 and 5.3; the bindings `arm,gic-v3`,
+//! `arm,armv8-timer`, `arm,psci`, `arm,pl011`, `arm,pl031` and `pci-host-ecam-generic` of the Linux
+//! kernel (Documentation/devicetree/bindings); PCI Bus Binding to IEEE 1275.
 
 use arrayvec::{ArrayString, ArrayVec};
 use dtoolkit::fdt::{Fdt, FdtNode};
@@ -79,11 +79,14 @@ pub struct Board {
     pub reserved: ArrayVec<Ram, RANGES>,
     /// Affinities of the processors that are not disabled, as in MPIDR_EL1, in the tree's order.
     pub processors: ArrayVec<u64, PROCESSORS>,
+    /// Processors for which there was no room.
+    pub left_out: usize,
     /// How PSCI is called, if it is there.
     pub psci: Option<Conduit>,
     /// The interrupt controller, if it is a GICv3.
     pub gic: Option<Gic>,
-    /// The PL011s: first the one that `stdout-path` names, if it names one by its path.
+    /// The PL011s at addresses that are the processors' as well: first the one that `stdout-path`
+    /// names, if it names one of them by its path.
     pub uarts: ArrayVec<Device, 4>,
     /// A PL031, the clock that knows the date.
     pub clock: Option<Device>,
@@ -103,11 +106,16 @@ impl Board {
     /// `bytes` are not a device tree. What the tree does not have is empty.
     pub fn read(bytes: &[u8]) -> Result<Self, &'static str> {
         let tree = Fdt::new(bytes).map_err(|_| "the device tree is not well-formed")?;
+        let (mut processors, mut left_out) = (ArrayVec::new(), 0);
+        for affinity in affinities(tree) {
+            left_out += usize::from(processors.try_push(affinity).is_err());
+        }
         Ok(Self {
             command_line: command_line(tree),
             ram: ram(tree),
             reserved: reserved(tree),
-            processors: processors(tree),
+            processors,
+            left_out,
             psci: conduit(tree),
             gic: gic(tree),
             uarts: uarts(tree),
@@ -168,19 +176,20 @@ fn reserved(tree: Fdt<'_>) -> ArrayVec<Ram, RANGES> {
     listed.chain(nodes).take(RANGES).collect()
 }
 
-fn processors(tree: Fdt<'_>) -> ArrayVec<u64, PROCESSORS> {
-    let Some(cpus) = tree.find_node("/cpus") else { return ArrayVec::new() };
+/// Those of all processors that can be started.
+fn affinities<'a>(tree: Fdt<'a>) -> impl Iterator<Item = u64> + 'a {
     let runs = |node: &FdtNode<'_>| {
         let status = node.property("status").and_then(|status| status.value_as::<&str>().ok());
         node.name_without_address() == "cpu" && !matches!(status, Some("fail" | "fail-sss"))
     };
     // Cells of `reg` here are of the address alone.
-    let affinity = |node: FdtNode<'_>| {
+    let affinity = |node: FdtNode<'a>| {
         let property = node.property("reg")?;
         let narrow = property.value_as::<u32>().map(u64::from);
         narrow.or_else(|_| property.value_as::<u64>()).ok()
     };
-    cpus.children().filter(runs).filter_map(affinity).take(PROCESSORS).collect()
+    let cpus = tree.find_node("/cpus").into_iter();
+    cpus.flat_map(|cpus| cpus.children()).filter(runs).filter_map(affinity)
 }
 
 fn conduit(tree: Fdt<'_>) -> Option<Conduit> {
@@ -197,7 +206,10 @@ fn gic(tree: Fdt<'_>) -> Option<Gic> {
     let regions = node.property("#redistributor-regions").and_then(|count| count.value_as::<u32>().ok());
     let mut ranges = ranges(node);
     let distributor = ranges.next()?;
-    Some(Gic { distributor, redistributors: ranges.take(regions.unwrap_or(1).min(8) as usize).collect() })
+    Some(Gic {
+        distributor,
+        redistributors: ranges.take(regions.unwrap_or(1) as usize).take(REGIONS).collect(),
+    })
 }
 
 /// A property's cells.
@@ -205,7 +217,8 @@ fn cells<'a>(property: &'a impl Property) -> impl Iterator<Item = u32> + 'a {
     property.value().chunks_exact(4).filter_map(|cell| Some(u32::from_be_bytes(cell.try_into().ok()?)))
 }
 
-/// The INTID that the GIC's cells for an interrupt begin with: its kind, and its number among those.
+/// The INTID that the GIC's cells for an interrupt begin with: its kind, and its number among
+/// those.
 fn intid(kind: u32, number: u32) -> Option<u32> {
     match kind {
         SHARED => (number < SPECIAL - FIRST_SHARED).then(|| number + FIRST_SHARED),
@@ -229,8 +242,8 @@ fn pci(node: FdtNode<'_>) -> Option<PciHost> {
     Some(PciHost { ecam: ranges(node).next()?, ports: ports(node), pins: pins(node) })
 }
 
-/// Where a host bridge shows port addresses: of `ranges` (three cells of PCI's, two of the parent, two of size) the one whose space is
-/// that of ports.
+/// Where a host bridge shows port addresses: of `ranges` (three cells of PCI's, two of the parent,
+/// two of size) the one whose space is that of ports.
 fn ports(node: FdtNode<'_>) -> Option<Ram> {
     const SPACE: u32 = 3 << 24;
     const PORTS: u32 = 1 << 24;
@@ -243,8 +256,8 @@ fn ports(node: FdtNode<'_>) -> Option<Ram> {
     Some(Ram { start, end: start.checked_add(long(entry[5], entry[6]))? })
 }
 
-/// INTIDs of pin A of devices 0 to 3: of `interrupt-map` (three cells of address, one of the pin, the GIC's handle, two of its
-/// address, three of the interrupt).
+/// INTIDs of pin A of devices 0 to 3: of `interrupt-map` (three cells of address, one of the pin,
+/// the GIC's handle, two of its address, three of the interrupt).
 fn pins(node: FdtNode<'_>) -> [Option<u32>; 4] {
     let mut found = [None; 4];
     let Some(property) = node.property("interrupt-map") else { return found };
@@ -274,12 +287,14 @@ fn uarts(tree: Fdt<'_>) -> ArrayVec<Device, 4> {
     let path = path.as_ref().and_then(|path| path.value_as::<&str>().ok());
     // What is behind a colon are the line's parameters.
     let first = path.and_then(|path| tree.find_node(path.split(':').next()?));
-    let first = first.filter(|node| node.is_compatible("arm,pl011")).and_then(device);
-    let others = compatible(tree, "arm,pl011").filter_map(device);
-    first.into_iter().chain(others.filter(|other| Some(*other) != first)).take(4).collect()
+    let first = first.and_then(device);
+    let all = || compatible(tree, "arm,pl011").filter_map(device);
+    let first = all().find(|device| Some(*device) == first);
+    first.into_iter().chain(all().filter(|other| Some(*other) != first)).take(4).collect()
 }
 
-/// The third of the timer's interrupts: secure, non-secure, virtual, hypervisor. It is a private one.
+/// The third of the timer's interrupts: secure, non-secure, virtual, hypervisor. It is a private
+/// one.
 fn virtual_timer(tree: Fdt<'_>) -> u32 {
     let found = compatible(tree, "arm,armv8-timer").next().and_then(|timer| interrupt(timer, 2));
     found.filter(|intid| *intid < FIRST_SHARED).unwrap_or(VIRTUAL_TIMER)

@@ -69,7 +69,8 @@ fn virt() -> Vec<DeviceTreeNode> {
     ];
     let memory = |name, reg| node(name, &[("device_type", Text("memory")), ("reg", Cells(reg))], Vec::new());
     let clock = [("compatible", Text("arm,pl031")), ("reg", Cells(&[0, 0x901_0000, 0, 0x1000]))];
-    // Configuration space, port space behind another one, pin A of devices 0 and 1 and pin B of the third; what is cut off.
+    // Configuration space, port space behind another one, pin A of devices 0 and 1 and pin B of the
+    // third; what is cut off.
     let pci = [
         ("compatible", Text("pci-host-ecam-generic")),
         ("reg", Cells(&[0x40, 0x1000_0000, 0, 0x1000_0000])),
@@ -230,4 +231,15 @@ fn what_is_too_much_is_left_out() {
     let chosen = node("chosen", &[("bootargs", Text(&line))], Vec::new());
     let board = Board::read(&tree(Vec::from([chosen, cpus(1, &all)]))).expect("it is a tree");
     assert_eq!((board.command_line.len(), board.processors.len()), (COMMAND_LINE, PROCESSORS));
+    assert_eq!(board.left_out, 8);
+}
+
+#[test]
+fn a_console_on_a_bus_that_changes_addresses_is_left_out() {
+    let properties = [("compatible", Text("arm,pl011")), ("reg", Cells(&[0, 0x1000, 0, 0x1000]))];
+    let cells = [("#address-cells", Cells(&[2])), ("#size-cells", Cells(&[2]))];
+    let bus = node("bus", &cells, Vec::from([node("serial@1000", &properties, Vec::new())]));
+    let chosen = node("chosen", &[("stdout-path", Text("/bus/serial@1000"))], Vec::new());
+    let board = Board::read(&tree(Vec::from([chosen, bus]))).expect("it is a tree");
+    assert!(board.uarts.is_empty());
 }

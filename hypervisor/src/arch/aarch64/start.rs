@@ -5,7 +5,7 @@ use core::ops::Range;
 use arrayvec::ArrayVec;
 use baremetal::aarch64::info;
 use baremetal::aarch64::power;
-use baremetal::devicetree::{Board, Gic, RANGES, REGIONS, Ram};
+use baremetal::devicetree::{Board, Gic, PROCESSORS, RANGES, REGIONS, Ram};
 use hostlink::exit::ExitCode;
 
 use super::{boot, clock, console, entry, features, gic, interrupts, pci, translation};
@@ -16,6 +16,9 @@ use crate::image::{self, heap};
 use crate::vm::arch::Clock;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
+
+// The list of processors has room for as many as there can be CPUs.
+const _: () = assert!(MAX_CPUS == PROCESSORS);
 
 /// How long a CPU gets to come up.
 const AP_START_US: u64 = 1_000_000;
@@ -55,9 +58,6 @@ unsafe fn begin(tree: u64) -> Result<(Board, Ports), &'static str> {
     // SAFETY: the caller vouches for the address.
     let tree = unsafe { info::tree(tree) }.ok_or("no device tree: boot the flat image, not the ELF")?;
     let mut board = Board::read(tree)?;
-    let start = tree.as_ptr().addr() as u64;
-    let own = Ram { start, end: start + tree.len() as u64 };
-    board.reserved.try_push(own).map_err(|_| "more memory is reserved than can be remembered")?;
     if let Some(console) = board.uarts.first() {
         console::init(console.registers.start);
     }
@@ -66,6 +66,9 @@ unsafe fn begin(tree: u64) -> Result<(Board, Ports), &'static str> {
     if let Some((registers, _)) = ports {
         console::init_pci_ports(registers);
     }
+    let start = tree.as_ptr().addr() as u64;
+    let own = Ram { start, end: start + tree.len() as u64 };
+    board.reserved.try_push(own).map_err(|_| "more memory is reserved than can be remembered")?;
     Ok((board, ports))
 }
 
@@ -83,6 +86,9 @@ pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
     let (firmware, ports) = unsafe { begin(tree) }.unwrap_or_else(|why| unsupported(&why));
     let gic = firmware.gic.as_ref().unwrap_or_else(|| unsupported(&NO_GIC));
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
+    if firmware.left_out != 0 {
+        log::warn!("more than {MAX_CPUS} CPUs; {} stay unused", firmware.left_out);
+    }
     features::probe().unwrap_or_else(|why| unsupported(&why));
     clock::init().unwrap_or_else(|why| unsupported(&why));
     gic::init_distributor(gic.distributor.start).unwrap_or_else(|why| unsupported(&why));

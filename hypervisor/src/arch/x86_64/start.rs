@@ -22,6 +22,9 @@ use crate::vm::files;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
 
+// The list of processors has room for as many as there can be CPUs.
+const _: () = assert!(MAX_CPUS == baremetal::x86_64::processors::MAX_PROCESSORS);
+
 /// The boot tables map so much.
 const BOOT_MAP_END: u64 = 1 << 32;
 /// ISA interrupts of COM1, and of COM2 and COM4.
