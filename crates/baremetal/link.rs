@@ -1,5 +1,5 @@
-//! Passes a bare image's linker script to the linker, and nothing to that of other targets: the build script of all images that
-//! `crates/baremetal` is the way in of.
+//! Passes a bare image's linker script to the linker, and nothing to that of other targets: the
+//! build script of all images that `crates/baremetal` is the way in of.
 
 use std::path::Path;
 

@@ -17,7 +17,8 @@ pub fn fixup(address: u64) -> Option<u64> {
     table.iter().find(|[at, _]| *at == address).map(|[_, next]| *next)
 }
 
-/// The text of one guarded instruction. The architecture's module says which registers tell of a fault.
+/// The text of one guarded instruction. The architecture's module says which registers tell of a
+/// fault.
 #[macro_export]
 macro_rules! guarded {
     ($($instruction:expr),+) => {

@@ -6,14 +6,15 @@ use crate::arch::interrupts::Frame;
 
 const NUMBERS: usize = 256;
 
-/// How many interrupts of each number there were. Handlers and those who wait run on one processor, or the waiting one sees the
-/// count some time.
+/// How many interrupts of each number there were. Handlers and those who wait run on one processor,
+/// or the waiting one sees the count some time.
 static COUNTS: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
 
 /// What is done on each beyond counting: the address of a `fn(&Frame)`, or 0.
 static HANDLERS: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
-/// What is asked about exceptions that nothing else is for: the address of a `fn(&mut Frame) -> bool`, or 0.
+/// What is asked about exceptions that nothing else is for: the address of a `fn(&mut Frame) ->
+/// bool`, or 0.
 static CATCHER: AtomicUsize = AtomicUsize::new(0);
 
 /// How often an interrupt of this number has been taken, by all processors.
@@ -48,7 +49,8 @@ pub(crate) fn run(number: usize, frame: &Frame) {
     }
 }
 
-/// Has `catcher` called on exceptions that nothing else is for. It says whether the program can go on where the frame says.
+/// Has `catcher` called on exceptions that nothing else is for. It says whether the program can go
+/// on where the frame says.
 pub fn catch(catcher: fn(&mut Frame) -> bool) {
     // Pairs with `catches`.
     CATCHER.store(catcher as usize, Ordering::Release);

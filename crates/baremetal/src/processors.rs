@@ -13,8 +13,8 @@ pub type Job = fn(usize);
 struct Processor {
     /// It has come to [`work`].
     runs: AtomicBool,
-    /// Its job as the address of a [`Job`]; 0 is none. A job is stored by [`give`] and removed by the processor when it
-    /// is done, each with release against the other's acquire.
+    /// Its job as the address of a [`Job`]; 0 is none. A job is stored by [`give`] and removed by
+    /// the processor when it is done, each with release against the other's acquire.
     job: AtomicUsize,
     /// Its APIC id, or its affinity.
     id: AtomicU64,
@@ -25,7 +25,8 @@ static ALL: [Processor; MAX_PROCESSORS] =
     [const { Processor { runs: AtomicBool::new(false), job: AtomicUsize::new(0), id: AtomicU64::new(0) } };
         MAX_PROCESSORS];
 
-/// How long a processor may take to start: one that is not the only one to run on its CPU may wait long.
+/// How long a processor may take to start: one that is not the only one to run on its CPU may wait
+/// long.
 pub(crate) const PATIENCE_MS: u64 = 5000;
 
 pub(crate) fn set_id(number: usize, id: u64) {
@@ -64,13 +65,15 @@ pub fn give(number: usize, job: Job) {
     processors::wake(number);
 }
 
-/// Waits until processor `number` has done its job, for so many milliseconds at most; says whether it has.
+/// Waits until processor `number` has done its job, for so many milliseconds at most; says whether
+/// it has.
 pub fn join(number: usize, ms: u64) -> bool {
     clock::wait_until(ms, || !is_busy(number))
 }
 
-/// What a processor other than the first one does when it is ready: its jobs. `mask` masks interrupts, and `wait` waits for one
-/// with them unmasked, so that one which comes between the two ends the wait.
+/// What a processor other than the first one does when it is ready: its jobs. `mask` masks
+/// interrupts, and `wait` waits for one with them unmasked, so that one which comes between the two
+/// ends the wait.
 pub(crate) fn work(number: usize, mask: fn(), wait: fn()) -> ! {
     let Processor { runs, job, .. } = &ALL[number];
     // Pairs with `runs`.

@@ -9,9 +9,10 @@
 //! | | f: v = what is at the mapped address |
 //! | g: wait for `checked` = n | h: v < r is stale; `checked` = r |
 //!
-//! If e sees n of d, then the flush of c has returned, so f reads the page of a or a later one. g before the next a: a
-//! stale translation shows round n - 1 at h, and nothing newer. The watching processor has no timer and makes no exit
-//! of its own, for an exit drops translations on some machines.
+//! If e sees n of d, then the flush of c has returned, so f reads the page of a or a later one. g
+//! before the next a: a stale translation shows round n - 1 at h, and nothing newer. The watching
+//! processor has no timer and makes no exit of its own, for an exit drops translations on some
+//! machines.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -94,8 +95,9 @@ impl Watched {
         }
     }
 
-    /// Has `words` words be looked at from now on, the first one at `address` and `every` bytes from one to the next. The other
-    /// processor [follows](Self::follow) afterwards. `wait` waits for a condition, for a while, and says whether it holds.
+    /// Has `words` words be looked at from now on, the first one at `address` and `every` bytes
+    /// from one to the next. The other processor [follows](Self::follow) afterwards. `wait` waits
+    /// for a condition, for a while, and says whether it holds.
     pub fn begin<'a>(&'a self, address: u64, words: u64, every: u64, wait: Wait) -> Watch<'a> {
         self.address.store(address, Ordering::Relaxed);
         self.words.store(words, Ordering::Relaxed);
@@ -125,7 +127,8 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// One round: `replace` maps its page, `flush` makes it known. Returns how many stale words have been seen.
+    /// One round: `replace` maps its page, `flush` makes it known. Returns how many stale words
+    /// have been seen.
     ///
     /// # Errors
     ///
@@ -150,7 +153,8 @@ impl Watch<'_> {
         Ok(watched.stale.swap(0, Ordering::Relaxed))
     }
 
-    /// Succeeds if a flush that is left out is noticed: then rounds without stale words say something.
+    /// Succeeds if a flush that is left out is noticed: then rounds without stale words say
+    /// something.
     ///
     /// # Errors
     ///

@@ -99,7 +99,8 @@ fn data_of(block: u64) -> *mut PerCpu {
     (block + DATA_OFFSET) as *mut PerCpu
 }
 
-/// Takes memory below `reach` for the blocks of all CPUs and lays them out; the boot CPU's comes first. Returns where they are.
+/// Takes memory below `reach` for the blocks of all CPUs and lays them out; the boot CPU's comes
+/// first. Returns where they are.
 ///
 /// # Safety
 ///

@@ -115,7 +115,8 @@ unsafe impl TableMemory for HeapTables {
     }
 }
 
-/// Gives each part of the image its rights in tables that map all memory, and unmaps the guard pages of the stacks in `blocks`.
+/// Gives each part of the image its rights in tables that map all memory, and unmaps the guard
+/// pages of the stacks in `blocks`.
 pub(crate) fn protect<F: Format>(
     tables: &mut PageTable<F, HeapTables>,
     blocks: Range<u64>,

@@ -1,5 +1,5 @@
-//! The machine's own parts. An architecture brings its rows and its measurements; the way from the command
-//! line to a task, the report and its ways out are the same for all.
+//! The machine's own parts. An architecture brings its rows and its measurements; the way from the
+//! command line to a task, the report and its ways out are the same for all.
 
 mod console;
 mod rows;

@@ -41,13 +41,16 @@ pub const R_AARCH64_RELATIVE: u32 = 1027;
 
 /// MAIR_EL1 and MAIR_EL2: 0 is normal memory, write-back; 1 is Device-nGnRE.
 pub const MAIR: u64 = 0x04ff;
-/// TCR_EL1: T0SZ 16, walks by way of the caches, inner shareable, 4 KiB; T1SZ 16, and no walks for the upper half.
+/// TCR_EL1: T0SZ 16, walks by way of the caches, inner shareable, 4 KiB; T1SZ 16, and no walks for
+/// the upper half.
 #[doc(hidden)]
 pub const TCR: u64 = 0x0090_3510;
-/// SCTLR_EL1: what was reserved as one in Armv8.0, and MMU, alignment of the stack, data and instruction caches.
+/// SCTLR_EL1: what was reserved as one in Armv8.0, and MMU, alignment of the stack, data and
+/// instruction caches.
 pub const SCTLR: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
 
-/// The text of the header of an arm64 Image, which begins with a branch to `$entry`. `__image_size` is the linker script's.
+/// The text of the header of an arm64 Image, which begins with a branch to `$entry`. `__image_size`
+/// is the linker script's.
 #[macro_export]
 macro_rules! image_header {
     ($entry:literal, $flags:literal) => {
@@ -61,9 +64,10 @@ macro_rules! image_header {
     };
 }
 
-/// The text of what turns on MMU and caches at an exception level, by its suffix. Of the assembly's operands `$mair`, `$tcr` and
-/// `$sctlr` are constants; TCR's size of physical addresses, of 48 bits at most, goes to the bits from `$size` on. TTBR0 is the table
-/// at `$root`. `$more` may change TCR in X10, by the features in X11. X10 to X13 are changed.
+/// The text of what turns on MMU and caches at an exception level, by its suffix. Of the assembly's
+/// operands `$mair`, `$tcr` and `$sctlr` are constants; TCR's size of physical addresses, of 48
+/// bits at most, goes to the bits from `$size` on. TTBR0 is the table at `$root`. `$more` may
+/// change TCR in X10, by the features in X11. X10 to X13 are changed.
 #[macro_export]
 macro_rules! enable_mmu {
     ($level:literal, $tlbi:literal, $size:literal, $mair:literal, $tcr:literal, $sctlr:literal, $root:literal, $more:literal) => {

@@ -1,5 +1,6 @@
-//! The interrupt controller, a GICv3 with its registers on. What is an operation on a distributor or redistributor at some
-//! address is for any image; the rest is for programs at EL1, which take SGIs and the virtual timer's interrupt.
+//! The interrupt controller, a GICv3 with its registers on. What is an operation on a distributor
+//! or redistributor at some address is for any image; the rest is for programs at EL1, which take
+//! SGIs and the virtual timer's interrupt.
 //!
 //! IHI 0069H: 12.9 (distributor), 12.10 and 12.11 (redistributor), 12.2 (registers of the CPU interface), 4.4 (affinity
 //! routing). All interrupts are of group 1 and of one priority.
@@ -16,7 +17,8 @@ use crate::devicetree::REGIONS;
 /// The first INTID that is no interrupt's.
 pub const SPECIAL: u32 = 1020;
 
-/// GICD_CTLR: affinity routing. Where there are two security states the bits of a non-secure view are the same.
+/// GICD_CTLR: affinity routing. Where there are two security states the bits of a non-secure view
+/// are the same.
 pub const ROUTING: u32 = 1 << 4;
 /// GICD_CTLR: interrupts of group 1.
 pub const GROUP_1: u32 = 1 << 1;
@@ -24,7 +26,8 @@ pub const GROUP_1: u32 = 1 << 1;
 const GROUP_0: u32 = 1 << 0;
 const CONTROL_WRITE_PENDING: u32 = 1 << 31;
 
-/// Registers of the distributor; those of one bit, of two bits, of a byte and of eight bytes for each interrupt.
+/// Registers of the distributor; those of one bit, of two bits, of a byte and of eight bytes for
+/// each interrupt.
 const CONTROL: u64 = 0x0000;
 const GROUP: u64 = 0x0080;
 const SET_ENABLE: u64 = 0x0100;
@@ -34,8 +37,8 @@ const PRIORITY: u64 = 0x0400;
 const CONFIGURATION: u64 = 0x0c00;
 const ROUTE: u64 = 0x6000;
 
-/// GICR_TYPER, GICR_WAKER, and the frame of SGIs and PPIs behind that of the redistributor itself, where registers lie as in the
-/// distributor.
+/// GICR_TYPER, GICR_WAKER, and the frame of SGIs and PPIs behind that of the redistributor itself,
+/// where registers lie as in the distributor.
 const TYPER: u64 = 0x0008;
 const TYPER_VIRTUAL_LPIS: u64 = 1 << 1;
 const TYPER_LAST: u64 = 1 << 4;
@@ -160,11 +163,11 @@ pub fn set_private(redistributor: u64, enabled: u32) -> Result<(), &'static str>
     Ok(())
 }
 
-/// Opens the calling processor's interface for interrupts of any priority. Where `two_steps` is set, an end drops the priority, and
-/// the interrupt is deactivated apart.
+/// Opens the calling processor's interface for interrupts of any priority. Where `two_steps` is
+/// set, an end drops the priority, and the interrupt is deactivated apart.
 pub fn open_interface(two_steps: bool) {
-    // SAFETY: ICC_PMR_EL1, ICC_BPR1_EL1, ICC_CTLR_EL1.EOImode, ICC_IGRPEN1_EL1: what comes by the interface concerns who calls
-    // this, and interrupts stay masked.
+    // SAFETY: ICC_PMR_EL1, ICC_BPR1_EL1, ICC_CTLR_EL1.EOImode, ICC_IGRPEN1_EL1: what comes by the
+    // interface concerns who calls this, and interrupts stay masked.
     unsafe {
         asm!(
             "msr s3_0_c4_c6_0, {all}", "msr s3_0_c12_c12_3, xzr", "msr s3_0_c12_c12_4, {control}",
@@ -175,7 +178,8 @@ pub fn open_interface(two_steps: bool) {
     }
 }
 
-/// Switches the distributor on. On the first processor, once; again if somebody has switched it off.
+/// Switches the distributor on. On the first processor, once; again if somebody has switched it
+/// off.
 ///
 /// # Errors
 ///
@@ -226,7 +230,8 @@ pub fn acknowledge() -> u32 {
     id as u32 & 0xff_ffff
 }
 
-/// Ends an interrupt that the calling processor has taken; where that is in two steps, drops its priority.
+/// Ends an interrupt that the calling processor has taken; where that is in two steps, drops its
+/// priority.
 pub fn end(id: u32) {
     // SAFETY: ICC_EOIR1_EL1 of what has been acknowledged.
     unsafe { asm!("msr s3_0_c12_c12_1, {}", in(reg) u64::from(id), options(nostack, preserves_flags)) };

@@ -1,7 +1,8 @@
 //! Instructions that may fault, and what became of them.
 //!
-//! Each is an entry of the `.fixups` table: at which address a fault is expected, and where to go on. A fault at any other
-//! address ends the run. X16 is zero before; it and X17 tell of a fault. DDI 0487 M.b, D24.2 "ESR_EL1".
+//! Each is an entry of the `.fixups` table: at which address a fault is expected, and where to go
+//! on. A fault at any other address ends the run. X16 is zero before; it and X17 tell of a fault.
+//! DDI 0487 M.b, D24.2 "ESR_EL1".
 
 use core::arch::asm;
 

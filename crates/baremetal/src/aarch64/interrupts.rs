@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::guarded::{self, FAULTED};
 use super::{clock, gic, info, processors};
-/// On Arm64, interrupts that nothing else is for are asked about as well, SErrors and FIQs among them.
+/// On Arm64, interrupts that nothing else is for are asked about as well, SErrors and FIQs among
+/// them.
 pub use crate::handlers::catch;
 use crate::handlers::{self, catches};
 
@@ -57,8 +58,9 @@ impl Frame {
     }
 }
 
-/// The exception vectors of an image at EL1, which are in it once: 16 of 128 bytes each. The current level with its own stack is 4 (synchronous), 5 (IRQ), 6 (FIQ), 7 (SError);
-/// the program never is at another.
+/// The exception vectors of an image at EL1, which are in it once: 16 of 128 bytes each. The
+/// current level with its own stack is 4 (synchronous), 5 (IRQ), 6 (FIQ), 7 (SError); the program
+/// never is at another.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! exception_vectors {

@@ -30,8 +30,8 @@ pub fn affinity(number: usize) -> u64 {
     all::id(number)
 }
 
-/// Lets the calling processor, the first one, take interrupts, and numbers the others as the device tree has them; none is started.
-/// Returns how many there are.
+/// Lets the calling processor, the first one, take interrupts, and numbers the others as the device
+/// tree has them; none is started. Returns how many there are.
 ///
 /// # Panics
 ///

@@ -76,8 +76,8 @@ fn write(register: u32, value: u32) {
     unsafe { address(register).write_volatile(value) };
 }
 
-/// Finds out which interface there is. On the first processor, before any APIC is [enabled](enable); returns the physical address
-/// of the register page, if it is in use.
+/// Finds out which interface there is. On the first processor, before any APIC is
+/// [enabled](enable); returns the physical address of the register page, if it is in use.
 pub fn probe() -> Option<u64> {
     // SAFETY: every processor for which this is built has the register.
     let base = unsafe { Msr::new(MSR_APIC_BASE).read() };
@@ -95,7 +95,8 @@ pub fn enable() {
     // The enable bit is never cleared: some emulations cannot set it again.
     let wanted = base | BASE_ENABLED | if is_x2apic() { BASE_X2APIC } else { 0 };
     if wanted != base {
-        // SAFETY: from enabled to x2APIC mode is a legal step, and `probe` has found that there is the mode.
+        // SAFETY: from enabled to x2APIC mode is a legal step, and `probe` has found that there is
+        // the mode.
         unsafe { msr.write(wanted) };
     }
     LVTS.iter().for_each(|lvt| write(*lvt, LVT_MASKED | u32::from(VECTOR_SPURIOUS)));
@@ -112,8 +113,8 @@ pub fn is_in_service(vector: u8) -> bool {
     read(IN_SERVICE + u32::from(vector / 32)) >> (vector % 32) & 1 != 0
 }
 
-/// Has the calling processor's timer interrupt with `vector`, once for each deadline of the TSC or each time that
-/// [ticks of the bus clock](set_timer_ticks) have passed.
+/// Has the calling processor's timer interrupt with `vector`, once for each deadline of the TSC or
+/// each time that [ticks of the bus clock](set_timer_ticks) have passed.
 pub fn unmask_timer(vector: u8, tsc_deadline: bool) {
     let mode = if tsc_deadline { LVT_TSC_DEADLINE } else { 0 };
     write(LVT_TIMER, mode | u32::from(vector));
@@ -139,8 +140,8 @@ pub fn end_of_interrupt() {
     write(EOI, 0);
 }
 
-/// Whether interrupts reach the processor with this APIC id: memory-mapped registers have eight bits for it, of which all ones name
-/// everybody.
+/// Whether interrupts reach the processor with this APIC id: memory-mapped registers have eight
+/// bits for it, of which all ones name everybody.
 pub fn reaches(id: u32) -> bool {
     is_x2apic() || id < 0xff
 }

@@ -1,9 +1,9 @@
 //! The way in: PVH and Multiboot 2 entries of the first processor, start-up page of the others. The Linux boot protocol's
 //! beginning is in `linux.rs`; it ends here.
 //!
-//! Sources: Xen "x86/HVM direct boot ABI" (PVH); Multiboot2 Specification version 2.0, sections 3.1 and 3.3; AMD64
-//! Architecture Programmer's Manual volume 2 (24593, rev. 3.42) section 14.6 "Enabling and Activating Long Mode" and 15.27 for
-//! start-up IPIs.
+//! Sources: Xen "x86/HVM direct boot ABI" (PVH); Multiboot2 Specification version 2.0, sections 3.1
+//! and 3.3; AMD64 Architecture Programmer's Manual volume 2 (24593, rev. 3.42) section 14.6
+//! "Enabling and Activating Long Mode" and 15.27 for start-up IPIs.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -60,18 +60,20 @@ pub const PROTOCOL_LINUX: u32 = 3;
 /// Size of the first processor's first stack.
 pub const STACK_SIZE: usize = 64 << 10;
 
-/// The [offer](crate::startup::offer) to the processor that is to start, or 0. The code on the start-up page takes it by a
-/// compare-exchange, so a processor that comes late finds nothing, or what is another's, and halts.
+/// The [offer](crate::startup::offer) to the processor that is to start, or 0. The code on the
+/// start-up page takes it by a compare-exchange, so a processor that comes late finds nothing, or
+/// what is another's, and halts.
 #[doc(hidden)]
 pub static OFFER: AtomicU64 = AtomicU64::new(0);
 
-/// The entry code of an image, which is in it once. The image's linker script begins its text with `.boot.header` and
-/// `.text.boot`, and links it below 2 GiB.
+/// The entry code of an image, which is in it once. The image's linker script begins its text with
+/// `.boot.header` and `.text.boot`, and links it below 2 GiB.
 ///
-/// `first` is an `extern "C" fn(protocol: u32, info: u32) -> !`: where the first processor arrives, once, on a stack of
-/// [`STACK_SIZE`]. `other` is an `extern "C" fn(stack_top: u64) -> !`: where another one arrives, on the stack that
-/// [`StartupPage::offer`] has named. Both have the boot tables, which map the first 4 GiB one to one in pages of 2 MiB with
-/// `rights` (the lowest three bits of an entry); EFER has the bits of `efer`. Data segments are flat, FS and GS null.
+/// `first` is an `extern "C" fn(protocol: u32, info: u32) -> !`: where the first processor arrives,
+/// once, on a stack of [`STACK_SIZE`]. `other` is an `extern "C" fn(stack_top: u64) -> !`: where
+/// another one arrives, on the stack that [`StartupPage::offer`] has named. Both have the boot
+/// tables, which map the first 4 GiB one to one in pages of 2 MiB with `rights` (the lowest three
+/// bits of an entry); EFER has the bits of `efer`. Data segments are flat, FS and GS null.
 #[macro_export]
 macro_rules! x86_64_entry_code {
     (rights: $rights:expr, efer: $efer:expr, first: $first:path, other: $other:path $(,)?) => {
@@ -272,7 +274,8 @@ startup_template_end:
 /// Where the first processor of a program arrives, once.
 #[doc(hidden)]
 pub extern "C" fn first(protocol: u32, info: u32) -> ! {
-    // SAFETY: this is the only processor that runs, and it loads the table next. No other stack is named.
+    // SAFETY: this is the only processor that runs, and it loads the table next. No other stack is
+    // named.
     unsafe { interrupts::build(|_| 0) };
     interrupts::silence();
     // SAFETY: this is the first processor, which comes here once.
@@ -301,17 +304,18 @@ impl StartupPage {
     pub unsafe fn install() -> Self {
         let start = &raw const startup_template;
         let length = (&raw const startup_template_end).addr() - start.addr();
-        // SAFETY: source is our own read-only data, less than a page; the caller vouches for the destination. A
-        // processor that comes late runs the same bytes.
+        // SAFETY: source is our own read-only data, less than a page; the caller vouches for the
+        // destination. A processor that comes late runs the same bytes.
         unsafe { core::ptr::copy_nonoverlapping(start, STARTUP_PAGE as *mut u8, length) };
         Self(())
     }
 
-    /// Offers the stack that ends at `stack_top`, below 4 GiB, to the processor with this APIC id. The interrupt that
-    /// starts it is sent afterwards.
+    /// Offers the stack that ends at `stack_top`, below 4 GiB, to the processor with this APIC id.
+    /// The interrupt that starts it is sent afterwards.
     pub fn offer(&self, apic_id: u32, stack_top: u64) {
         debug_assert!(stack_top >> 32 == 0, "stacks lie below 4 GiB");
-        // Pairs with the locked exchange of the code on the page, which finds all that was stored before.
+        // Pairs with the locked exchange of the code on the page, which finds all that was stored
+        // before.
         OFFER.swap(offer(apic_id, stack_top as u32), Ordering::SeqCst);
     }
 

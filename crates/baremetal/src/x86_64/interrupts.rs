@@ -18,7 +18,8 @@ pub const VECTOR_SPURIOUS: u8 = 0xff;
 /// NMIs.
 pub const VECTOR_NMI: u8 = 2;
 
-/// What the stub pushes, lowest address first: `KEPT` registers beside those that a function of C may change.
+/// What the stub pushes, lowest address first: `KEPT` registers beside those that a function of C
+/// may change.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Frame<const KEPT: usize = 5> {
@@ -76,11 +77,12 @@ impl<const KEPT: usize> Frame<KEPT> {
     }
 }
 
-/// The stubs of an image, which are in it once: one of 16 bytes per vector, which pushes an error code of 0 where the processor
-/// pushes none (APM volume 2, table 8-1) and the vector's number; then the common part.
+/// The stubs of an image, which are in it once: one of 16 bytes per vector, which pushes an error
+/// code of 0 where the processor pushes none (APM volume 2, table 8-1) and the vector's number;
+/// then the common part.
 ///
-/// The function is an `extern "C" fn(&mut Frame<5>)` where all registers are pushed, and a `Frame<0>`'s where those are that a
-/// function of C may change.
+/// The function is an `extern "C" fn(&mut Frame<5>)` where all registers are pushed, and a
+/// `Frame<0>`'s where those are that a function of C may change.
 #[macro_export]
 macro_rules! interrupt_stubs {
     (all => $dispatch:path) => {
@@ -157,11 +159,13 @@ unsafe extern "C" {
     static interrupt_stubs: [[u8; 16]; 256];
 }
 
-/// Fills in the IDT with the image's stubs; `stack` says which vector has which stack, as [`tables::set_gate_on_stack`] takes it.
+/// Fills in the IDT with the image's stubs; `stack` says which vector has which stack, as
+/// [`tables::set_gate_on_stack`] takes it.
 ///
 /// # Safety
 ///
-/// No other processor runs, and this one loads the table afterwards. Stacks that are named are in its task state segment then.
+/// No other processor runs, and this one loads the table afterwards. Stacks that are named are in
+/// its task state segment then.
 pub unsafe fn build(stack: impl Fn(u8) -> u16) {
     for vector in 0..=255u8 {
         // SAFETY: the address of our own text is taken, nothing is read.
@@ -210,8 +214,9 @@ pub fn guard_page(page: u64) {
     GUARDED_PAGE.store(page, Ordering::Release);
 }
 
-/// Has nothing interrupt but what is asked for from here on, whatever the firmware has left of the 8259s. On the first
-/// processor, once, while the first MiB is mapped one to one. I/O APICs are found later, with the other tables of the firmware.
+/// Has nothing interrupt but what is asked for from here on, whatever the firmware has left of the
+/// 8259s. On the first processor, once, while the first MiB is mapped one to one. I/O APICs are
+/// found later, with the other tables of the firmware.
 pub fn silence() {
     // SAFETY: memory is mapped one to one, and nothing has been written below 1 MiB yet.
     let has_imcr = unsafe { pic::firmware_has_imcr() };

@@ -40,7 +40,8 @@ pub const E820_MAX: u32 = 128;
 // Differences between labels are no operands that the assembler takes: what is referred to has a fixed place, which `.org` sees to.
 // It also refuses code that is longer than its place.
 
-/// The code of the Linux boot protocol, which goes on in that of [`x86_64_entry_code`](crate::x86_64_entry_code).
+/// The code of the Linux boot protocol, which goes on in that of
+/// [`x86_64_entry_code`](crate::x86_64_entry_code).
 #[macro_export]
 macro_rules! linux_entry_code {
     () => {

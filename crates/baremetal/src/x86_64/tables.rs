@@ -1,6 +1,7 @@
 //! Descriptor tables: each processor's GDT and TSS, and the one IDT.
 //!
-//! An image that keeps its processors' data by itself has [`Tables`] there and loads them; the others find the processor's number by GS.
+//! An image that keeps its processors' data by itself has [`Tables`] there and loads them; the
+//! others find the processor's number by GS.
 
 use core::arch::asm;
 use core::mem::MaybeUninit;
@@ -58,7 +59,8 @@ impl Tables {
         Self { gdt: MaybeUninit::uninit(), tss: TaskStateSegment::new() }
     }
 
-    /// Fills in the GDT, and has the calling processor use both and the IDT. FS and GS are left as they are.
+    /// Fills in the GDT, and has the calling processor use both and the IDT. FS and GS are left as
+    /// they are.
     ///
     /// # Safety
     ///
@@ -72,7 +74,8 @@ impl Tables {
         gdt.append(Descriptor::user_code_segment());
         gdt.append(Descriptor::UserSegment(CODE_32));
         let tss = gdt.append(Descriptor::tss_segment(tss));
-        // SAFETY: table and segments were just made and never change; the IDT is complete, says the caller.
+        // SAFETY: table and segments were just made and never change; the IDT is complete, says the
+        // caller.
         unsafe {
             gdt.load_unsafe();
             CS::set_reg(SegmentSelector(KERNEL_CODE));
@@ -118,8 +121,8 @@ pub unsafe fn set_gate(vector: u8, handler: u64) {
     unsafe { set_gate_on_stack(vector, handler, 0) };
 }
 
-/// The same, on a stack of the task state segment's, by its number counted from 1; 0 for that of the code that is interrupted. An
-/// interrupt gate of ring 0: APM volume 2, section 4.8.4.
+/// The same, on a stack of the task state segment's, by its number counted from 1; 0 for that of
+/// the code that is interrupted. An interrupt gate of ring 0: APM volume 2, section 4.8.4.
 ///
 /// # Safety
 ///
@@ -156,10 +159,11 @@ pub(super) unsafe fn load(number: usize) {
     let stack = VirtAddr::from_ptr(&raw const *ring0_stack);
     tables.tss.privilege_stack_table[0] = stack + STACK_SIZE as u64;
     tables.tss.interrupt_stack_table[usize::from(GATE_STACK) - 1] = stack + STACK_SIZE as u64;
-    // SAFETY: the first processor has filled in the IDT before; the tables are not touched again before a reset.
+    // SAFETY: the first processor has filled in the IDT before; the tables are not touched again
+    // before a reset.
     unsafe { tables.load() };
-    // SAFETY: nothing is found by FS, and by GS nothing but the number. Loading GS clears its base on some processors, so the
-    // base is set afterwards.
+    // SAFETY: nothing is found by FS, and by GS nothing but the number. Loading GS clears its base
+    // on some processors, so the base is set afterwards.
     unsafe {
         FS::set_reg(SegmentSelector(0));
         GS::set_reg(SegmentSelector(0));

@@ -1,5 +1,6 @@
-//! The second processor looks at an address all the time, and tells if it sees what was taken away: see [`baremetal::watch`]. It
-//! leaves guest mode only where it is kicked, for an exit drops translations on some machines.
+//! The second processor looks at an address all the time, and tells if it sees what was taken away:
+//! see [`baremetal::watch`]. It leaves guest mode only where it is kicked, for an exit drops
+//! translations on some machines.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -49,7 +50,8 @@ pub(super) fn replace(round: u64, global: bool) {
 }
 
 fn read(address: u64) -> u64 {
-    // SAFETY: a page is mapped there as long as this runs; the first processor exchanges it meanwhile.
+    // SAFETY: a page is mapped there as long as this runs; the first processor exchanges it
+    // meanwhile.
     unsafe { (address as *const u64).read_volatile() }
 }
 

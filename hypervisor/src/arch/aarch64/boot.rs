@@ -15,8 +15,9 @@ const _: () = assert!(MAIR == paging::Arm64Stage1::MAIR);
 /// Size of the boot CPU's first stack.
 const BOOT_STACK_SIZE: usize = 64 << 10;
 
-/// TCR_EL2 without the physical address size: 48 bits of input, 4 KiB pages, walks by way of the caches; bits 31 and 23
-/// are always ones. TCR_EL1 is the same with the size elsewhere: bit 31 says 4 KiB there, and bit 23 that there is no second half.
+/// TCR_EL2 without the physical address size: 48 bits of input, 4 KiB pages, walks by way of the
+/// caches; bits 31 and 23 are always ones. TCR_EL1 is the same with the size elsewhere: bit 31 says
+/// 4 KiB there, and bit 23 that there is no second half.
 const TCR: u64 = 16 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 1 << 31;
 
 /// SCTLR_EL2: its ones, and MMU, alignment of the stack, data and instruction caches.

@@ -18,8 +18,8 @@
 //! | `flush` | TLB instructions, and what the walker asks for |
 //! | `registers`, `float`, `vgic`, `points` | the guest's registers: by name, vectors, the virtual CPU interface, breakpoints |
 //!
-//! What is done with all of it is in [`crate::arm64`], which runs on the host as well. The device tree, PSCI, the GIC's registers and
-//! parts of the entry code are [`baremetal`]'s.
+//! What is done with all of it is in [`crate::arm64`], which runs on the host as well. The device
+//! tree, PSCI, the GIC's registers and parts of the entry code are [`baremetal`]'s.
 
 mod boot;
 pub(super) mod clock;

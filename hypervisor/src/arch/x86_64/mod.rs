@@ -13,8 +13,8 @@
 //! | `offer` | what all of this is to the core and to [`crate::amd64`]: their traits |
 //! | `svm` | VMRUN and the world switch, single translations, vector registers, what SVM offers |
 //!
-//! What takes no instruction is in [`crate::amd64`]. Entry code, descriptor tables, interrupt stubs, APICs, ACPI and serial ports
-//! are [`baremetal`]'s.
+//! What takes no instruction is in [`crate::amd64`]. Entry code, descriptor tables, interrupt
+//! stubs, APICs, ACPI and serial ports are [`baremetal`]'s.
 
 mod boot;
 pub(super) mod clock;

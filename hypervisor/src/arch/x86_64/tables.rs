@@ -20,14 +20,15 @@ const NMI_STACK_TOP: u64 = 0x6000;
 ///
 /// Only the boot CPU runs.
 pub(crate) unsafe fn build_idt() {
-    // Interrupts from outside take no IST: a stack switch reads the TSS, and right after a #VMEXIT the task register is
-    // still the guest's. Only what may find the stack unusable has one.
+    // Interrupts from outside take no IST: a stack switch reads the TSS, and right after a #VMEXIT
+    // the task register is still the guest's. Only what may find the stack unusable has one.
     let stack = |vector| match vector {
         2 => NMI_IST,
         8 | 18 => FAULT_IST,
         _ => 0,
     };
-    // SAFETY: only the boot CPU runs, says the caller; `load` puts the stacks in before it loads the table.
+    // SAFETY: only the boot CPU runs, says the caller; `load` puts the stacks in before it loads
+    // the table.
     unsafe { interrupts::build(stack) };
 }
 

@@ -1,5 +1,5 @@
-//! Another processor looks at an address all the time, and tells if it sees what was taken away: see [`baremetal::watch`].
-//! Interrupts are off unless they are what flushes.
+//! Another processor looks at an address all the time, and tells if it sees what was taken away:
+//! see [`baremetal::watch`]. Interrupts are off unless they are what flushes.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
