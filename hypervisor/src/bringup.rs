@@ -73,13 +73,6 @@ impl Presence {
     }
 }
 
-/// The stack that is offered to the CPU of one id, as the word that both sides exchange: the id
-/// above, the stack's top below. 0 is no offer, as no stack ends at 0.
-#[must_use]
-pub const fn offer(id: u32, stack_top: u32) -> u64 {
-    (id as u64) << 32 | stack_top as u64
-}
-
 #[cfg(all(test, loom))]
 mod model {
     use std::sync::Arc;
@@ -89,6 +82,7 @@ mod model {
     use loom::thread;
 
     use super::*;
+    use baremetal::startup::offer;
 
     /// What the start-up page holds, and how the code there takes it: one look, one exchange.
     struct Page(AtomicU64);

@@ -1,10 +1,10 @@
 //! The physical memory that is free.
 
+use baremetal::pages::PAGE;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
 
-const PAGE: u64 = 4096;
 /// Sizes of the pages that memory can be mapped by, the largest first.
 const PAGES: [u64; 3] = [1 << 30, 2 << 20, PAGE];
 /// Most regions of RAM that are kept track of.

@@ -4,8 +4,8 @@
 //! not keep the hypervisor from anything else.
 
 use alloc::vec::Vec;
+use baremetal::pages::PAGE;
 
-const PAGE: u64 = 4096;
 /// What a table of each level covers, but for the root.
 const COVERED: [u64; 3] = [2 << 20, 1 << 30, 512 << 30];
 /// Tables at the edges of slots, six for each, and those that hold marks of where no memory is; twice each.

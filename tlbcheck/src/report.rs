@@ -7,6 +7,7 @@ use core::fmt::{self, Write};
 
 use arrayvec::ArrayString;
 use baremetal::text::{Cut, Quoted};
+use baremetal::watch::Unseen;
 
 use crate::statistics::Summary;
 
@@ -40,6 +41,19 @@ pub fn fail(text: fmt::Arguments<'_>) -> Stop {
 /// A skip with this text.
 pub fn skip(text: fmt::Arguments<'_>) -> Stop {
     Stop::Skip(reason(text))
+}
+
+impl From<Unseen> for Stop {
+    fn from(unseen: Unseen) -> Self {
+        match unseen {
+            Unseen::Silent(round) => {
+                fail(format_args!("the watching processor does not look at round {round}"))
+            }
+            Unseen::Unnoticed(tries) => skip(format_args!(
+                "no TLB here keeps a page that is replaced without a flush, in {tries} tries"
+            )),
+        }
+    }
 }
 
 /// Fails with a text unless the condition holds.

@@ -1,7 +1,8 @@
 //! What a device tree says of an Arm64 machine, as far as the images need it.
 //!
-//! Sources: Devicetree Specification 0.4, chapters 2 and 3; the bindings `arm,gic-v3`, `arm,armv8-timer`, `arm,psci` and
-//! `arm,pl011` of the Linux kernel (Documentation/devicetree/bindings).
+//! Sources: Devicetree Specification 0.4, chapters 2, 3 and 5.3; the bindings `arm,gic-v3`,
+//! `arm,armv8-timer`, `arm,psci`, `arm,pl011`, `arm,pl031` and `pci-host-ecam-generic` of the Linux
+//! kernel (Documentation/devicetree/bindings); PCI Bus Binding to IEEE 1275.
 
 use arrayvec::{ArrayString, ArrayVec};
 use dtoolkit::fdt::{Fdt, FdtNode};
@@ -22,6 +23,13 @@ pub const REGIONS: usize = 8;
 /// The virtual timer's interrupt where no device tree names another: PPI 11.
 pub const VIRTUAL_TIMER: u32 = 27;
 
+/// Kinds of interrupts in the GIC's cells, and the first INTIDs of these and of none.
+const SHARED: u32 = 0;
+const PRIVATE: u32 = 1;
+const FIRST_PRIVATE: u32 = 16;
+const FIRST_SHARED: u32 = 32;
+const SPECIAL: u32 = 1020;
+
 /// How PSCI is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conduit {
@@ -34,10 +42,30 @@ pub enum Conduit {
 /// A GICv3.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gic {
-    /// Address of the distributor.
-    pub distributor: u64,
+    /// Registers of the distributor.
+    pub distributor: Ram,
     /// Regions in which redistributors lie one behind the other.
     pub redistributors: ArrayVec<Ram, REGIONS>,
+}
+
+/// A device with registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its registers.
+    pub registers: Ram,
+    /// The INTID of its first interrupt, if it has one.
+    pub interrupt: Option<u32>,
+}
+
+/// A PCI host bridge that decodes configuration space by address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PciHost {
+    /// Configuration space.
+    pub ecam: Ram,
+    /// Where port addresses appear, from port 0 on.
+    pub ports: Option<Ram>,
+    /// INTIDs of devices 0 to 3's pin A.
+    pub pins: [Option<u32>; 4],
 }
 
 /// A machine.
@@ -47,14 +75,23 @@ pub struct Board {
     pub command_line: ArrayString<COMMAND_LINE>,
     /// RAM, in the tree's order; ranges without an end in the address space, and those that are too many, are left out.
     pub ram: ArrayVec<Ram, RANGES>,
+    /// RAM that is not to be used, the device tree itself not among it.
+    pub reserved: ArrayVec<Ram, RANGES>,
     /// Affinities of the processors that are not disabled, as in MPIDR_EL1, in the tree's order.
     pub processors: ArrayVec<u64, PROCESSORS>,
+    /// Processors for which there was no room.
+    pub left_out: usize,
     /// How PSCI is called, if it is there.
     pub psci: Option<Conduit>,
     /// The interrupt controller, if it is a GICv3.
     pub gic: Option<Gic>,
-    /// Addresses of the PL011s: first the one that `stdout-path` names, if it names one by its path.
-    pub uarts: ArrayVec<u64, 4>,
+    /// The PL011s at addresses that are the processors' as well: first the one that `stdout-path`
+    /// names, if it names one of them by its path.
+    pub uarts: ArrayVec<Device, 4>,
+    /// A PL031, the clock that knows the date.
+    pub clock: Option<Device>,
+    /// The PCI host bridge.
+    pub pci: Option<PciHost>,
     /// INTID of the virtual timer.
     pub virtual_timer: u32,
     /// The initial RAM disk.
@@ -69,13 +106,21 @@ impl Board {
     /// `bytes` are not a device tree. What the tree does not have is empty.
     pub fn read(bytes: &[u8]) -> Result<Self, &'static str> {
         let tree = Fdt::new(bytes).map_err(|_| "the device tree is not well-formed")?;
+        let (mut processors, mut left_out) = (ArrayVec::new(), 0);
+        for affinity in affinities(tree) {
+            left_out += usize::from(processors.try_push(affinity).is_err());
+        }
         Ok(Self {
             command_line: command_line(tree),
             ram: ram(tree),
-            processors: processors(tree),
+            reserved: reserved(tree),
+            processors,
+            left_out,
             psci: conduit(tree),
             gic: gic(tree),
             uarts: uarts(tree),
+            clock: compatible(tree, "arm,pl031").find_map(device),
+            pci: compatible(tree, "pci-host-ecam-generic").find_map(pci),
             virtual_timer: virtual_timer(tree),
             initrd: initrd(tree),
         })
@@ -122,19 +167,29 @@ fn ram(tree: Fdt<'_>) -> ArrayVec<Ram, RANGES> {
     root.children().filter(is_memory).flat_map(ranges).take(RANGES).collect()
 }
 
-fn processors(tree: Fdt<'_>) -> ArrayVec<u64, PROCESSORS> {
-    let Some(cpus) = tree.find_node("/cpus") else { return ArrayVec::new() };
+fn reserved(tree: Fdt<'_>) -> ArrayVec<Ram, RANGES> {
+    let listed = tree.memory_reservations().filter_map(|range| {
+        Some(Ram { start: range.address(), end: range.address().checked_add(range.size())? })
+    });
+    let node = tree.find_node("/reserved-memory");
+    let nodes = node.into_iter().flat_map(|node| node.children()).flat_map(ranges);
+    listed.chain(nodes).take(RANGES).collect()
+}
+
+/// Those of all processors that can be started.
+fn affinities<'a>(tree: Fdt<'a>) -> impl Iterator<Item = u64> + 'a {
     let runs = |node: &FdtNode<'_>| {
         let status = node.property("status").and_then(|status| status.value_as::<&str>().ok());
         node.name_without_address() == "cpu" && !matches!(status, Some("fail" | "fail-sss"))
     };
     // Cells of `reg` here are of the address alone.
-    let affinity = |node: FdtNode<'_>| {
+    let affinity = |node: FdtNode<'a>| {
         let property = node.property("reg")?;
         let narrow = property.value_as::<u32>().map(u64::from);
         narrow.or_else(|_| property.value_as::<u64>()).ok()
     };
-    cpus.children().filter(runs).filter_map(affinity).take(PROCESSORS).collect()
+    let cpus = tree.find_node("/cpus").into_iter();
+    cpus.flat_map(|cpus| cpus.children()).filter(runs).filter_map(affinity)
 }
 
 fn conduit(tree: Fdt<'_>) -> Option<Conduit> {
@@ -150,37 +205,99 @@ fn gic(tree: Fdt<'_>) -> Option<Gic> {
     let node = compatible(tree, "arm,gic-v3").next()?;
     let regions = node.property("#redistributor-regions").and_then(|count| count.value_as::<u32>().ok());
     let mut ranges = ranges(node);
-    let distributor = ranges.next()?.start;
-    Some(Gic { distributor, redistributors: ranges.take(regions.unwrap_or(1).min(8) as usize).collect() })
+    let distributor = ranges.next()?;
+    Some(Gic {
+        distributor,
+        redistributors: ranges.take(regions.unwrap_or(1) as usize).take(REGIONS).collect(),
+    })
 }
 
-fn uarts(tree: Fdt<'_>) -> ArrayVec<u64, 4> {
-    let address = |node: FdtNode<'_>| ranges(node).next().map(|range| range.start);
+/// A property's cells.
+fn cells<'a>(property: &'a impl Property) -> impl Iterator<Item = u32> + 'a {
+    property.value().chunks_exact(4).filter_map(|cell| Some(u32::from_be_bytes(cell.try_into().ok()?)))
+}
+
+/// The INTID that the GIC's cells for an interrupt begin with: its kind, and its number among
+/// those.
+fn intid(kind: u32, number: u32) -> Option<u32> {
+    match kind {
+        SHARED => (number < SPECIAL - FIRST_SHARED).then(|| number + FIRST_SHARED),
+        PRIVATE => (number < FIRST_SHARED - FIRST_PRIVATE).then(|| number + FIRST_PRIVATE),
+        _ => None,
+    }
+}
+
+/// The INTID of a node's interrupt `index`. Each is of three cells.
+fn interrupt(node: FdtNode<'_>, index: usize) -> Option<u32> {
+    let property = node.property("interrupts")?;
+    let mut cells = cells(&property).skip(3 * index);
+    intid(cells.next()?, cells.next()?)
+}
+
+fn device(node: FdtNode<'_>) -> Option<Device> {
+    Some(Device { registers: ranges(node).next()?, interrupt: interrupt(node, 0) })
+}
+
+fn pci(node: FdtNode<'_>) -> Option<PciHost> {
+    Some(PciHost { ecam: ranges(node).next()?, ports: ports(node), pins: pins(node) })
+}
+
+/// Where a host bridge shows port addresses: of `ranges` (three cells of PCI's, two of the parent,
+/// two of size) the one whose space is that of ports.
+fn ports(node: FdtNode<'_>) -> Option<Ram> {
+    const SPACE: u32 = 3 << 24;
+    const PORTS: u32 = 1 << 24;
+    let property = node.property("ranges")?;
+    let mut cells = cells(&property);
+    let mut entries = core::iter::from_fn(|| fill::<7>(&mut cells));
+    let entry = entries.find(|entry| entry[0] & SPACE == PORTS && entry[1..3] == [0, 0])?;
+    let long = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+    let start = long(entry[3], entry[4]);
+    Some(Ram { start, end: start.checked_add(long(entry[5], entry[6]))? })
+}
+
+/// INTIDs of pin A of devices 0 to 3: of `interrupt-map` (three cells of address, one of the pin,
+/// the GIC's handle, two of its address, three of the interrupt).
+fn pins(node: FdtNode<'_>) -> [Option<u32>; 4] {
+    let mut found = [None; 4];
+    let Some(property) = node.property("interrupt-map") else { return found };
+    let mut cells = cells(&property);
+    while let Some([address, _, _, pin, _, _, _, kind, number, _]) = fill(&mut cells) {
+        if pin == 1
+            && let Some(slot) = found.get_mut((address >> 11 & 0x1f) as usize)
+        {
+            *slot = intid(kind, number);
+        }
+    }
+    found
+}
+
+/// The next `N` cells, if there are as many.
+fn fill<const N: usize>(cells: &mut impl Iterator<Item = u32>) -> Option<[u32; N]> {
+    let mut entry = [0; N];
+    for cell in &mut entry {
+        *cell = cells.next()?;
+    }
+    Some(entry)
+}
+
+fn uarts(tree: Fdt<'_>) -> ArrayVec<Device, 4> {
     let chosen = tree.find_node("/chosen");
     let path = chosen.and_then(|chosen| chosen.property("stdout-path"));
     let path = path.as_ref().and_then(|path| path.value_as::<&str>().ok());
     // What is behind a colon are the line's parameters.
     let first = path.and_then(|path| tree.find_node(path.split(':').next()?));
-    let first = first.filter(|node| node.is_compatible("arm,pl011")).and_then(address);
-    let others = compatible(tree, "arm,pl011").filter_map(address);
-    first.into_iter().chain(others.filter(|other| Some(*other) != first)).take(4).collect()
+    let first = first.and_then(device);
+    let all = || compatible(tree, "arm,pl011").filter_map(device);
+    let first = all().find(|device| Some(*device) == first);
+    first.into_iter().chain(all().filter(|other| Some(*other) != first)).take(4).collect()
 }
 
-/// The third of the timer's interrupts: secure, non-secure, virtual, hypervisor. Each is of three cells, of which the first
-/// says that it is a PPI and the second which.
+/// The third of the timer's interrupts: secure, non-secure, virtual, hypervisor. It is a private
+/// one.
 fn virtual_timer(tree: Fdt<'_>) -> u32 {
-    const PRIVATE: u32 = 1;
-    const FIRST_PRIVATE: u32 = 16;
-    let find = || {
-        let node = compatible(tree, "arm,armv8-timer").next()?;
-        let property = node.property("interrupts")?;
-        let cells = property.value();
-        let cell =
-            |index: usize| Some(u32::from_be_bytes(cells.get(4 * index..)?.get(..4)?.try_into().ok()?));
-        let number = cell(7).filter(|number| *number < 16)?;
-        (cell(6)? == PRIVATE).then_some(number + FIRST_PRIVATE)
-    };
-    find().unwrap_or(VIRTUAL_TIMER)
+    let found = compatible(tree, "arm,armv8-timer").next().and_then(|timer| interrupt(timer, 2));
+    found.filter(|intid| *intid < FIRST_SHARED).unwrap_or(VIRTUAL_TIMER)
 }
 
 fn initrd(tree: Fdt<'_>) -> Option<Ram> {

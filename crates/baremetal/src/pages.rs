@@ -1,5 +1,6 @@
 //! Memory in pages.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes in a page.
@@ -12,6 +13,12 @@ pub struct Ram {
     pub start: u64,
     /// Address behind the last one.
     pub end: u64,
+}
+
+impl From<Ram> for Range<u64> {
+    fn from(ram: Ram) -> Self {
+        ram.start..ram.end
+    }
 }
 
 /// A page of memory; image and hardware see it at the same address. As large pages are made of it, it is also the

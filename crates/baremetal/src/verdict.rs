@@ -5,6 +5,7 @@ use core::fmt::{self, Display, Write};
 use arrayvec::ArrayString;
 
 use crate::text::{Cut, Quoted};
+use crate::watch::Unseen;
 
 /// Why a test failed.
 pub type Failure = ArrayString<120>;
@@ -17,6 +18,19 @@ pub fn failure(text: fmt::Arguments<'_>) -> Failure {
     let mut failure = Failure::new();
     let _ = Cut(&mut failure).write_fmt(text);
     failure
+}
+
+impl From<Unseen> for Failure {
+    fn from(unseen: Unseen) -> Self {
+        match unseen {
+            Unseen::Silent(round) => {
+                failure(format_args!("the watching processor does not look at round {round}"))
+            }
+            Unseen::Unnoticed(tries) => {
+                failure(format_args!("{tries} pages are replaced without a flush, and each is seen at once"))
+            }
+        }
+    }
 }
 
 /// Fails with a text unless the condition holds.

@@ -2,8 +2,7 @@
 
 /// Bytes of the words that are stored and read.
 const WORD: u64 = 8;
-/// Bytes of a page.
-pub const PAGE: u64 = 4096;
+pub use baremetal::pages::PAGE;
 /// Hints that no architecture extension gives a meaning: those that instruction counters take for marks.
 const HINTS: core::ops::RangeInclusive<u64> = 0x60..=0x7f;
 /// The longest that `spin` and `watch` go on.

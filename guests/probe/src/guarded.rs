@@ -7,7 +7,7 @@
 use core::arch::asm;
 
 pub(crate) use baremetal::guarded;
-pub(crate) use baremetal::x86_64::guarded::Fault;
+pub(crate) use baremetal::x86_64::guarded::{Fault, load, store, wrmsr};
 
 /// Executes one instruction that leaves memory and the stack alone, with zeros in EAX, ECX and EDX.
 macro_rules! attempt {
@@ -83,56 +83,6 @@ pub(crate) fn rdmsr(number: u32) -> Result<u64, Fault> {
             Err(fault)
         }
     }
-}
-
-/// WRMSR.
-///
-/// # Safety
-///
-/// The register may be given that value, if it takes it.
-pub(crate) unsafe fn wrmsr(number: u32, value: u64) -> Result<(), Fault> {
-    let (fault, error): (u64, u64);
-    // SAFETY: the caller vouches for the effect; a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("wrmsr"),
-            in("ecx") number, in("eax") value as u32, in("edx") (value >> 32) as u32,
-            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
-        );
-    }
-    Fault::check(fault, error)
-}
-
-/// Reads the word at `address`.
-pub(crate) fn load(address: u64) -> Result<u64, Fault> {
-    let (value, fault, error): (u64, u64, u64);
-    // SAFETY: reading memory changes nothing, and a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("mov {value}, [{address}]"),
-            address = in(reg) address, value = out(reg) value,
-            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
-        );
-    }
-    Fault::check(fault, error).map(|()| value)
-}
-
-/// Writes the word at `address`.
-///
-/// # Safety
-///
-/// If something is mapped there, it is a page that may be written to.
-pub(crate) unsafe fn store(address: u64, value: u64) -> Result<(), Fault> {
-    let (fault, error): (u64, u64);
-    // SAFETY: the caller's; a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("mov [{address}], {value}"),
-            address = in(reg) address, value = in(reg) value,
-            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
-        );
-    }
-    Fault::check(fault, error)
 }
 
 /// MOV to CR4.

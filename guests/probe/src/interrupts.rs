@@ -29,61 +29,47 @@ pub(crate) const SLOW_INSTRUCTIONS: u32 = 1000;
 global_asm!(
     r#"
 .section .text
+.macro begin_handler name
 .balign 16
-interrupt_tick:
+\name:
     push rax
     push rcx
     push rdx
-    inc dword ptr [{ticks}]
+.endm
+.macro end_interrupt
     mov ecx, 0x80b              // EOI
     xor eax, eax
     xor edx, edx
     wrmsr
+.endm
+.macro end_handler
     pop rdx
     pop rcx
     pop rax
     iretq
+.endm
 
-.balign 16
-interrupt_echo:
-    push rax
-    push rcx
-    push rdx
-    mov ecx, 0x80b
-    xor eax, eax
-    xor edx, edx
-    wrmsr
+begin_handler interrupt_tick
+    inc dword ptr [{ticks}]
+    end_interrupt
+    end_handler
+
+begin_handler interrupt_echo
+    end_interrupt
     mov ecx, 0x830              // ICR: fixed, physical, to the local APIC 0
     mov eax, 0x4000 + {tick}
     wrmsr
-    pop rdx
-    pop rcx
-    pop rax
-    iretq
+    end_handler
 
-.balign 16
-interrupt_slow:
-    push rax
-    push rcx
-    push rdx
+begin_handler interrupt_slow
     inc dword ptr [{slow}]
     mov ecx, {turns}
 2:  dec ecx
     jnz 2b
-    mov ecx, 0x80b
-    xor eax, eax
-    xor edx, edx
-    wrmsr
-    pop rdx
-    pop rcx
-    pop rax
-    iretq
+    end_interrupt
+    end_handler
 
-.balign 16
-interrupt_page:
-    push rax
-    push rcx
-    push rdx
+begin_handler interrupt_page
     inc dword ptr [{pages}]
     mov ecx, 0x1b               // APIC_BASE
     rdmsr
@@ -92,14 +78,8 @@ interrupt_page:
     mov eax, 0xfee000b0         // EOI
     mov dword ptr [rax], 0
     jmp 3f
-2:  mov ecx, 0x80b
-    xor eax, eax
-    xor edx, edx
-    wrmsr
-3:  pop rdx
-    pop rcx
-    pop rax
-    iretq
+2:  end_interrupt
+3:  end_handler
 "#,
     pages = sym PAGES,
     ticks = sym TICKS,

@@ -3,7 +3,7 @@
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use baremetal::x86_64::{apic, clock as time, processors};
+use baremetal::x86_64::{apic, processors};
 
 use crate::clock;
 use crate::report::{Failure, Verdict, ensure};
@@ -22,7 +22,7 @@ const PATIENCE_MS: u64 = 60_000;
 /// Enables the first processor's APIC; processors are numbered by their APIC ids.
 pub(crate) fn prepare() {
     apic::enable();
-    time::set_hz(clock::ticks(1_000_000));
+    clock::prepare();
     (0..PROCESSORS).for_each(|id| processors::set_apic_id(id, id as u32));
 }
 

@@ -5,7 +5,7 @@ use core::fmt::{self, Write};
 pub(crate) use baremetal::ensure;
 pub(crate) use baremetal::verdict::{Failure, Verdict, failure};
 use baremetal::verdict::{as_json, in_words};
-use baremetal::x86_64::serial::{COM1, COM2, Serial};
+use baremetal::x86_64::serial::{CONSOLE, REPORTS};
 use spin::Mutex;
 use x86_64::instructions::port::Port;
 
@@ -18,12 +18,12 @@ static RUNNING: Mutex<&str> = Mutex::new("");
 
 /// Writes a line of text.
 pub(crate) fn say(text: fmt::Arguments<'_>) {
-    let _ = writeln!(Serial(COM1), "{text}\r");
+    let _ = writeln!({ CONSOLE }, "{text}\r");
 }
 
 /// Writes a line of JSON.
 fn json(text: fmt::Arguments<'_>) {
-    let _ = writeln!(Serial(COM2), "{text}");
+    let _ = writeln!({ REPORTS }, "{text}");
 }
 
 /// Reports instructions: of one operation, or of all calls of a case that says so. The lines are as long for small

@@ -8,13 +8,12 @@ use crate::machine::control::{self, Control, Found};
 use crate::size;
 use crate::table::table;
 use anyhow::{Context, Result, bail, ensure};
+use baremetal::pages::PAGE as PAGE_SIZE;
 use fields::Fields;
 use hostlink::ctl::{Request, parse_number};
 use migrate::Migrated;
 use serde_json::{Value, json};
 use std::ops::Range;
-
-const PAGE_SIZE: u64 = 4096;
 
 /// Does it; the result is the exit status.
 pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {

@@ -4,13 +4,12 @@
 //! limited by the size of `/dev/shm`.
 
 use anyhow::{Context, Result, anyhow, ensure};
+use baremetal::pages::PAGE as PAGE_SIZE;
 use memmap2::MmapRaw;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-
-const PAGE_SIZE: u64 = 4096;
 
 /// Addresses that are not memory's, with memory on both sides.
 #[derive(Clone, Copy, Debug)]

@@ -19,7 +19,8 @@ const DOCUMENT: &str = "docs/panics.md";
 
 /// What becomes part of the hypervisor's image. `pic` is not here: it is called before any guest
 /// runs.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
+    "crates/baremetal/src",
     "crates/coherence/src",
     "crates/hostlink/src",
     "crates/memslots/src",

@@ -17,6 +17,7 @@ use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor};
 use crate::workspace;
 use anyhow::{Context, Result, anyhow, ensure};
+use baremetal::pages::PAGE;
 use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches};
 use hostlink::counters::Counter;
 use hostlink::ctl::Request;
@@ -177,7 +178,6 @@ const fn refused(name: &'static str, about: &'static str, why: &'static str) -> 
 
 /// Memory of the guest itself.
 const MEMORY: u64 = 64 * MIB;
-const PAGE: u64 = 4096;
 /// Where memory comes and goes.
 const AT: u64 = 4 << 30;
 /// A word of its second page, and what `touch` in steps of words has left there.

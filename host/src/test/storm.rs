@@ -6,6 +6,7 @@ use crate::machine::control::{Control, Refused};
 use crate::machine::process::Machine;
 use crate::size::{GIB, MIB};
 use anyhow::{Context, Result, anyhow, ensure};
+use baremetal::pages::PAGE;
 use baremetal::random::Random;
 use hostlink::ctl::{LogWay, Request};
 use std::sync::Arc;
@@ -16,7 +17,6 @@ use std::time::Duration;
 /// A machine that has not answered for so long never will: what is asked of it takes tenths of a second, or a thousand times as long
 /// where the emulator gets next to nothing of the processors.
 const PATIENCE: Duration = Duration::from_secs(600);
-const PAGE: u64 = 4096;
 /// The requests of the first storm follow from this, those of the next from the next number.
 pub(super) const SEED: u64 = 0x5eed;
 /// More than there is: the refusal says how much there is in one piece.

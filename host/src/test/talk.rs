@@ -9,6 +9,7 @@ use crate::machine::control::Control;
 use crate::machine::process::Machine;
 use crate::size::{GIB, MIB};
 use anyhow::{Context, Result, anyhow, ensure};
+use baremetal::pages::PAGE;
 use hostlink::ctl::{LogWay, Request};
 use std::collections::BTreeSet;
 use std::thread;
@@ -16,7 +17,6 @@ use std::time::Duration;
 
 /// Memory of the guests that are talked about. It is slot 0, at [`Arch::ram_base`].
 pub(super) const GUEST_MEMORY: u64 = 256 * MIB;
-const PAGE: u64 = 4096;
 /// Where nothing is.
 const HIGH: u64 = 1 << 32;
 const SIZE: u64 = 32 * MIB;

@@ -2,9 +2,9 @@
 
 use super::Memory;
 use arrayvec::ArrayVec;
+use baremetal::pages::PAGE;
 use paging::Gpa;
 
-const PAGE: u64 = 4096;
 /// Bytes of the widest access.
 const SIZE_MAX: usize = 8;
 

@@ -3,6 +3,7 @@
 //! A mistake in decoding is made by changing what the decoder reads, so that what is tested is the decoder that everybody
 //! uses, given another input.
 
+use baremetal::pages::PAGE;
 use hostlink::defect::Defect;
 use tlfs::{
     CallCode, CallRegisters, Control, HvResult, InputError, InputPage, InputSource, Status, XMM_WORDS,
@@ -21,7 +22,6 @@ const ALL_PROCESSORS: u64 = 1;
 const EXTENDED: u64 = 1 << 3;
 /// In an element for large pages.
 const LARGE: u64 = 1 << 11;
-const PAGE: u64 = 4096;
 const ADDITIONAL_PAGES: u64 = PAGE - 1;
 /// First address beyond the lower half of canonical ones, with 48 bits.
 const LOWER_END: u64 = 1 << 47;

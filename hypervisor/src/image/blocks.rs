@@ -15,10 +15,13 @@
 //! 0x1f000  PerCpu
 //! ```
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::heap;
 use crate::arch::PerCpu;
 use crate::arch::cpu::{self, CpuData};
+use crate::free_memory::FreeMemory;
 use crate::vm::percpu::{self, MAX_CPUS};
 
 /// Size and alignment of a block.
@@ -96,14 +99,22 @@ fn data_of(block: u64) -> *mut PerCpu {
     (block + DATA_OFFSET) as *mut PerCpu
 }
 
-/// Lays out the blocks of all CPUs in `memory` (`ids.len()` blocks); the boot CPU's comes first.
+/// Takes memory below `reach` for the blocks of all CPUs and lays them out; the boot CPU's comes
+/// first. Returns where they are.
 ///
 /// # Safety
 ///
-/// `base` is aligned to [`BLOCK_SIZE`]; the memory is RAM, mapped, zeroed, and stays ours for ever.
-/// Called once.
-pub(crate) unsafe fn create(base: u64, ids: &[u64]) {
-    assert!(base.is_multiple_of(BLOCK_SIZE) && ids.len() <= MAX_CPUS);
+/// What is free below `reach` is RAM and mapped. Called once.
+pub(crate) unsafe fn create(
+    free: &mut FreeMemory,
+    ids: &[u64],
+    reach: u64,
+) -> Result<Range<u64>, &'static str> {
+    assert!(ids.len() <= MAX_CPUS);
+    let size = ids.len() as u64 * BLOCK_SIZE;
+    let base = free.take(size, BLOCK_SIZE, reach).ok_or("no room for the CPUs' stacks")?;
+    // SAFETY: the memory is free RAM, mapped, and ours from here on.
+    unsafe { core::ptr::write_bytes(base as *mut u8, 0, size as usize) };
     for (index, &id) in ids.iter().enumerate() {
         let data = data_of(base + index as u64 * BLOCK_SIZE);
         // SAFETY: inside the block, aligned, nobody has a reference yet.
@@ -114,6 +125,8 @@ pub(crate) unsafe fn create(base: u64, ids: &[u64]) {
     // Both pair with `get`: the data is written above.
     BLOCKS.store(base, Ordering::Release);
     COUNT.store(ids.len() as u32, Ordering::Release);
+    heap::set_stacks(base..base + size);
+    Ok(base..base + size)
 }
 
 /// Calls `main` on the main stack of CPU `index` and never comes back.

@@ -5,11 +5,13 @@ use core::alloc::Layout;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use paging::{Entries, PhysAddr, TableMemory};
+use baremetal::pages::PAGE;
+use paging::{Entries, Format, Gather, MapError, NeverWalked, PageTable, Permissions, PhysAddr, TableMemory};
 use spin::Mutex;
 use talc::TalcLock;
 use talc::source::Manual;
 
+use super::blocks::{BLOCK_SIZE, GUARD_PAGES};
 use crate::free_memory::FreeMemory;
 
 /// Least heap of the hypervisor: its own page tables, VMCBs, device state. Neither guest memory nor
@@ -20,7 +22,6 @@ const HEAP_MIN: u64 = 32 << 20;
 const RAM_PER_HEAP: u64 = 4096;
 /// Most heap: on some machines it has to lie below 4 GiB.
 const HEAP_MAX: u64 = 1 << 30;
-const PAGE: u64 = 4096;
 
 #[global_allocator]
 static HEAP: TalcLock<Mutex<()>, Manual> = TalcLock::new(Manual);
@@ -112,4 +113,27 @@ unsafe impl TableMemory for HeapTables {
         // SAFETY: the caller vouches for the table; all bit patterns are valid entries.
         unsafe { &*(table.0 as *const Entries) }
     }
+}
+
+/// Gives each part of the image its rights in tables that map all memory, and unmaps the guard
+/// pages of the stacks in `blocks`.
+pub(crate) fn protect<F: Format>(
+    tables: &mut PageTable<F, HeapTables>,
+    blocks: Range<u64>,
+) -> Result<(), MapError> {
+    settle(tables.protect(text(), Permissions::RX)?)?;
+    settle(tables.protect(rodata(), Permissions::R)?)?;
+    for block in (blocks.start..blocks.end).step_by(BLOCK_SIZE as usize) {
+        for guard in GUARD_PAGES {
+            settle(tables.unmap(block + guard..block + guard + PAGE)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Frees what a change of the hypervisor's own tables has gathered while they are built.
+pub(crate) fn settle(gather: Gather<HeapTables>) -> Result<(), MapError> {
+    // SAFETY: no processor has been given these tables yet, so nothing of them is cached anywhere.
+    let never_walked = unsafe { NeverWalked::new() };
+    gather.release(&never_walked).map(drop).map_err(|_| MapError::Raced)
 }

@@ -16,6 +16,7 @@ use crate::devices::fdt;
 use crate::devices::virt_map::RAM;
 use alloc::borrow::Cow;
 use alloc::vec::Vec;
+use baremetal::pages::PAGE as PAGE_SIZE;
 use core::ops::Range;
 
 /// Offsets in the header, little-endian.
@@ -49,7 +50,6 @@ const COMPRESSED: [(&[u8], &str); 8] = [
     (b"\x89LZO", "lzop -d"),
 ];
 
-const PAGE_SIZE: u64 = 0x1000;
 const MIB: u64 = 1 << 20;
 /// What base addresses are multiples of, and more than a device tree may be long.
 const BLOCK_SIZE: u64 = 2 * MIB;

@@ -1,5 +1,5 @@
-//! The machine's own parts. An architecture brings its entry, its rows and its measurements, and runs the task that the
-//! command line names; the report and its ways out are the same for all.
+//! The machine's own parts. An architecture brings its rows and its measurements; the way from the
+//! command line to a task, the report and its ways out are the same for all.
 
 mod console;
 mod rows;
@@ -13,3 +13,37 @@ mod x86_64;
 use aarch64 as this;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as this;
+
+use core::panic::PanicInfo;
+
+use baremetal::arch::info::BootInfo;
+use this::{bench, checks, machine};
+use tlbcheck::command_line::{Options, Task};
+
+baremetal::entry!(main);
+
+/// Where the first processor begins.
+fn main(info: BootInfo) -> ! {
+    let line = console::open(&info.command_line);
+    let parsed = Options::parse(line);
+    // To end the run as it is asked for, what else is wrong notwithstanding.
+    let debug_exit = line.split_whitespace().any(|word| word == "exit=debug");
+    let options = parsed.unwrap_or(Options { debug_exit, ..Options::default() });
+    console::choose(&options);
+    machine::find(&info, &options);
+    if let Err(word) = parsed {
+        console::bail(format_args!("'{word}' is not understood; the command line is '{line}'"));
+    }
+    this::prepare(&options);
+    let totals = match options.task {
+        Task::Check => checks::run(&options),
+        Task::List => checks::list(),
+        Task::Bench => bench::run(&options),
+    };
+    console::end(totals)
+}
+
+#[panic_handler]
+fn on_panic(info: &PanicInfo<'_>) -> ! {
+    console::bail(format_args!("{info}"))
+}

@@ -3,10 +3,8 @@
 //! Sources: Linux, Documentation/arch/arm64/booting.rst (header, state at the entry); DDI 0487 M.b, D24.2
 //! (registers); ELF for the Arm 64-bit Architecture (AAELF64), "Relocation".
 
-use core::arch::global_asm;
-
 use super::info::{self, BootInfo};
-use super::{interrupts, processors, tables};
+use super::interrupts;
 
 unsafe extern "Rust" {
     /// The image's main function, see [`entry!`](crate::entry).
@@ -29,28 +27,95 @@ macro_rules! entry {
             let main: fn($crate::aarch64::info::BootInfo) -> ! = $main;
             main(info)
         }
+
+        $crate::aarch64_entry_code!();
+        $crate::exception_vectors!();
     };
 }
 
-const STACK_SIZE: usize = 64 << 10;
+#[doc(hidden)]
+pub const STACK_SIZE: usize = 64 << 10;
 /// AAELF64: the word at the offset is the image's displacement and the addend.
-const R_AARCH64_RELATIVE: u32 = 1027;
+#[doc(hidden)]
+pub const R_AARCH64_RELATIVE: u32 = 1027;
+
+/// MAIR_EL1 and MAIR_EL2: 0 is normal memory, write-back; 1 is Device-nGnRE.
+pub const MAIR: u64 = 0x04ff;
+/// TCR_EL1: T0SZ 16, walks by way of the caches, inner shareable, 4 KiB; T1SZ 16, and no walks for
+/// the upper half.
+#[doc(hidden)]
+pub const TCR: u64 = 0x0090_3510;
+/// SCTLR_EL1: what was reserved as one in Armv8.0, and MMU, alignment of the stack, data and
+/// instruction caches.
+pub const SCTLR: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
+
+/// The text of the header of an arm64 Image, which begins with a branch to `$entry`. `__image_size`
+/// is the linker script's.
+#[macro_export]
+macro_rules! image_header {
+    ($entry:literal, $flags:literal) => {
+        concat!(
+            "b ",
+            $entry,
+            "\n.long 0\n.quad 0\n.quad __image_size\n.quad ",
+            $flags,
+            "\n.quad 0, 0, 0\n.ascii \"ARM\\x64\"\n.long 0\n",
+        )
+    };
+}
+
+/// The text of what turns on MMU and caches at an exception level, by its suffix. Of the assembly's
+/// operands `$mair`, `$tcr` and `$sctlr` are constants; TCR's size of physical addresses, of 48
+/// bits at most, goes to the bits from `$size` on. TTBR0 is the table at `$root`. `$more` may
+/// change TCR in X10, by the features in X11. X10 to X13 are changed.
+#[macro_export]
+macro_rules! enable_mmu {
+    ($level:literal, $tlbi:literal, $size:literal, $mair:literal, $tcr:literal, $sctlr:literal, $root:literal, $more:literal) => {
+        concat!(
+            "ldr x10, =",
+            $mair,
+            "\nmsr mair_",
+            $level,
+            ", x10\nldr x10, =",
+            $tcr,
+            "\nmrs x11, id_aa64mmfr0_el1\nand x12, x11, #0xf\nmov x13, #5\ncmp x12, x13\n",
+            "csel x12, x12, x13, lo\norr x10, x10, x12, lsl #",
+            $size,
+            "\n",
+            $more,
+            "\nmsr tcr_",
+            $level,
+            ", x10\nadrp x11, ",
+            $root,
+            "\nadd x11, x11, :lo12:",
+            $root,
+            "\nmsr ttbr0_",
+            $level,
+            ", x11\nisb\ntlbi ",
+            $tlbi,
+            "\nic iallu\ndsb nsh\nisb\n",
+            "ldr x10, =",
+            $sctlr,
+            "\nmsr sctlr_",
+            $level,
+            ", x10\nisb\n",
+        )
+    };
+}
 
 // Nothing is written to before the image has been moved to where it runs but registers. What is written while the caches are
 // off is in memory; lines that caches have of it are older, and dropped before the MMU is on.
-global_asm!(
-    r#"
+#[doc(hidden)]
+#[macro_export]
+macro_rules! aarch64_entry_code {
+    () => {
+        core::arch::global_asm!(
+            r#"
 .section .text.header, "ax"
-image_header:
-    b image_entry
-    .long 0
-    .quad 0                     // anywhere in a step of 2 MiB: its beginning
-    .quad __image_size
-    .quad 0xa                   // little-endian, pages of 4 KiB, any 2 MiB of memory
-    .quad 0, 0, 0
-    .ascii "ARM\x64"
-    .long 0
-
+"#,
+            // Little-endian, pages of 4 KiB, any 2 MiB of memory.
+            $crate::image_header!("image_entry", "0xa"),
+            r#"
 .section .bss.boot, "aw", @nobits
 .balign 16
 .skip {stack_size}
@@ -134,36 +199,16 @@ other_entry:
     bl {other}
     brk #0
 
-// The tables that TTBR0_EL1 is to have are in {root}. x10 to x13 are changed.
 enable_mmu:
-    movz x10, #0x04ff           // MAIR: 0 is normal, write-back; 1 is Device-nGnRE
-    msr mair_el1, x10
-    mrs x11, id_aa64mmfr0_el1
-    and x12, x11, #0xf          // PARange; 48 bits at most, for tables of four levels
-    mov x13, #5
-    cmp x12, x13
-    csel x12, x12, x13, lo
-    movz x10, #0x3510           // T0SZ 16, write-back, inner shareable, 4 KiB
-    movk x10, #0x0090, lsl #16  // T1SZ 16, no walks for the upper half
-    orr x10, x10, x12, lsl #32
-    ubfx x11, x11, #4, #4       // ASIDBits
-    cmp x11, #2
-    cset x11, hs
-    orr x10, x10, x11, lsl #36
-    msr tcr_el1, x10
-    adrp x11, {root}
-    add x11, x11, #:lo12:{root}
-    msr ttbr0_el1, x11
-    isb
-    tlbi vmalle1
-    ic iallu
-    dsb nsh
-    isb
-    movz x10, #0x1805 | 0x8     // M, C, I, SA
-    movk x10, #0x30d0, lsl #16  // what was reserved as one in Armv8.0
-    msr sctlr_el1, x10
-    isb
+"#,
+            // 16 bits of ASIDs, if there are as many.
+            $crate::enable_mmu!(
+                "el1", "vmalle1", "32", "{mair}", "{tcr}", "{sctlr}", "{root}",
+                "ubfx x11, x11, #4, #4\ncmp x11, #2\ncset x11, hs\norr x10, x10, x11, lsl #36"
+            ),
+            r#"
     ret
+.ltorg
 
 // From EL2, if it is there, so that nothing of EL1 is trapped. x10 and x11 are changed.
 drop_to_el1:
@@ -216,18 +261,24 @@ drop_to_el1:
     msr elr_el2, x30
     eret
 "#,
-    stack_size = const STACK_SIZE,
-    relative = const R_AARCH64_RELATIVE,
-    other_stack_size = const processors::STACK_SIZE,
-    stacks = sym processors::STACKS,
-    root = sym tables::ROOT,
-    map_first = sym tables::map_first,
-    first = sym first,
-    other = sym processors::other,
-);
+            stack_size = const $crate::aarch64::boot::STACK_SIZE,
+            relative = const $crate::aarch64::boot::R_AARCH64_RELATIVE,
+            other_stack_size = const $crate::aarch64::processors::STACK_SIZE,
+            stacks = sym $crate::aarch64::processors::STACKS,
+            root = sym $crate::aarch64::tables::ROOT,
+            map_first = sym $crate::aarch64::tables::map_first,
+            first = sym $crate::aarch64::boot::first,
+            other = sym $crate::aarch64::processors::other,
+            mair = const $crate::aarch64::boot::MAIR,
+            tcr = const $crate::aarch64::boot::TCR,
+            sctlr = const $crate::aarch64::boot::SCTLR,
+        );
+    };
+}
 
 /// Where the first processor arrives, once.
-extern "C" fn first(device_tree: u64) -> ! {
+#[doc(hidden)]
+pub extern "C" fn first(device_tree: u64) -> ! {
     // SAFETY: this is the first processor, which comes here once; the table of vectors is complete.
     unsafe { interrupts::load(0) };
     // SAFETY: the entry passes on what the loader passed, which `map_first` has mapped.

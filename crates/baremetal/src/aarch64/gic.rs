@@ -1,9 +1,12 @@
-//! The interrupt controller, a GICv3 with its registers on: SGIs between processors, and the virtual timer.
+//! The interrupt controller, a GICv3 with its registers on. What is an operation on a distributor
+//! or redistributor at some address is for any image; the rest is for programs at EL1, which take
+//! SGIs and the virtual timer's interrupt.
 //!
 //! IHI 0069H: 12.9 (distributor), 12.10 and 12.11 (redistributor), 12.2 (registers of the CPU interface), 4.4 (affinity
 //! routing). All interrupts are of group 1 and of one priority.
 
 use core::arch::asm;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arm_sysregs::el1::accessors::read_mpidr_el1;
@@ -14,13 +17,28 @@ use crate::devicetree::REGIONS;
 /// The first INTID that is no interrupt's.
 pub const SPECIAL: u32 = 1020;
 
-/// GICD_CTLR: both groups and affinity routing; where there are two security states the bits of a non-secure view are the
-/// same.
-const CONTROL: u64 = 0x0000;
-const CONTROL_ON: u32 = 1 << 4 | 1 << 1 | 1;
+/// GICD_CTLR: affinity routing. Where there are two security states the bits of a non-secure view
+/// are the same.
+pub const ROUTING: u32 = 1 << 4;
+/// GICD_CTLR: interrupts of group 1.
+pub const GROUP_1: u32 = 1 << 1;
+/// GICD_CTLR: interrupts of group 0, or of group 1 in a non-secure view without affinity routing.
+const GROUP_0: u32 = 1 << 0;
 const CONTROL_WRITE_PENDING: u32 = 1 << 31;
 
-/// GICR_TYPER, GICR_WAKER, and the frame of SGIs and PPIs behind that of the redistributor itself.
+/// Registers of the distributor; those of one bit, of two bits, of a byte and of eight bytes for
+/// each interrupt.
+const CONTROL: u64 = 0x0000;
+const GROUP: u64 = 0x0080;
+const SET_ENABLE: u64 = 0x0100;
+const CLEAR_ENABLE: u64 = 0x0180;
+const CLEAR_ACTIVE: u64 = 0x0380;
+const PRIORITY: u64 = 0x0400;
+const CONFIGURATION: u64 = 0x0c00;
+const ROUTE: u64 = 0x6000;
+
+/// GICR_TYPER, GICR_WAKER, and the frame of SGIs and PPIs behind that of the redistributor itself,
+/// where registers lie as in the distributor.
 const TYPER: u64 = 0x0008;
 const TYPER_VIRTUAL_LPIS: u64 = 1 << 1;
 const TYPER_LAST: u64 = 1 << 4;
@@ -28,15 +46,12 @@ const WAKER: u64 = 0x0014;
 const WAKER_SLEEP: u32 = 1 << 1;
 const WAKER_CHILDREN_ASLEEP: u32 = 1 << 2;
 const PRIVATE: u64 = 0x1_0000;
-const GROUP: u64 = PRIVATE + 0x0080;
-const SET_ENABLE: u64 = PRIVATE + 0x0100;
-const PRIORITY: u64 = PRIVATE + 0x0400;
 /// Bytes of a redistributor without and with virtual LPIs.
 const STRIDE: u64 = 0x2_0000;
 const STRIDE_VIRTUAL: u64 = 0x4_0000;
 
-/// The priority of all interrupts, in each byte.
-const MIDDLE: u32 = 0xa0a0_a0a0;
+/// The priority of all interrupts.
+const MIDDLE: u8 = 0xa0;
 /// Reads of a register before the controller is declared stuck.
 const TRIES: u32 = 1 << 24;
 /// Redistributors in a region at most: more than there are processors.
@@ -50,7 +65,7 @@ static ENDS: [AtomicU64; REGIONS] = [const { AtomicU64::new(0) }; REGIONS];
 
 /// Says where the controller is; before other processors run.
 pub(super) fn set_place(gic: &Gic) {
-    DISTRIBUTOR.store(gic.distributor, Ordering::Relaxed);
+    DISTRIBUTOR.store(gic.distributor.start, Ordering::Relaxed);
     for ((region, start), end) in gic.redistributors.iter().zip(&STARTS).zip(&ENDS) {
         start.store(region.start, Ordering::Relaxed);
         end.store(region.end, Ordering::Relaxed);
@@ -83,42 +98,97 @@ pub fn affinity() -> u64 {
     read_mpidr_el1().bits() & 0xff_00ff_ffff
 }
 
-/// The calling processor's redistributor.
-fn redistributor() -> Option<u64> {
-    let regions = STARTS.iter().zip(&ENDS).take(REGION_COUNT.load(Ordering::Relaxed));
-    let wanted = packed(affinity());
-    for (start, end) in regions {
-        let (mut frame, end) = (start.load(Ordering::Relaxed), end.load(Ordering::Relaxed));
-        for _ in 0..REDISTRIBUTORS {
-            if frame.saturating_add(STRIDE) > end {
-                break;
-            }
-            let kind = read_long(frame + TYPER);
-            if kind >> 32 == wanted {
-                return Some(frame);
-            }
-            if kind & TYPER_LAST != 0 {
-                break;
-            }
-            frame += if kind & TYPER_VIRTUAL_LPIS != 0 { STRIDE_VIRTUAL } else { STRIDE };
+/// Waits until the controller is done, for a while.
+fn wait(mut is_done: impl FnMut() -> bool) -> Result<(), &'static str> {
+    if (0..TRIES).any(|_| is_done()) { Ok(()) } else { Err("the interrupt controller does not answer") }
+}
+
+/// Has the distributor at `distributor` do what these bits of its control register say.
+///
+/// # Errors
+///
+/// It does not answer.
+pub fn set_control(distributor: u64, bits: u32) -> Result<(), &'static str> {
+    write(distributor + CONTROL, bits);
+    wait(|| read(distributor + CONTROL) & CONTROL_WRITE_PENDING == 0)
+}
+
+/// Has a shared, level-triggered interrupt go to the processor of this affinity.
+pub fn route(distributor: u64, intid: u32, affinity: u64) {
+    let (word, bit) = (u64::from(intid / 32) * 4, 1 << (intid % 32));
+    let trigger = distributor + CONFIGURATION + u64::from(intid / 16) * 4;
+    write(trigger, read(trigger) & !(2 << (intid % 16 * 2)));
+    // SAFETY: a byte of the distributor's, and a register of 64 bits, mapped as a device.
+    unsafe { ((distributor + PRIORITY + u64::from(intid)) as *mut u8).write_volatile(MIDDLE) };
+    write(distributor + GROUP + word, read(distributor + GROUP + word) | bit);
+    // SAFETY: as above.
+    unsafe { ((distributor + ROUTE + u64::from(intid) * 8) as *mut u64).write_volatile(affinity) };
+    write(distributor + SET_ENABLE + word, bit);
+}
+
+/// The redistributor of the processor of this affinity, if it is in the region.
+pub fn find_redistributor(region: Range<u64>, affinity: u64) -> Option<u64> {
+    let (mut frame, wanted) = (region.start, packed(affinity));
+    for _ in 0..REDISTRIBUTORS {
+        if frame.saturating_add(STRIDE) > region.end {
+            break;
         }
+        let kind = read_long(frame + TYPER);
+        if kind >> 32 == wanted {
+            return Some(frame);
+        }
+        if kind & TYPER_LAST != 0 {
+            break;
+        }
+        frame += if kind & TYPER_VIRTUAL_LPIS != 0 { STRIDE_VIRTUAL } else { STRIDE };
     }
     None
 }
 
-/// Switches the distributor on. On the first processor, once.
+/// Has a redistributor pass on the private interrupts that `enabled` names, and no others.
+///
+/// # Errors
+///
+/// It does not wake.
+pub fn set_private(redistributor: u64, enabled: u32) -> Result<(), &'static str> {
+    let waker = redistributor + WAKER;
+    write(waker, read(waker) & !WAKER_SLEEP);
+    wait(|| read(waker) & WAKER_CHILDREN_ASLEEP == 0)?;
+    let private = redistributor + PRIVATE;
+    write(private + CLEAR_ENABLE, u32::MAX);
+    write(private + CLEAR_ACTIVE, u32::MAX);
+    write(private + GROUP, u32::MAX);
+    (0..8).for_each(|word| write(private + PRIORITY + 4 * word, u32::from_ne_bytes([MIDDLE; 4])));
+    write(private + SET_ENABLE, enabled);
+    Ok(())
+}
+
+/// Opens the calling processor's interface for interrupts of any priority. Where `two_steps` is
+/// set, an end drops the priority, and the interrupt is deactivated apart.
+pub fn open_interface(two_steps: bool) {
+    // SAFETY: ICC_PMR_EL1, ICC_BPR1_EL1, ICC_CTLR_EL1.EOImode, ICC_IGRPEN1_EL1: what comes by the
+    // interface concerns who calls this, and interrupts stay masked.
+    unsafe {
+        asm!(
+            "msr s3_0_c4_c6_0, {all}", "msr s3_0_c12_c12_3, xzr", "msr s3_0_c12_c12_4, {control}",
+            "msr s3_0_c12_c12_7, {one}", "isb",
+            all = in(reg) 0xffu64, control = in(reg) u64::from(two_steps) << 1, one = in(reg) 1u64,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Switches the distributor on. On the first processor, once; again if somebody has switched it
+/// off.
 ///
 /// # Errors
 ///
 /// There is none, or it does not answer.
 pub fn enable_distributor() -> Result<(), &'static str> {
-    let distributor = DISTRIBUTOR.load(Ordering::Relaxed);
-    if distributor == 0 {
-        return Err("the device tree has no GICv3");
+    match DISTRIBUTOR.load(Ordering::Relaxed) {
+        0 => Err("the device tree has no GICv3"),
+        distributor => set_control(distributor, ROUTING | GROUP_1 | GROUP_0),
     }
-    write(distributor + CONTROL, CONTROL_ON);
-    let is_done = || read(distributor + CONTROL) & CONTROL_WRITE_PENDING == 0;
-    if (0..TRIES).any(|_| is_done()) { Ok(()) } else { Err("the distributor does not answer") }
 }
 
 /// Lets the calling processor take SGIs and its virtual timer's interrupt.
@@ -131,22 +201,11 @@ pub fn enable() -> Result<(), &'static str> {
     unsafe {
         asm!("mrs {x}, s3_0_c12_c12_5", "orr {x}, {x}, #1", "msr s3_0_c12_c12_5, {x}", "isb", x = out(reg) _, options(nostack, preserves_flags));
     }
-    let frame = redistributor().ok_or("a processor has no redistributor")?;
-    write(frame + WAKER, read(frame + WAKER) & !WAKER_SLEEP);
-    if !(0..TRIES).any(|_| read(frame + WAKER) & WAKER_CHILDREN_ASLEEP == 0) {
-        return Err("a redistributor does not wake");
-    }
-    write(frame + GROUP, u32::MAX);
-    (0..8).for_each(|word| write(frame + PRIORITY + 4 * word, MIDDLE));
-    write(frame + SET_ENABLE, 0xffff | 1 << info::virtual_timer());
-    // SAFETY: ICC_PMR_EL1, ICC_CTLR_EL1 (an end drops the priority and deactivates), ICC_IGRPEN1_EL1; interrupts stay
-    // masked.
-    unsafe {
-        asm!(
-            "msr s3_0_c4_c6_0, {all}", "msr s3_0_c12_c12_4, xzr", "msr s3_0_c12_c12_7, {one}", "isb",
-            all = in(reg) 0xffu64, one = in(reg) 1u64, options(nostack, preserves_flags),
-        );
-    }
+    let regions = STARTS.iter().zip(&ENDS).take(REGION_COUNT.load(Ordering::Relaxed));
+    let mut regions = regions.map(|(start, end)| start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed));
+    let frame = regions.find_map(|region| find_redistributor(region, affinity()));
+    set_private(frame.ok_or("a processor has no redistributor")?, 0xffff | 1 << info::virtual_timer())?;
+    open_interface(false);
     Ok(())
 }
 
@@ -163,17 +222,23 @@ pub fn send(affinity: u64, number: u8) {
 }
 
 /// Takes an interrupt: its INTID, or one from [`SPECIAL`] on if there is none.
-pub(super) fn acknowledge() -> u32 {
+#[inline]
+pub fn acknowledge() -> u32 {
     let id: u64;
-    // SAFETY: ICC_IAR1_EL1; who reads it ends the interrupt. The barrier keeps what the handler does behind it.
-    unsafe { asm!("mrs {}, s3_0_c12_c12_0", "dsb sy", out(reg) id, options(nostack, preserves_flags)) };
+    // SAFETY: ICC_IAR1_EL1; who reads it ends the interrupt.
+    unsafe { asm!("mrs {}, s3_0_c12_c12_0", out(reg) id, options(nostack, preserves_flags)) };
     id as u32 & 0xff_ffff
 }
 
-/// Ends an interrupt that was taken.
-pub(super) fn end(id: u32) {
+/// Ends an interrupt that the calling processor has taken; where that is in two steps, drops its
+/// priority.
+pub fn end(id: u32) {
     // SAFETY: ICC_EOIR1_EL1 of what has been acknowledged.
-    unsafe {
-        asm!("msr s3_0_c12_c12_1, {}", "isb", in(reg) u64::from(id), options(nostack, preserves_flags))
-    };
+    unsafe { asm!("msr s3_0_c12_c12_1, {}", in(reg) u64::from(id), options(nostack, preserves_flags)) };
+}
+
+/// Deactivates an interrupt, where that is a step of its own.
+pub fn deactivate(id: u32) {
+    // SAFETY: ICC_DIR_EL1 of what has been acknowledged, or of what nobody handles any more.
+    unsafe { asm!("msr s3_0_c12_c11_1, {}", in(reg) u64::from(id), options(nostack, preserves_flags)) };
 }

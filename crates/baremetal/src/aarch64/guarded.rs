@@ -1,9 +1,13 @@
 //! Instructions that may fault, and what became of them.
 //!
-//! Each is an entry of the `.fixups` table: at which address a fault is expected, and where to go on. A fault at any other
-//! address ends the run. DDI 0487 M.b, D24.2 "ESR_EL1".
+//! Each is an entry of the `.fixups` table: at which address a fault is expected, and where to go
+//! on. A fault at any other address ends the run. X16 is zero before; it and X17 tell of a fault.
+//! DDI 0487 M.b, D24.2 "ESR_EL1".
 
 use core::arch::asm;
+
+pub use crate::fixups::fixup;
+use crate::guarded;
 
 /// An exception that a guarded instruction raised, at its own address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,31 +73,6 @@ impl Fault {
     pub const fn is_store(self) -> bool {
         self.syndrome & IS_STORE != 0
     }
-}
-
-/// An entry of the table: address of the fault, address to go on at.
-type Fixup = [u64; 2];
-
-unsafe extern "C" {
-    static __fixups_start: Fixup;
-    static __fixups_end: Fixup;
-}
-
-/// Where to go on after a fault at `address`, if one is expected there.
-pub fn fixup(address: u64) -> Option<u64> {
-    let start = &raw const __fixups_start;
-    let count = ((&raw const __fixups_end).addr() - start.addr()) / size_of::<Fixup>();
-    // SAFETY: the linker puts all entries, which change no more, between the two symbols.
-    let table = unsafe { core::slice::from_raw_parts(start, count) };
-    table.iter().find(|[at, _]| *at == address).map(|[_, next]| *next)
-}
-
-/// The text of one guarded instruction. X16 must be zero before; it and X17 tell of a fault.
-#[macro_export]
-macro_rules! guarded {
-    ($($instruction:expr),+) => {
-        concat!("2:\n", $($instruction, "\n",)+ "3:\n.pushsection .fixups,\"a\"\n.quad 2b, 3b\n.popsection")
-    };
 }
 
 /// Reads the word at `address`.

@@ -23,6 +23,24 @@ pub fn virtual_timer() -> u32 {
     VIRTUAL_TIMER.load(Ordering::Relaxed)
 }
 
+/// The device tree at `address`, if there is one.
+///
+/// # Safety
+///
+/// Memory there is mapped; if it begins like a device tree, it is one that nobody changes.
+pub unsafe fn tree(address: u64) -> Option<&'static [u8]> {
+    if address == 0 || !address.is_multiple_of(8) {
+        return None;
+    }
+    // SAFETY: the caller's.
+    let magic = unsafe { (address as *const u32).read_volatile() };
+    if u32::from_be(magic) != MAGIC {
+        return None;
+    }
+    // SAFETY: the caller's.
+    Some(unsafe { Fdt::from_raw(address as *const u8) }.ok()?.data())
+}
+
 /// Reads the device tree, maps RAM, and tells the other modules where their devices are.
 ///
 /// # Safety
@@ -31,14 +49,11 @@ pub fn virtual_timer() -> u32 {
 pub(super) unsafe fn read(address: u64) -> BootInfo {
     let address = if address == 0 { DEVICE_TREE_DEFAULT } else { address };
     // SAFETY: the caller's; if nothing else is there, a word of RAM is.
-    let magic = unsafe { (address as *const u32).read_volatile() };
-    assert!(u32::from_be(magic) == MAGIC, "there is no device tree at {address:#x}");
-    // SAFETY: the caller's: a device tree is there, and nobody changes it.
-    let bytes = unsafe { Fdt::from_raw(address as *const u8) };
-    let bytes = bytes.unwrap_or_else(|why| panic!("the device tree: {why}")).data();
+    let bytes = unsafe { tree(address) };
+    let bytes = bytes.unwrap_or_else(|| panic!("there is no device tree at {address:#x}"));
     let board = Board::read(bytes).unwrap_or_else(|why| panic!("{why}"));
     if let Some(uart) = board.uarts.first() {
-        serial::set_address(*uart);
+        serial::set_address(uart.registers.start);
     }
     tables::map_ram(&board.ram);
     power::set_conduit(board.psci);

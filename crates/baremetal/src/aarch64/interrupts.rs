@@ -1,18 +1,19 @@
 //! The exception vectors, and what happens on each interrupt. DDI 0487 M.b, D1.3 "Exceptions".
 
-use core::arch::{asm, global_asm};
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::arch::asm;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::guarded::{self, FAULTED};
 use super::{clock, gic, info, processors};
+/// On Arm64, interrupts that nothing else is for are asked about as well, SErrors and FIQs among
+/// them.
+pub use crate::handlers::catch;
+use crate::handlers::{self, catches};
 
 /// The SGI that wakes another processor for its job.
 pub const WAKE: u8 = 0;
 /// The first SGI that an image may use for itself; all up to 15 are free.
 pub const FREE: u8 = 1;
-
-/// Interrupts that are counted and can be handled: SGIs and PPIs.
-const INTERRUPTS: usize = 32;
 
 /// What the vectors store, lowest address first.
 #[repr(C)]
@@ -31,7 +32,8 @@ pub struct Frame {
     vector: u64,
 }
 
-const FRAME: usize = size_of::<Frame>();
+#[doc(hidden)]
+pub const FRAME: usize = size_of::<Frame>();
 const _: () = assert!(FRAME == 36 * 8 && FRAME.is_multiple_of(16));
 
 impl Frame {
@@ -56,12 +58,18 @@ impl Frame {
     }
 }
 
-// 16 vectors of 128 bytes each. The current level with its own stack is 4 (synchronous), 5 (IRQ), 6 (FIQ), 7 (SError);
-// the program never is at another.
-global_asm!(
-    r#"
+/// The exception vectors of an image at EL1, which are in it once: 16 of 128 bytes each. The
+/// current level with its own stack is 4 (synchronous), 5 (IRQ), 6 (FIQ), 7 (SError); the program
+/// never is at another.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! exception_vectors {
+    () => {
+        core::arch::global_asm!(
+            r#"
 .section .text
 .balign 2048
+.global exception_vectors
 exception_vectors:
 .set vector, 0
 .rept 16
@@ -119,54 +127,35 @@ exception_common:
     add sp, sp, #{frame}
     eret
 "#,
-    frame = const FRAME,
-    dispatch = sym dispatch,
-);
+            frame = const $crate::aarch64::interrupts::FRAME,
+            dispatch = sym $crate::aarch64::interrupts::dispatch,
+        );
+    };
+}
 
 unsafe extern "C" {
     static exception_vectors: u8;
 }
 
-/// How many interrupts of each INTID there were.
-static COUNTS: [AtomicU32; INTERRUPTS] = [const { AtomicU32::new(0) }; INTERRUPTS];
-
-/// What is done on each beyond counting: the address of a `fn(&Frame)`, or 0. Pairs with [`handle`].
-static HANDLERS: [AtomicUsize; INTERRUPTS] = [const { AtomicUsize::new(0) }; INTERRUPTS];
-
 /// How often the SGI or PPI `id` has been taken, by all processors.
 pub fn count(id: u32) -> u32 {
-    // Pairs with the dispatcher, which counts.
-    COUNTS.get(id as usize).map_or(0, |count| count.load(Ordering::Acquire))
+    handlers::count(id as usize)
 }
 
 /// Has `handler` called on SGI or PPI `id`, or nothing any more. The timer has been stopped before.
 pub fn handle(id: u32, handler: Option<fn(&Frame)>) {
-    let address = handler.map_or(0, |handler| handler as usize);
-    if let Some(slot) = HANDLERS.get(id as usize) {
-        // Pairs with the dispatcher, which loads it.
-        slot.store(address, Ordering::Release);
-    }
+    handlers::handle(id as usize, handler);
 }
 
 /// Pages of [`guard_page`]; no address of code by default.
 static GUARDED_PAGES: [AtomicU64; processors::MAX_PROCESSORS] =
     [const { AtomicU64::new(u64::MAX) }; processors::MAX_PROCESSORS];
 
-/// What is asked about exceptions that nothing else is for: the address of a `fn(&mut Frame) -> bool`, or 0.
-static CATCHER: AtomicUsize = AtomicUsize::new(0);
-
 /// Has exceptions of instructions in the page at `page` go on at the next instruction, with the fault in X16 and X17, on the calling
 /// processor.
 pub fn guard_page(page: u64) {
     // Pairs with `on_exception`, on the same processor.
     GUARDED_PAGES[number()].store(page, Ordering::Release);
-}
-
-/// Has `catcher` called on exceptions and interrupts that nothing else is for, SErrors and FIQs among them. It says whether the program
-/// can go on where the frame says.
-pub fn catch(catcher: fn(&mut Frame) -> bool) {
-    // Pairs with `catches`.
-    CATCHER.store(catcher as usize, Ordering::Release);
 }
 
 /// Lets the processor take interrupts.
@@ -210,7 +199,8 @@ pub fn number() -> usize {
     number
 }
 
-extern "C" fn dispatch(frame: &mut Frame) {
+#[doc(hidden)]
+pub extern "C" fn dispatch(frame: &mut Frame) {
     match frame.vector {
         4 => on_exception(frame),
         5 => on_interrupt(frame),
@@ -223,6 +213,8 @@ extern "C" fn dispatch(frame: &mut Frame) {
 
 fn on_interrupt(frame: &Frame) {
     let id = gic::acknowledge();
+    // SAFETY: a barrier, which keeps what the handler does behind the acknowledgement.
+    unsafe { asm!("dsb sy", options(nostack, preserves_flags)) };
     if id >= gic::SPECIAL {
         return;
     }
@@ -231,24 +223,10 @@ fn on_interrupt(frame: &Frame) {
         clock::stop_timer();
     }
     gic::end(id);
-    let (Some(count), Some(handler)) = (COUNTS.get(id as usize), HANDLERS.get(id as usize)) else { return };
-    // The count pairs with `count`, the handler pairs with `handle`.
-    count.fetch_add(1, Ordering::AcqRel);
-    let handler = handler.load(Ordering::Acquire);
-    if handler != 0 {
-        // SAFETY: `handle` stored it, and nothing else does.
-        unsafe { core::mem::transmute::<usize, fn(&Frame)>(handler)(frame) };
-    }
-}
-
-/// Whether somebody knows what to do about it, and has done it.
-fn catches(frame: &mut Frame) -> bool {
-    // Pairs with `catch`.
-    match CATCHER.load(Ordering::Acquire) {
-        0 => false,
-        // SAFETY: `catch` stored it, and nothing else does.
-        address => unsafe { core::mem::transmute::<usize, fn(&mut Frame) -> bool>(address)(frame) },
-    }
+    // SAFETY: a barrier: the end takes effect before the handler begins.
+    unsafe { asm!("isb", options(nostack, preserves_flags)) };
+    handlers::tally(id as usize);
+    handlers::run(id as usize, frame);
 }
 
 /// Goes on where the table of guarded instructions says, with the fault in X16 and X17.

@@ -19,7 +19,8 @@ const BY_SMC: u8 = 2;
 /// How PSCI is called; written before other processors run.
 static CONDUIT: AtomicU8 = AtomicU8::new(NONE);
 
-pub(super) fn set_conduit(conduit: Option<Conduit>) {
+/// Says how PSCI is called, before other processors run.
+pub fn set_conduit(conduit: Option<Conduit>) {
     let number = match conduit {
         None => NONE,
         Some(Conduit::Hvc) => BY_HVC,
@@ -33,7 +34,7 @@ pub(super) fn set_conduit(conduit: Option<Conduit>) {
 /// # Errors
 ///
 /// What PSCI says, or that there is none.
-pub(super) fn cpu_on(affinity: u64, entry: u64, context: u64) -> Result<(), Error> {
+pub fn cpu_on(affinity: u64, entry: u64, context: u64) -> Result<(), Error> {
     match CONDUIT.load(Ordering::Relaxed) {
         BY_HVC => psci::cpu_on::<Hvc>(affinity, entry, context),
         BY_SMC => psci::cpu_on::<Smc>(affinity, entry, context),
@@ -54,13 +55,18 @@ pub fn call(function: u32, arguments: [u32; 3]) -> [u32; 4] {
     [results[0], results[1], results[2], results[3]]
 }
 
-/// Switches the machine off, if there is PSCI; does nothing more either way.
-pub fn off() -> ! {
+/// Switches the machine off, if there is PSCI; returns otherwise.
+pub fn system_off() {
     let _ = match CONDUIT.load(Ordering::Relaxed) {
         BY_HVC => psci::system_off::<Hvc>(),
         BY_SMC => psci::system_off::<Smc>(),
         _ => Err(Error::NotSupported),
     };
+}
+
+/// Switches the machine off, if there is PSCI; does nothing more either way.
+pub fn off() -> ! {
+    system_off();
     halt()
 }
 

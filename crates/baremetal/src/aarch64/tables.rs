@@ -32,7 +32,8 @@ fn block(address: u64, is_memory: bool) -> u64 {
 
 /// Maps everything: the GiB of the image and that of the device tree as memory, all else as devices. The MMU is off, so
 /// this does plain loads and stores only.
-pub(super) extern "C" fn map_first(image: u64, device_tree: u64) {
+#[doc(hidden)]
+pub extern "C" fn map_first(image: u64, device_tree: u64) {
     for (index, entry) in (0..).zip(BLOCKS.words()) {
         let is_memory = index == image / GIB || index == device_tree / GIB;
         entry.store(block(index * GIB, is_memory), Ordering::Relaxed);

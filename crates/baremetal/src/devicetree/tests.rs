@@ -44,8 +44,9 @@ fn virt() -> Vec<DeviceTreeNode> {
         ("linux,initrd-start", Cells(&[0x4800_0000])),
         ("linux,initrd-end", Cells(&[0, 0x4800_1000])),
     ];
-    let pl011 = |name, address, status| {
+    let pl011 = |name, address, status, number| {
         let properties = [
+            ("interrupts", Cells(&[0, number, 4])),
             ("compatible", Text("arm,pl011\0arm,primecell")),
             ("reg", Cells(&[0, address, 0, 0x1000])),
             ("status", Text(status)),
@@ -67,15 +68,86 @@ fn virt() -> Vec<DeviceTreeNode> {
         ("interrupts", Cells(&[1, 13, 4, 1, 14, 4, 1, 10, 4, 1, 9, 4])),
     ];
     let memory = |name, reg| node(name, &[("device_type", Text("memory")), ("reg", Cells(reg))], Vec::new());
+    let clock = [("compatible", Text("arm,pl031")), ("reg", Cells(&[0, 0x901_0000, 0, 0x1000]))];
+    // Configuration space, port space behind another one, pin A of devices 0 and 1 and pin B of the
+    // third; what is cut off.
+    let pci = [
+        ("compatible", Text("pci-host-ecam-generic")),
+        ("reg", Cells(&[0x40, 0x1000_0000, 0, 0x1000_0000])),
+        (
+            "ranges",
+            Cells(&[
+                2 << 24,
+                0,
+                0x1000_0000,
+                0,
+                0x1000_0000,
+                0,
+                0x2eff_0000,
+                1 << 24,
+                0,
+                0,
+                0,
+                0x3eff_0000,
+                0,
+                0x1_0000,
+            ]),
+        ),
+        (
+            "interrupt-map",
+            Cells(&[
+                0,
+                0,
+                0,
+                1,
+                7,
+                0,
+                0,
+                0,
+                3,
+                4,
+                1 << 11,
+                0,
+                0,
+                1,
+                7,
+                0,
+                0,
+                0,
+                4,
+                4,
+                2 << 11,
+                0,
+                0,
+                2,
+                7,
+                0,
+                0,
+                0,
+                5,
+                4,
+                3 << 11,
+                0,
+                0,
+                1,
+                7,
+            ]),
+        ),
+    ];
+    let cells = [("#address-cells", Cells(&[2])), ("#size-cells", Cells(&[2]))];
+    let kept = node("kept@44000000", &[("reg", Cells(&[0, 0x4400_0000, 0, 0x10_0000]))], Vec::new());
     Vec::from([
+        node("rtc@9010000", &clock, Vec::new()),
+        node("pcie@10000000", &pci, Vec::new()),
+        node("reserved-memory", &cells, Vec::from([kept])),
         node("chosen", &chosen, Vec::new()),
         memory("memory@40000000", &[0, 0x4000_0000, 0, 0x1000_0000]),
         memory("memory@100000000", &[1, 0, 1, 0]),
         cpus(1, &[("cpu@0", &[0], "okay"), ("cpu@1", &[0x101], "disabled"), ("cpu@2", &[2], "fail")]),
         node("psci", &[("method", Text("hvc"))], Vec::new()),
-        pl011("pl011@9000000", 0x900_0000, "okay"),
-        pl011("serial@9040000", 0x904_0000, "okay"),
-        pl011("pl011@9050000", 0x905_0000, "disabled"),
+        pl011("pl011@9000000", 0x900_0000, "okay", 1),
+        pl011("serial@9040000", 0x904_0000, "okay", 8),
+        pl011("pl011@9050000", 0x905_0000, "disabled", 9),
         node("intc@8000000", &gic, Vec::new()),
         node("timer", &timer, Vec::new()),
     ])
@@ -110,8 +182,17 @@ fn a_machine_is_read() {
     let gic = board.gic.expect("it has one");
     let redistributors =
         [Ram { start: 0x80a_0000, end: 0x900_0000 }, Ram { start: 0x40_0000_0000, end: 0x40_0400_0000 }];
-    assert_eq!((gic.distributor, gic.redistributors.as_slice()), (0x800_0000, &redistributors[..]));
-    assert_eq!(board.uarts.as_slice(), [0x904_0000, 0x900_0000]);
+    let distributor = Ram { start: 0x800_0000, end: 0x801_0000 };
+    assert_eq!((gic.distributor, gic.redistributors.as_slice()), (distributor, &redistributors[..]));
+    let device = |start, interrupt| Device { registers: Ram { start, end: start + 0x1000 }, interrupt };
+    assert_eq!(board.uarts.as_slice(), [device(0x904_0000, Some(40)), device(0x900_0000, Some(33))]);
+    assert_eq!(board.clock, Some(device(0x901_0000, None)));
+    let pci = board.pci.expect("it has one");
+    assert_eq!(pci.ecam, Ram { start: 0x40_1000_0000, end: 0x40_2000_0000 });
+    assert_eq!(pci.ports, Some(Ram { start: 0x3eff_0000, end: 0x3f00_0000 }));
+    assert_eq!(pci.pins, [Some(35), Some(36), None, None]);
+    let reserved = [Ram { start: 0x4400_0000, end: 0x4410_0000 }];
+    assert_eq!(board.reserved.as_slice(), reserved);
     assert_eq!(board.virtual_timer, 26);
     assert_eq!(board.initrd, Some(Ram { start: 0x4800_0000, end: 0x4800_1000 }));
 }
@@ -150,4 +231,15 @@ fn what_is_too_much_is_left_out() {
     let chosen = node("chosen", &[("bootargs", Text(&line))], Vec::new());
     let board = Board::read(&tree(Vec::from([chosen, cpus(1, &all)]))).expect("it is a tree");
     assert_eq!((board.command_line.len(), board.processors.len()), (COMMAND_LINE, PROCESSORS));
+    assert_eq!(board.left_out, 8);
+}
+
+#[test]
+fn a_console_on_a_bus_that_changes_addresses_is_left_out() {
+    let properties = [("compatible", Text("arm,pl011")), ("reg", Cells(&[0, 0x1000, 0, 0x1000]))];
+    let cells = [("#address-cells", Cells(&[2])), ("#size-cells", Cells(&[2]))];
+    let bus = node("bus", &cells, Vec::from([node("serial@1000", &properties, Vec::new())]));
+    let chosen = node("chosen", &[("stdout-path", Text("/bus/serial@1000"))], Vec::new());
+    let board = Board::read(&tree(Vec::from([chosen, bus]))).expect("it is a tree");
+    assert!(board.uarts.is_empty());
 }

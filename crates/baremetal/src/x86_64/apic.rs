@@ -1,4 +1,4 @@
-//! The local APIC, by whichever of its two interfaces there is.
+//! The local APIC, by whichever of its two interfaces there is, and a pin of an I/O APIC.
 //!
 //! Source: AMD64 APM volume 2 (24593, rev. 3.42), chapter 16. x2APIC where it is on already or CPUID has it,
 //! memory-mapped otherwise (QEMU's emulation offers no x2APIC before version 9).
@@ -26,10 +26,16 @@ const SPURIOUS: u32 = 0x0f;
 const IN_SERVICE: u32 = 0x10;
 const ICR: u32 = 0x30;
 const ICR_HIGH: u32 = 0x31;
-const LVTS: [u32; 4] = [0x32, 0x35, 0x36, 0x37];
+const LVT_TIMER: u32 = 0x32;
+const LVTS: [u32; 4] = [LVT_TIMER, 0x35, 0x36, 0x37];
+const TIMER_INITIAL: u32 = 0x38;
+const TIMER_CURRENT: u32 = 0x39;
+const TIMER_DIVIDE: u32 = 0x3e;
 
 const SPURIOUS_ENABLE: u32 = 1 << 8;
 const LVT_MASKED: u32 = 1 << 16;
+const LVT_TSC_DEADLINE: u32 = 2 << 17;
+const DIVIDE_BY_1: u32 = 0b1011;
 const ICR_BUSY: u32 = 1 << 12;
 /// Level assert: set in every command but the INIT de-assert.
 const ASSERT: u32 = 1 << 14;
@@ -70,18 +76,27 @@ fn write(register: u32, value: u32) {
     unsafe { address(register).write_volatile(value) };
 }
 
-/// Enables the calling processor's APIC, with all of its own interrupts off. The first processor decides about the
-/// interface, so it goes first.
+/// Finds out which interface there is. On the first processor, before any APIC is
+/// [enabled](enable); returns the physical address of the register page, if it is in use.
+pub fn probe() -> Option<u64> {
+    // SAFETY: every processor for which this is built has the register.
+    let base = unsafe { Msr::new(MSR_APIC_BASE).read() };
+    let has_x2apic = __cpuid(1).ecx & CPUID_X2APIC != 0 || base & BASE_X2APIC != 0;
+    X2APIC.store(has_x2apic, Ordering::Relaxed);
+    BASE.store(base & BASE_ADDRESS, Ordering::Relaxed);
+    (!has_x2apic).then_some(base & BASE_ADDRESS)
+}
+
+/// Enables the calling processor's APIC, with all of its own interrupts off.
 pub fn enable() {
     let mut msr = Msr::new(MSR_APIC_BASE);
     // SAFETY: every processor for which this is built has the register.
     let base = unsafe { msr.read() };
-    let has_x2apic = __cpuid(1).ecx & CPUID_X2APIC != 0 || base & BASE_X2APIC != 0;
-    X2APIC.store(has_x2apic, Ordering::Relaxed);
-    BASE.store(base & BASE_ADDRESS, Ordering::Relaxed);
-    let wanted = base | BASE_ENABLED | if has_x2apic { BASE_X2APIC } else { 0 };
+    // The enable bit is never cleared: some emulations cannot set it again.
+    let wanted = base | BASE_ENABLED | if is_x2apic() { BASE_X2APIC } else { 0 };
     if wanted != base {
-        // SAFETY: from enabled to x2APIC mode is a legal step, and CPUID says that there is the mode.
+        // SAFETY: from enabled to x2APIC mode is a legal step, and `probe` has found that there is
+        // the mode.
         unsafe { msr.write(wanted) };
     }
     LVTS.iter().for_each(|lvt| write(*lvt, LVT_MASKED | u32::from(VECTOR_SPURIOUS)));
@@ -98,9 +113,37 @@ pub fn is_in_service(vector: u8) -> bool {
     read(IN_SERVICE + u32::from(vector / 32)) >> (vector % 32) & 1 != 0
 }
 
+/// Has the calling processor's timer interrupt with `vector`, once for each deadline of the TSC or
+/// each time that [ticks of the bus clock](set_timer_ticks) have passed.
+pub fn unmask_timer(vector: u8, tsc_deadline: bool) {
+    let mode = if tsc_deadline { LVT_TSC_DEADLINE } else { 0 };
+    write(LVT_TIMER, mode | u32::from(vector));
+}
+
+/// Has the calling processor's timer count every tick of the bus clock.
+pub fn set_timer_divider() {
+    write(TIMER_DIVIDE, DIVIDE_BY_1);
+}
+
+/// Sets the timer to so many ticks of the bus clock; 0 stops it.
+pub fn set_timer_ticks(ticks: u32) {
+    write(TIMER_INITIAL, ticks);
+}
+
+/// What is left of the timer's count.
+pub fn timer_ticks() -> u32 {
+    read(TIMER_CURRENT)
+}
+
 /// Ends the interrupt in service.
 pub fn end_of_interrupt() {
     write(EOI, 0);
+}
+
+/// Whether interrupts reach the processor with this APIC id: memory-mapped registers have eight
+/// bits for it, of which all ones name everybody.
+pub fn reaches(id: u32) -> bool {
+    is_x2apic() || id < 0xff
 }
 
 fn send(destination: u32, command: u32) {
@@ -113,7 +156,7 @@ fn send(destination: u32, command: u32) {
         // SAFETY: x2APIC mode is on; the ICR is one register of 64 bits there.
         return unsafe { Msr::new(MSR_X2APIC + ICR).write(value) };
     }
-    assert!(destination < 0xff, "APIC id {destination} needs x2APIC mode");
+    assert!(reaches(destination), "APIC id {destination} needs x2APIC mode");
     assert!((0..ICR_TRIES).any(|_| read(ICR) & ICR_BUSY == 0), "the local APIC does not send");
     write(ICR_HIGH, destination << 24);
     write(ICR, ASSERT | command);
@@ -135,7 +178,24 @@ pub fn send_init(destination: u32) {
     send(destination, MODE_INIT);
 }
 
-/// Starts a processor that waits for it at the page `page`.
-pub fn send_startup(destination: u32, page: u8) {
-    send(destination, MODE_STARTUP | u32::from(page));
+/// Starts a processor that waits for it, on the page at `page`.
+pub fn send_startup(destination: u32, page: u64) {
+    send(destination, MODE_STARTUP | (page >> 12) as u32);
+}
+
+/// Routes an ISA interrupt (edge, active high) of the I/O APIC at `base` to one processor.
+///
+/// # Safety
+///
+/// The I/O APIC's registers are mapped uncached at `base`, and nobody else drives it.
+pub unsafe fn route_isa(base: u64, pin: u32, destination: u32, vector: u8) {
+    let (select, window) = (base as *mut u32, (base + 0x10) as *mut u32);
+    let entry = 0x10 + 2 * pin;
+    // SAFETY: the caller vouches for the registers.
+    unsafe {
+        select.write_volatile(entry + 1);
+        window.write_volatile(destination << 24);
+        select.write_volatile(entry);
+        window.write_volatile(u32::from(vector));
+    }
 }

@@ -1,20 +1,20 @@
 //! The way in: PVH and Multiboot 2 entries of the first processor, start-up page of the others. The Linux boot protocol's
 //! beginning is in `linux.rs`; it ends here.
 //!
-//! Sources: Xen "x86/HVM direct boot ABI" (PVH); Multiboot2 Specification version 2.0, sections 3.1 and 3.3; AMD64
-//! Architecture Programmer's Manual volume 2 (24593, rev. 3.42) section 14.6 "Enabling and Activating Long Mode".
+//! Sources: Xen "x86/HVM direct boot ABI" (PVH); Multiboot2 Specification version 2.0, sections 3.1
+//! and 3.3; AMD64 Architecture Programmer's Manual volume 2 (24593, rev. 3.42) section 14.6
+//! "Enabling and Activating Long Mode" and 15.27 for start-up IPIs.
 
-use core::arch::global_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::info::{self, BootInfo};
-use super::{interrupts, processors, tables};
+#[doc(hidden)]
+pub use pvh::xen_elfnote_phys32_entry;
 
-pvh::xen_elfnote_phys32_entry!(pvh_entry);
+use super::info::{self, BootInfo, Protocol};
+use super::{apic, interrupts, tables};
+use crate::startup::offer;
 
 unsafe extern "C" {
-    /// PVH entry point, 32-bit protected mode without paging.
-    fn pvh_entry() -> !;
     static startup_template: u8;
     static startup_template_end: u8;
     static __image_end: u8;
@@ -34,6 +34,16 @@ macro_rules! entry {
             let main: fn($crate::x86_64::info::BootInfo) -> ! = $main;
             main(info)
         }
+
+        // Present, writable, user; long mode.
+        $crate::x86_64_entry_code! {
+            rights: 7,
+            efer: 0x100,
+            first: $crate::x86_64::boot::first,
+            other: $crate::x86_64::processors::other,
+        }
+        $crate::linux_entry_code!();
+        $crate::interrupt_stubs!(all => $crate::x86_64::interrupts::dispatch);
     };
 }
 
@@ -41,20 +51,40 @@ macro_rules! entry {
 pub const STARTUP_PAGE: u64 = 0x8000;
 
 /// What the entries say they are.
-pub(super) const PROTOCOL_PVH: u32 = 1;
-pub(super) const PROTOCOL_MULTIBOOT2: u32 = 2;
-pub(super) const PROTOCOL_LINUX: u32 = 3;
+pub const PROTOCOL_PVH: u32 = 1;
+/// As above.
+pub const PROTOCOL_MULTIBOOT2: u32 = 2;
+/// As above.
+pub const PROTOCOL_LINUX: u32 = 3;
 
-const STACK_SIZE: usize = 64 << 10;
+/// Size of the first processor's first stack.
+pub const STACK_SIZE: usize = 64 << 10;
 
-/// Which processor is to start: its APIC id in the upper half, its number (and so its stack) in the lower; 0 for none. The processor
-/// takes it by a compare-exchange, so one that comes late finds nothing, or what is another's, and halts.
-static OTHER: AtomicU64 = AtomicU64::new(0);
+/// The [offer](crate::startup::offer) to the processor that is to start, or 0. The code on the
+/// start-up page takes it by a compare-exchange, so a processor that comes late finds nothing, or
+/// what is another's, and halts.
+#[doc(hidden)]
+pub static OFFER: AtomicU64 = AtomicU64::new(0);
 
-// The tables map the first 4 GiB one to one in 2 MiB pages with all rights, ring 3's too. The PML4 has room for
-// what the image maps itself.
-global_asm!(
-    r#"
+/// The entry code of an image, which is in it once. The image's linker script begins its text with
+/// `.boot.header` and `.text.boot`, and links it below 2 GiB.
+///
+/// `first` is an `extern "C" fn(protocol: u32, info: u32) -> !`: where the first processor arrives,
+/// once, on a stack of [`STACK_SIZE`]. `other` is an `extern "C" fn(stack_top: u64) -> !`: where
+/// another one arrives, on the stack that [`StartupPage::offer`] has named. Both have the boot
+/// tables, which map the first 4 GiB one to one in pages of 2 MiB with `rights` (the lowest three
+/// bits of an entry); EFER has the bits of `efer`. Data segments are flat, FS and GS null.
+#[macro_export]
+macro_rules! x86_64_entry_code {
+    (rights: $rights:expr, efer: $efer:expr, first: $first:path, other: $other:path $(,)?) => {
+        unsafe extern "C" {
+            fn pvh_entry() -> !;
+        }
+
+        $crate::x86_64::boot::xen_elfnote_phys32_entry!(pvh_entry);
+
+        core::arch::global_asm!(
+            r#"
 .section .boot.header, "a"
 .balign 8
 multiboot2_header:
@@ -63,6 +93,8 @@ multiboot2_header:
     .word 3, 0                  // the entry's address
     .long 12, multiboot2_entry
     .balign 8
+    .word 6, 0                  // modules begin at a page
+    .long 8
     .word 0, 0                  // no more tags
     .long 8
 multiboot2_header_end:
@@ -90,36 +122,33 @@ boot_gdt_pointer:
 
 .section .text.boot, "ax"
 .code32
-.global linux_entry
-linux_entry:                    // from linux.rs; EBX is the parameters' address
-    mov ebp, {linux}
-    jmp common_entry
 multiboot2_entry:
     mov ebp, {multiboot2}
     jmp common_entry
 .global pvh_entry
 pvh_entry:
     mov ebp, {pvh}
-common_entry:
+.global common_entry
+common_entry:                   // EBP is the protocol, EBX what the loader passes
     cli
     cld
     lgdt [boot_gdt_pointer]
-    mov eax, 0x10
+    mov eax, 0x10               // a loader's own segments may lie in what is memory like any other now
     mov ds, eax
     mov es, eax
     mov ss, eax
     mov esp, offset boot_stack_top
-    mov esi, ebx                // what the loader passes
-    mov eax, offset boot_pdpt + 7
+    mov esi, ebx
+    mov eax, offset boot_pdpt + {rights}
     mov [boot_pml4], eax
-    mov eax, offset boot_pd + 7
+    mov eax, offset boot_pd + {rights}
     mov edi, offset boot_pdpt
     mov ecx, 4
 2:  mov [edi], eax
     add eax, 4096
     add edi, 8
     loop 2b
-    mov eax, 0x87               // present, writable, user, large
+    mov eax, 0x80 + {rights}    // large
     mov edi, offset boot_pd
     mov ecx, 2048
 3:  mov [edi], eax
@@ -139,7 +168,7 @@ enable_long_mode:
     mov cr3, eax
     mov ecx, 0xc0000080         // EFER
     rdmsr
-    or eax, 0x100               // LME
+    or eax, {efer}
     wrmsr
     mov eax, cr0
     and eax, 0x9ffffffb         // CD, NW and EM off
@@ -153,15 +182,17 @@ boot_long_mode:
     mov edi, ebp
     mov esi, esi                // the upper halves are undefined after 32-bit mode
     xor ebp, ebp
+    mov fs, ebp
+    mov gs, ebp
     call {first}
     ud2
 other_long_mode:
-    mov edi, edi                // as above; the number
-    imul rsp, rdi, {other_stack_size}
-    lea rax, [rip + {stacks} + {other_stack_size}]
-    add rsp, rax
+    mov esp, esp                // as above
+    mov rdi, rsp
     xor ebp, ebp
-    call {first_of_other}
+    mov fs, ebp
+    mov gs, ebp
+    call {other}
     ud2
 
 // The template of the start-up page. It is copied to STARTUP_PAGE and starts there in real mode, so its
@@ -169,6 +200,8 @@ other_long_mode:
 .section .rodata.boot, "a"
 .balign 16
 .code16
+.global startup_template
+.global startup_template_end
 startup_template:
     cli
     xor eax, eax
@@ -199,19 +232,18 @@ startup_protected:
 2:  mov ecx, 0x802
     rdmsr
 3:  mov esi, eax
-    mov eax, [{other}]
-    mov edx, [{other} + 4]
+    // Takes the offer, if it is for this processor.
+    mov eax, [{offer}]
+    mov edx, [{offer} + 4]
     cmp edx, esi
     jne 4f
     test eax, eax
     jz 4f
-    mov edi, eax
+    mov esp, eax
     xor ebx, ebx
     xor ecx, ecx
-    lock cmpxchg8b [{other}]
+    lock cmpxchg8b [{offer}]
     jne 4f
-    imul esp, edi, {other_stack_size}
-    add esp, offset {stacks} + {other_stack_size}
     mov eax, offset enable_long_mode
     call eax
     .byte 0xea
@@ -226,28 +258,33 @@ startup_gdt_pointer:
 startup_template_end:
 .code64
 "#,
-    stack_size = const STACK_SIZE,
-    startup = const STARTUP_PAGE,
-    pvh = const PROTOCOL_PVH,
-    multiboot2 = const PROTOCOL_MULTIBOOT2,
-    linux = const PROTOCOL_LINUX,
-    first = sym first,
-    first_of_other = sym processors::other,
-    other = sym OTHER,
-    stacks = sym processors::STACKS,
-    other_stack_size = const processors::STACK_SIZE,
-);
+            stack_size = const $crate::x86_64::boot::STACK_SIZE,
+            startup = const $crate::x86_64::boot::STARTUP_PAGE,
+            pvh = const $crate::x86_64::boot::PROTOCOL_PVH,
+            multiboot2 = const $crate::x86_64::boot::PROTOCOL_MULTIBOOT2,
+            rights = const $rights,
+            efer = const $efer,
+            first = sym $first,
+            other = sym $other,
+            offer = sym $crate::x86_64::boot::OFFER,
+        );
+    };
+}
 
-/// Where the first processor arrives, once.
-extern "C" fn first(protocol: u32, info: u32) -> ! {
-    interrupts::build();
+/// Where the first processor of a program arrives, once.
+#[doc(hidden)]
+pub extern "C" fn first(protocol: u32, info: u32) -> ! {
+    // SAFETY: this is the only processor that runs, and it loads the table next. No other stack is
+    // named.
+    unsafe { interrupts::build(|_| 0) };
     interrupts::silence();
     // SAFETY: this is the first processor, which comes here once.
     unsafe { tables::load(0) };
+    apic::probe();
     // SAFETY: the entry passes on what the loader of its protocol passed; memory below 4 GiB is mapped.
     let info = unsafe { info::read(protocol, info) };
     // SAFETY: `entry!` defines the function with this signature.
-    unsafe { baremetal_image_main(info) }
+    unsafe { baremetal_image_main(info.unwrap_or_else(|_| BootInfo::new(Protocol::Pvh))) }
 }
 
 /// The first address behind the image.
@@ -255,24 +292,36 @@ pub fn image_end() -> u64 {
     (&raw const __image_end).addr() as u64
 }
 
-/// Copies the start-up code to [`STARTUP_PAGE`], and lets the processor with this APIC id start there as number `number`.
-///
-/// # Safety
-///
-/// Nobody uses the page for anything else, and the number is nobody else's.
-pub(super) unsafe fn offer_start(apic_id: u32, number: u32) {
-    let start = &raw const startup_template;
-    let length = (&raw const startup_template_end).addr() - start.addr();
-    // SAFETY: source is our own read-only data of less than a page; the caller vouches for the destination. A processor that comes
-    // late runs the same bytes.
-    unsafe { core::ptr::copy_nonoverlapping(start, STARTUP_PAGE as *mut u8, length) };
-    // The interrupt that starts the processor is sent after all of this is to be seen.
-    // It pairs with the locked exchange of the code on the page.
-    OTHER.swap(u64::from(apic_id) << 32 | u64::from(number), Ordering::SeqCst);
-}
+/// The page on which other processors start.
+pub struct StartupPage(());
 
-/// Takes the offer back, if it has not been taken.
-pub(super) fn withdraw_start() {
-    // Pairs with the locked exchange of the code on the page: one of them takes the offer.
-    OTHER.swap(0, Ordering::SeqCst);
+impl StartupPage {
+    /// Copies the template to [`STARTUP_PAGE`].
+    ///
+    /// # Safety
+    ///
+    /// The page is RAM that nobody else uses, now or later, and is mapped writable.
+    pub unsafe fn install() -> Self {
+        let start = &raw const startup_template;
+        let length = (&raw const startup_template_end).addr() - start.addr();
+        // SAFETY: source is our own read-only data, less than a page; the caller vouches for the
+        // destination. A processor that comes late runs the same bytes.
+        unsafe { core::ptr::copy_nonoverlapping(start, STARTUP_PAGE as *mut u8, length) };
+        Self(())
+    }
+
+    /// Offers the stack that ends at `stack_top`, below 4 GiB, to the processor with this APIC id.
+    /// The interrupt that starts it is sent afterwards.
+    pub fn offer(&self, apic_id: u32, stack_top: u64) {
+        debug_assert!(stack_top >> 32 == 0, "stacks lie below 4 GiB");
+        // Pairs with the locked exchange of the code on the page, which finds all that was stored
+        // before.
+        OFFER.swap(offer(apic_id, stack_top as u32), Ordering::SeqCst);
+    }
+
+    /// Takes back what has not been taken; says whether there was anything.
+    pub fn withdraw(&self) -> bool {
+        // Pairs with the locked exchange of the code on the page: one of them takes the offer.
+        OFFER.swap(0, Ordering::SeqCst) != 0
+    }
 }

@@ -15,10 +15,14 @@ use crate::sleep::sleep_type_s5;
 pub struct Machine {
     /// APIC ids of the processors that may be used, in the firmware's order, without one twice.
     pub apic_ids: ArrayVec<u32, MAX_PROCESSORS>,
+    /// Processors for which there was no room.
+    pub left_out: usize,
+    /// Register page of the I/O APIC that takes interrupt 0 upwards.
+    pub io_apic: Option<u64>,
+    /// Where each ISA interrupt arrives, counted over all I/O APICs.
+    pub isa_pins: [u32; 16],
     /// I/O port of the power management timer.
     pub pm_timer: Option<u16>,
-    /// How to switch the machine off.
-    pub switch: Option<Switch>,
 }
 
 /// Memory is mapped one to one.
@@ -28,7 +32,8 @@ struct Identity;
 impl AcpiHandler for Identity {
     unsafe fn map_physical_region<T>(&self, address: usize, size: usize) -> PhysicalMapping<Self, T> {
         let start = NonNull::new(address as *mut T).expect("no ACPI table is at address 0");
-        // SAFETY: everything below 4 GiB is mapped one to one for ever.
+        // SAFETY: everything below 4 GiB is mapped one to one, say the callers of `read` and
+        // `switch`.
         unsafe { PhysicalMapping::new(address, start, size, size, Self) }
     }
 
@@ -38,16 +43,12 @@ impl AcpiHandler for Identity {
 /// Flags of a processor's entry: it is enabled.
 const ENABLED: u32 = 1;
 
-/// Reads the tables, and masks the pins of the I/O APICs, from which nobody wants interrupts. The tables are those that the root pointer at `rsdp` leads to; 0 has it searched for.
-///
-/// # Errors
-///
-/// There are no tables, or no list of processors among them.
+/// Finds the tables by the root pointer at `rsdp`; 0 has it searched for.
 ///
 /// # Safety
 ///
-/// `rsdp` is what the loader passed, or 0.
-pub unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
+/// As [`read`].
+unsafe fn tables(rsdp: u64) -> Result<AcpiTables<Identity>, &'static str> {
     // SAFETY: the caller's; signatures and checksums are checked.
     let tables = unsafe {
         match rsdp {
@@ -55,30 +56,58 @@ pub unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
             _ => AcpiTables::from_rsdp(Identity, rsdp as usize),
         }
     };
-    let tables = tables.map_err(|_| "there are no valid ACPI tables")?;
+    tables.map_err(|_| "there are no valid ACPI tables")
+}
+
+/// Reads the tables that the root pointer at `rsdp` leads to, and masks the pins of the I/O APICs,
+/// from which nobody wants interrupts; 0 has the root pointer searched for.
+///
+/// # Errors
+///
+/// There are no tables, or no list of processors among them.
+///
+/// # Safety
+///
+/// `rsdp` is what the loader passed, or 0; everything below 4 GiB is mapped one to one.
+pub unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
+    // SAFETY: the caller's.
+    let tables = unsafe { tables(rsdp) }?;
     let madt = tables.find_table::<Madt>().map_err(|_| "ACPI has no list of processors")?;
-    let mut machine = Machine { apic_ids: ArrayVec::new(), pm_timer: None, switch: None };
+    let mut machine = Machine {
+        apic_ids: ArrayVec::new(),
+        left_out: 0,
+        io_apic: None,
+        isa_pins: core::array::from_fn(|irq| irq as u32),
+        pm_timer: None,
+    };
     for entry in madt.get().entries() {
         let id = match entry {
             MadtEntry::IoApic(io) => {
-                let base = io.io_apic_address;
+                let base = u64::from(io.io_apic_address);
                 // SAFETY: ACPI says that it is there, and its page is mapped one to one; the memory type ranges make it uncached.
-                pic::mask_pins(&mut unsafe { pic::Mapped::new(base.into()) });
+                pic::mask_pins(&mut unsafe { pic::Mapped::new(base) });
+                if io.global_system_interrupt_base == 0 {
+                    machine.io_apic = Some(base);
+                }
+                continue;
+            }
+            MadtEntry::InterruptSourceOverride(isa) => {
+                if let Some(pin) = machine.isa_pins.get_mut(usize::from(isa.irq)) {
+                    *pin = isa.global_system_interrupt;
+                }
                 continue;
             }
             MadtEntry::LocalApic(cpu) if cpu.flags & ENABLED != 0 => cpu.apic_id.into(),
             MadtEntry::LocalX2Apic(cpu) if cpu.flags & ENABLED != 0 => cpu.x2apic_id,
             _ => continue,
         };
-        if !machine.apic_ids.contains(&id) {
-            // More than there is room for stay as they are.
-            let _ = machine.apic_ids.try_push(id);
+        if !machine.apic_ids.contains(&id) && machine.apic_ids.try_push(id).is_err() {
+            machine.left_out += 1;
         }
     }
     if let Ok(fadt) = tables.find_table::<Fadt>() {
         let timer = fadt.pm_timer_block().ok().flatten();
         machine.pm_timer = timer.filter(|timer| timer.address_space == AddressSpace::SystemIo).and_then(port);
-        machine.switch = switch(&tables, &fadt);
     }
     Ok(machine)
 }
@@ -87,10 +116,18 @@ fn port(register: acpi::address::GenericAddress) -> Option<u16> {
     u16::try_from(register.address).ok().filter(|port| *port != 0)
 }
 
-/// The registers that take the sleep type of soft-off, which the DSDT names.
-fn switch(tables: &AcpiTables<Identity>, fadt: &Fadt) -> Option<Switch> {
+/// The registers that take the sleep type of soft-off, which the DSDT names. Apart from [`read`]:
+/// the hypervisor leaves the DSDT alone.
+///
+/// # Safety
+///
+/// As [`read`].
+pub unsafe fn switch(rsdp: u64) -> Option<Switch> {
+    // SAFETY: the caller's.
+    let tables = unsafe { tables(rsdp) }.ok()?;
+    let fadt = tables.find_table::<Fadt>().ok()?;
     let dsdt = tables.dsdt().ok()?;
-    // SAFETY: the table's checksum has been verified, and it is mapped for ever.
+    // SAFETY: the table's checksum has been verified, and it is mapped, says the caller.
     let code = unsafe { core::slice::from_raw_parts(dsdt.address as *const u8, dsdt.length as usize) };
     let flags = fadt.flags;
     if flags.system_is_hw_reduced_acpi() {

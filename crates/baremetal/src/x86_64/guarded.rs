@@ -1,9 +1,12 @@
 //! Instructions that may fault, and what became of them.
 //!
 //! Each is an entry of the `.fixups` table: at which RIP a fault is expected, and where to go on. A fault at any other
-//! RIP ends the run.
+//! RIP ends the run. R11 is zero before; it and R10 tell of a fault.
 
 use core::arch::asm;
+
+pub use crate::fixups::fixup;
+use crate::guarded;
 
 /// An exception that a guarded instruction raised, at its own address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,31 +39,6 @@ impl Fault {
     pub const fn check(r11: u64, r10: u64) -> Result<(), Self> {
         if r11 & FAULTED == 0 { Ok(()) } else { Err(Self { vector: r11 as u8, error: r10 }) }
     }
-}
-
-/// An entry of the table: RIP of the fault, RIP to go on at.
-type Fixup = [u64; 2];
-
-unsafe extern "C" {
-    static __fixups_start: Fixup;
-    static __fixups_end: Fixup;
-}
-
-/// Where to go on after a fault at `rip`, if one is expected there.
-pub fn fixup(rip: u64) -> Option<u64> {
-    let start = &raw const __fixups_start;
-    let count = ((&raw const __fixups_end).addr() - start.addr()) / size_of::<Fixup>();
-    // SAFETY: the linker puts all entries, which are constant, between the two symbols.
-    let table = unsafe { core::slice::from_raw_parts(start, count) };
-    table.iter().find(|[at, _]| *at == rip).map(|[_, next]| *next)
-}
-
-/// The text of one guarded instruction. R11 must be zero before; it and R10 tell of a fault.
-#[macro_export]
-macro_rules! guarded {
-    ($($instruction:expr),+) => {
-        concat!("2:\n", $($instruction, "\n",)+ "3:\n.pushsection .fixups,\"a\"\n.quad 2b, 3b\n.popsection")
-    };
 }
 
 /// RDMSR.

@@ -1,4 +1,4 @@
-//! What the loader says: command line, ACPI, memory.
+//! What the loader says: command line, ACPI, memory, the first module.
 
 use arrayvec::{ArrayString, ArrayVec};
 use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1Tag, RsdpV2Tag};
@@ -14,7 +14,7 @@ use super::linux::{E820_COUNT, E820_ENTRY, E820_MAX, E820_TABLE};
 /// Bytes of the command line that are kept.
 pub(super) const COMMAND_LINE: usize = 512;
 /// Ranges of memory that are kept.
-const RANGES: usize = 64;
+pub const RANGES: usize = 64;
 
 /// By which protocol the image was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +49,22 @@ pub struct BootInfo {
     pub rsdp: u64,
     /// RAM, in the loader's order.
     pub ram: ArrayVec<Ram, RANGES>,
+    /// Whether there is more RAM, in ranges for which there was no room.
+    pub has_more_ram: bool,
+    /// The first module, if the protocol has modules and the loader has brought one.
+    pub module: Option<Ram>,
 }
 
 impl BootInfo {
-    fn new(protocol: Protocol) -> Self {
-        Self { protocol, command_line: ArrayString::new(), rsdp: 0, ram: ArrayVec::new() }
+    pub(super) fn new(protocol: Protocol) -> Self {
+        Self {
+            protocol,
+            command_line: ArrayString::new(),
+            rsdp: 0,
+            ram: ArrayVec::new(),
+            has_more_ram: false,
+            module: None,
+        }
     }
 
     fn set_command_line(&mut self, line: &str) {
@@ -62,34 +73,40 @@ impl BootInfo {
 
     /// Adds RAM. More ranges than are kept are left out.
     fn add_ram(&mut self, start: u64, length: u64) {
-        let _ = self.ram.try_push(Ram { start, end: start.saturating_add(length) });
+        let range = Ram { start, end: start.saturating_add(length) };
+        self.has_more_ram |= self.ram.try_push(range).is_err();
     }
 }
 
 /// Reads what the loader passed.
 ///
+/// # Errors
+///
+/// It is not what the protocol says that it is.
+///
 /// # Safety
 ///
 /// `address` is what a loader of protocol `protocol` passed, and what it refers to is mapped one to one.
-pub(super) unsafe fn read(protocol: u32, address: u32) -> BootInfo {
+pub unsafe fn read(protocol: u32, address: u32) -> Result<BootInfo, &'static str> {
     match protocol {
         // SAFETY: the caller's.
         PROTOCOL_PVH => unsafe { read_pvh(address) },
         // SAFETY: the caller's.
         PROTOCOL_MULTIBOOT2 => unsafe { read_multiboot2(address) },
         // SAFETY: the caller's.
-        PROTOCOL_LINUX => unsafe { read_linux(address) },
-        _ => BootInfo::new(Protocol::Pvh),
+        PROTOCOL_LINUX => Ok(unsafe { read_linux(address) }),
+        _ => Err("not started by a protocol that is known"),
     }
 }
 
 /// # Safety
 ///
 /// As [`read`].
-unsafe fn read_pvh(address: u32) -> BootInfo {
+unsafe fn read_pvh(address: u32) -> Result<BootInfo, &'static str> {
     let mut info = BootInfo::new(Protocol::Pvh);
     // SAFETY: the caller's.
-    let Some(start) = (unsafe { StartInfoReader::from_paddr_identity(address) }) else { return info };
+    let start = unsafe { StartInfoReader::from_paddr_identity(address) };
+    let start = start.ok_or("not started by the PVH protocol")?;
     info.set_command_line(start.cmdline().and_then(|line| line.to_str().ok()).unwrap_or(""));
     info.rsdp = start.raw().rsdp_paddr;
     for entry in start.memmap() {
@@ -97,17 +114,22 @@ unsafe fn read_pvh(address: u32) -> BootInfo {
             info.add_ram(entry.addr, entry.size);
         }
     }
-    info
+    info.module = start.modlist().next().map(|module| {
+        let (start, size) = (module.raw().paddr, module.raw().size);
+        Ram { start, end: start.saturating_add(size) }
+    });
+    Ok(info)
 }
 
 /// # Safety
 ///
 /// As [`read`].
-unsafe fn read_multiboot2(address: u32) -> BootInfo {
+unsafe fn read_multiboot2(address: u32) -> Result<BootInfo, &'static str> {
     let mut info = BootInfo::new(Protocol::Multiboot2);
     let header = address as usize as *const BootInformationHeader;
     // SAFETY: the caller's.
-    let Ok(boot) = (unsafe { BootInformation::load(header) }) else { return info };
+    let boot = unsafe { BootInformation::load(header) };
+    let boot = boot.map_err(|_| "the Multiboot 2 information is not valid")?;
     if let Some(Ok(line)) = boot.command_line_tag().map(|tag| tag.cmdline()) {
         info.set_command_line(line);
     }
@@ -120,7 +142,9 @@ unsafe fn read_multiboot2(address: u32) -> BootInfo {
             info.add_ram(area.start_address(), area.size());
         }
     }
-    info
+    let module = boot.module_tags().next();
+    info.module = module.map(|tag| Ram { start: tag.start_address().into(), end: tag.end_address().into() });
+    Ok(info)
 }
 
 /// Places in the parameters of Linux' boot protocol (`struct boot_params`; the kernel's Documentation/arch/x86/zero-page.rst), and

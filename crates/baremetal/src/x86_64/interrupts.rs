@@ -1,12 +1,13 @@
 //! What happens on each vector.
 
-use core::arch::global_asm;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::instructions::port::Port;
 
 use super::guarded::{self, FAULTED};
 use super::{apic, tables};
+pub use crate::handlers::catch;
+use crate::handlers::{self, catches};
 
 /// Wakes another processor for its job.
 pub const VECTOR_WAKE: u8 = 0x30;
@@ -17,11 +18,14 @@ pub const VECTOR_SPURIOUS: u8 = 0xff;
 /// NMIs.
 pub const VECTOR_NMI: u8 = 2;
 
-/// What the stub pushes, lowest address first.
+/// What the stub pushes, lowest address first: `KEPT` registers beside those that a function of C
+/// may change.
+#[derive(Debug)]
 #[repr(C)]
-pub struct Frame {
-    /// R15, R14, R13, R12, RBX.
-    preserved: [u64; 5],
+pub struct Frame<const KEPT: usize = 5> {
+    /// R15, R14, R13, R12, RBX, if they are kept.
+    preserved: [u64; KEPT],
+    /// A frame with nothing but saved registers below it: what a backtrace begins with.
     rbp: u64,
     r11: u64,
     r10: u64,
@@ -41,7 +45,7 @@ const R13: usize = 2;
 const R12: usize = 3;
 const RCX: usize = 5;
 
-impl Frame {
+impl<const KEPT: usize> Frame<KEPT> {
     /// Address of the instruction that was interrupted.
     pub const fn rip(&self) -> u64 {
         self.rip
@@ -50,6 +54,16 @@ impl Frame {
     /// Has the program go on at `rip`.
     pub const fn set_rip(&mut self, rip: u64) {
         self.rip = rip;
+    }
+
+    /// RBP at that instruction.
+    pub const fn rbp(&self) -> u64 {
+        self.rbp
+    }
+
+    /// The exception's error code; 0 if it has none.
+    pub const fn error(&self) -> u64 {
+        self.error
     }
 
     /// Which vector it came by.
@@ -63,11 +77,29 @@ impl Frame {
     }
 }
 
-// One stub of 16 bytes per vector: an error code of 0 where the processor pushes none (APM volume 2,
-// table 8-1), the vector's number, then the common part.
-global_asm!(
-    r#"
+/// The stubs of an image, which are in it once: one of 16 bytes per vector, which pushes an error
+/// code of 0 where the processor pushes none (APM volume 2, table 8-1) and the vector's number;
+/// then the common part.
+///
+/// The function is an `extern "C" fn(&mut Frame<5>)` where all registers are pushed, and a
+/// `Frame<0>`'s where those are that a function of C may change.
+#[macro_export]
+macro_rules! interrupt_stubs {
+    (all => $dispatch:path) => {
+        $crate::interrupt_stubs!(
+            "push rbx\npush r12\npush r13\npush r14\npush r15",
+            "pop r15\npop r14\npop r13\npop r12\npop rbx",
+            $dispatch
+        );
+    };
+    (volatile => $dispatch:path) => {
+        $crate::interrupt_stubs!("", "", $dispatch);
+    };
+    ($push:literal, $pop:literal, $dispatch:path) => {
+        core::arch::global_asm!(
+            r#"
 .section .text
+.global interrupt_stubs
 .balign 16
 interrupt_stubs:
 .set vector, 0
@@ -93,22 +125,18 @@ interrupt_common:
     push r10
     push r11
     push rbp
-    push rbx
-    push r12
-    push r13
-    push r14
-    push r15
+"#,
+            $push,
+            r#"
     cld
     mov rdi, rsp
     mov rbp, rsp
     and rsp, -16
     call {dispatch}
     mov rsp, rbp
-    pop r15
-    pop r14
-    pop r13
-    pop r12
-    pop rbx
+"#,
+            $pop,
+            r#"
     pop rbp
     pop r11
     pop r10
@@ -122,19 +150,30 @@ interrupt_common:
     add rsp, 16
     iretq
 "#,
-    dispatch = sym dispatch,
-);
+            dispatch = sym $dispatch,
+        );
+    };
+}
 
 unsafe extern "C" {
     static interrupt_stubs: [[u8; 16]; 256];
 }
 
-/// How many interrupts each vector had. Handlers and those who wait run on one processor, or the waiting one sees the
-/// count some time.
-static COUNTS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
-
-/// What is done on each vector beyond counting: the address of a `fn(&Frame)`, or 0. Pairs with [`handle`].
-static HANDLERS: [AtomicUsize; 256] = [const { AtomicUsize::new(0) }; 256];
+/// Fills in the IDT with the image's stubs; `stack` says which vector has which stack, as
+/// [`tables::set_gate_on_stack`] takes it.
+///
+/// # Safety
+///
+/// No other processor runs, and this one loads the table afterwards. Stacks that are named are in
+/// its task state segment then.
+pub unsafe fn build(stack: impl Fn(u8) -> u16) {
+    for vector in 0..=255u8 {
+        // SAFETY: the address of our own text is taken, nothing is read.
+        let stub = unsafe { &raw const interrupt_stubs[usize::from(vector)] };
+        // SAFETY: a stub is an interrupt handler; the rest is the caller's.
+        unsafe { tables::set_gate_on_stack(vector, stub.addr() as u64, stack(vector)) };
+    }
+}
 
 /// RFLAGS as the last exception has pushed them.
 static FAULT_FLAGS: AtomicU64 = AtomicU64::new(0);
@@ -142,19 +181,9 @@ static FAULT_FLAGS: AtomicU64 = AtomicU64::new(0);
 /// The page of [`guard_page`]; no address of code by default.
 static GUARDED_PAGE: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// What is asked about exceptions that nothing else is for: the address of a `fn(&mut Frame) -> bool`, or 0.
-static CATCHER: AtomicUsize = AtomicUsize::new(0);
-
-/// Has `catcher` called on exceptions that nothing else is for. It says whether the program can go on where the frame says.
-pub fn catch(catcher: fn(&mut Frame) -> bool) {
-    // Pairs with `catches`.
-    CATCHER.store(catcher as usize, Ordering::Release);
-}
-
 /// How often `vector` has been taken, by all processors.
 pub fn count(vector: u8) -> u32 {
-    // Pairs with `dispatch`.
-    COUNTS[usize::from(vector)].load(Ordering::Acquire)
+    handlers::count(vector.into())
 }
 
 /// RFLAGS as the last exception has pushed them, on whatever processor.
@@ -165,9 +194,7 @@ pub fn fault_flags() -> u64 {
 
 /// Has `handler` called on `vector`, or nothing any more. An interrupt has been ended at the APIC before.
 pub fn handle(vector: u8, handler: Option<fn(&Frame)>) {
-    let address = handler.map_or(0, |handler| handler as usize);
-    // Pairs with `dispatch`.
-    HANDLERS[usize::from(vector)].store(address, Ordering::Release);
+    handlers::handle(vector.into(), handler);
 }
 
 /// Lets the processor take interrupts.
@@ -187,29 +214,20 @@ pub fn guard_page(page: u64) {
     GUARDED_PAGE.store(page, Ordering::Release);
 }
 
-/// Has nothing interrupt but what is asked for from here on, whatever the firmware has left of the 8259s. On the first
-/// processor, once. I/O APICs are found later, with the other tables of the firmware.
-pub(super) fn silence() {
+/// Has nothing interrupt but what is asked for from here on, whatever the firmware has left of the
+/// 8259s. On the first processor, once, while the first MiB is mapped one to one. I/O APICs are
+/// found later, with the other tables of the firmware.
+pub fn silence() {
     // SAFETY: memory is mapped one to one, and nothing has been written below 1 MiB yet.
     let has_imcr = unsafe { pic::firmware_has_imcr() };
     // SAFETY: the ports are those of the 8259s and of the IMCR, or nobody's.
     pic::silence(has_imcr, |port, value| unsafe { Port::new(port).write(value) });
 }
 
-/// Fills in the IDT. On the first processor, once.
-pub(super) fn build() {
-    for vector in 0..=255u8 {
-        // SAFETY: the address of our own text is taken, nothing is read.
-        let stub = unsafe { &raw const interrupt_stubs[usize::from(vector)] };
-        // SAFETY: no other processor runs, and this one loads the table afterwards.
-        unsafe { tables::set_gate(vector, stub.addr() as u64) };
-    }
-}
-
-extern "C" fn dispatch(frame: &mut Frame) {
+#[doc(hidden)]
+pub extern "C" fn dispatch(frame: &mut Frame) {
     let vector = frame.vector as u8;
-    // Pairs with `count`.
-    COUNTS[usize::from(vector)].fetch_add(1, Ordering::AcqRel);
+    handlers::tally(vector.into());
     match vector {
         VECTOR_NMI => {}
         0..=31 => return on_exception(vector, frame),
@@ -223,22 +241,7 @@ extern "C" fn dispatch(frame: &mut Frame) {
         }
         _ => apic::end_of_interrupt(),
     }
-    // Pairs with `handle`.
-    let handler = HANDLERS[usize::from(vector)].load(Ordering::Acquire);
-    if handler != 0 {
-        // SAFETY: `handle` stored it, and nothing else does.
-        unsafe { core::mem::transmute::<usize, fn(&Frame)>(handler)(frame) };
-    }
-}
-
-/// Whether somebody knows what to do about it, and has done it.
-fn catches(frame: &mut Frame) -> bool {
-    // Pairs with `catch`.
-    match CATCHER.load(Ordering::Acquire) {
-        0 => false,
-        // SAFETY: `catch` stored it, and nothing else does.
-        address => unsafe { core::mem::transmute::<usize, fn(&mut Frame) -> bool>(address)(frame) },
-    }
+    handlers::run(vector.into(), frame);
 }
 
 /// Goes on where the table of guarded instructions or the guarded page's caller says, in ring 0, with the fault in R11

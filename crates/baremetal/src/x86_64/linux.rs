@@ -7,40 +7,46 @@
 //!
 //! Source: the kernel's Documentation/arch/x86/boot.rst, version 2.15 of the protocol: "The Real-Mode Kernel Header",
 //! "Running the Kernel", "32-bit Boot Protocol"; zero-page.rst for the parameters.
-
-use core::arch::global_asm;
+//!
+//! The constants are public for the macro alone.
 
 /// Bytes of a sector, and sectors of the setup behind the first one.
-const SECTOR: u32 = 512;
-const SETUP_SECTORS: u32 = 3;
+pub const SECTOR: u32 = 512;
+pub const SETUP_SECTORS: u32 = 3;
 /// Where the protocol's header begins and ends in the setup.
-const HEADER: u32 = 0x1f1;
-const HEADER_END: u32 = 0x26c;
+pub const HEADER: u32 = 0x1f1;
+pub const HEADER_END: u32 = 0x26c;
 /// Where the header's jump over itself begins, and the place from which it counts.
-const JUMP: u32 = 0x200;
-const JUMP_FROM: u32 = JUMP + 2;
+pub const JUMP: u32 = 0x200;
+pub const JUMP_FROM: u32 = JUMP + 2;
 /// Where the setup has its pointer to its descriptor table, which is at its beginning.
-const GDT_POINTER: u32 = 4 * 8;
+pub const GDT_POINTER: u32 = 4 * 8;
 /// Where the part for protected mode is loaded, and how much of it is `.linux.high`.
-const LOAD_ADDRESS: u32 = 0x10_0000;
-const HIGH_SIZE: u32 = 0x100;
+pub const LOAD_ADDRESS: u32 = 0x10_0000;
+pub const HIGH_SIZE: u32 = 0x100;
 /// Longest command line, without the zero at its end.
-const COMMAND_LINE_MAX: usize = super::info::COMMAND_LINE - 1;
+pub const COMMAND_LINE_MAX: usize = super::info::COMMAND_LINE - 1;
 /// Offset of the parameters that the setup makes, and of the top of its stack, in its own segment.
-const PARAMS: u32 = 0x4000;
-const STACK: u32 = 0x8000;
+pub const PARAMS: u32 = 0x4000;
+pub const STACK: u32 = 0x8000;
 
 /// Places in the parameters: the number of entries in the memory map, and the map.
-pub(super) const E820_COUNT: u32 = 0x1e8;
-pub(super) const E820_TABLE: u32 = 0x2d0;
+pub const E820_COUNT: u32 = 0x1e8;
+pub const E820_TABLE: u32 = 0x2d0;
 /// Bytes of an entry, and how many there is room for.
-pub(super) const E820_ENTRY: u32 = 20;
-pub(super) const E820_MAX: u32 = 128;
+pub const E820_ENTRY: u32 = 20;
+pub const E820_MAX: u32 = 128;
 
 // Differences between labels are no operands that the assembler takes: what is referred to has a fixed place, which `.org` sees to.
 // It also refuses code that is longer than its place.
-global_asm!(
-    r#"
+
+/// The code of the Linux boot protocol, which goes on in that of
+/// [`x86_64_entry_code`](crate::x86_64_entry_code).
+#[macro_export]
+macro_rules! linux_entry_code {
+    () => {
+        core::arch::global_asm!(
+            r#"
 .section .linux.setup, "", @progbits
 .code16
     // A boot sector that nobody boots from has room for the descriptor table.
@@ -154,23 +160,31 @@ global_asm!(
     mov eax, offset linux_entry
     jmp eax
     .org {high_size}
+
+.section .text.boot, "ax"
+linux_entry:
+    mov ebp, {linux}
+    jmp common_entry
 .text
 .code64
 "#,
-    gdt_pointer = const GDT_POINTER,
-    header = const HEADER,
-    header_end = const HEADER_END,
-    jump = const JUMP,
-    jump_from = const JUMP_FROM,
-    sector = const SECTOR,
-    sectors = const SETUP_SECTORS,
-    high_size = const HIGH_SIZE,
-    load = const LOAD_ADDRESS,
-    command_line_max = const COMMAND_LINE_MAX,
-    params = const PARAMS,
-    stack = const STACK,
-    e820_count = const E820_COUNT,
-    e820_table = const E820_TABLE,
-    e820_entry = const E820_ENTRY,
-    e820_max = const E820_MAX,
-);
+            gdt_pointer = const $crate::x86_64::linux::GDT_POINTER,
+            header = const $crate::x86_64::linux::HEADER,
+            header_end = const $crate::x86_64::linux::HEADER_END,
+            jump = const $crate::x86_64::linux::JUMP,
+            jump_from = const $crate::x86_64::linux::JUMP_FROM,
+            sector = const $crate::x86_64::linux::SECTOR,
+            sectors = const $crate::x86_64::linux::SETUP_SECTORS,
+            high_size = const $crate::x86_64::linux::HIGH_SIZE,
+            load = const $crate::x86_64::linux::LOAD_ADDRESS,
+            command_line_max = const $crate::x86_64::linux::COMMAND_LINE_MAX,
+            params = const $crate::x86_64::linux::PARAMS,
+            stack = const $crate::x86_64::linux::STACK,
+            e820_count = const $crate::x86_64::linux::E820_COUNT,
+            e820_table = const $crate::x86_64::linux::E820_TABLE,
+            e820_entry = const $crate::x86_64::linux::E820_ENTRY,
+            e820_max = const $crate::x86_64::linux::E820_MAX,
+            linux = const $crate::x86_64::boot::PROTOCOL_LINUX,
+        );
+    };
+}

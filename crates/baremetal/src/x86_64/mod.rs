@@ -8,7 +8,8 @@ pub mod firmware;
 pub mod guarded;
 pub mod info;
 pub mod interrupts;
-mod linux;
+#[doc(hidden)]
+pub mod linux;
 pub mod power;
 pub mod processors;
 pub mod serial;

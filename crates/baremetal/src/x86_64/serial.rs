@@ -1,72 +1,48 @@
-//! Serial ports: 16550s that are polled.
-
-use core::fmt::{self, Write};
+//! Serial ports: 16550s behind I/O ports.
 
 use x86_64::instructions::port::Port;
+
+use crate::uart16550::{Registers, Uart};
 
 /// First port of COM1.
 pub const COM1: u16 = 0x3f8;
 /// First port of COM2.
 pub const COM2: u16 = 0x2f8;
 
-const INTERRUPTS: u16 = 1;
-const FIFO: u16 = 2;
-const LINE_CONTROL: u16 = 3;
-const MODEM_CONTROL: u16 = 4;
-const LINE_STATUS: u16 = 5;
-const DATA_READY: u8 = 1 << 0;
-const TRANSMITTER_EMPTY: u8 = 1 << 5;
-/// Reads of the line status before a byte is sent regardless.
-const TRIES: u32 = 1 << 22;
-
 /// The port of a program's words.
-pub const CONSOLE: Serial = Serial(COM1);
+// SAFETY: a serial port is there, or nothing is.
+pub const CONSOLE: Serial = unsafe { Serial::at(COM1) };
 /// The port of its reports to the host.
-pub const REPORTS: Serial = Serial(COM2);
+// SAFETY: as above.
+pub const REPORTS: Serial = unsafe { Serial::at(COM2) };
 
-/// A serial port by the first of its ports.
+/// The first of a 16550's ports.
 #[derive(Clone, Copy, Debug)]
-pub struct Serial(pub u16);
+pub struct Ports(u16);
 
-impl Serial {
-    /// Sets the port to 115,200 baud, 8 bits, no parity, without interrupts.
-    pub fn set_up(self) {
-        // Divisor 1 while the divisor's latch is open.
-        let writes = [
-            (INTERRUPTS, 0),
-            (LINE_CONTROL, 0x80),
-            (0, 1),
-            (INTERRUPTS, 0),
-            (LINE_CONTROL, 3),
-            (FIFO, 7),
-            (MODEM_CONTROL, 3),
-        ];
-        for (register, value) in writes {
-            // SAFETY: a serial port is there, or nothing is.
-            unsafe { Port::<u8>::new(self.0 + register).write(value) };
-        }
+impl Registers for Ports {
+    fn read(self, register: u16) -> u8 {
+        // SAFETY: a serial port is there, or nothing is, says `at`'s caller; nothing reads as all
+        // ones.
+        unsafe { Port::new(self.0 + register).read() }
     }
 
-    /// A byte that has come, if one has.
-    pub fn receive(self) -> Option<u8> {
-        // SAFETY: a serial port is there, or nothing is, which then reads as all ones: a status that no port has.
-        unsafe {
-            let status = Port::<u8>::new(self.0 + LINE_STATUS).read();
-            (status != 0xff && status & DATA_READY != 0).then(|| Port::new(self.0).read())
-        }
+    fn write(self, register: u16, value: u8) {
+        // SAFETY: a serial port is there, or nothing is, says `at`'s caller.
+        unsafe { Port::new(self.0 + register).write(value) };
     }
 }
 
-impl Write for Serial {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            // SAFETY: a serial port is there, or nothing is, which then reads as empty.
-            unsafe {
-                let mut status = Port::<u8>::new(self.0 + LINE_STATUS);
-                let _ = (0..TRIES).any(|_| status.read() & TRANSMITTER_EMPTY != 0);
-                Port::new(self.0).write(byte);
-            }
-        }
-        Ok(())
+/// A serial port.
+pub type Serial = Uart<Ports>;
+
+impl Serial {
+    /// The one whose first port is `port`.
+    ///
+    /// # Safety
+    ///
+    /// A 16550 is there, which is the program's, or nothing is.
+    pub const unsafe fn at(port: u16) -> Self {
+        Uart(Ports(port))
     }
 }

@@ -8,11 +8,10 @@
 //! addresses are valid for one version of the memory slots, which [`GuestMemory`] checks.
 
 use memslots::{AccessError, Gpa, GuestMemory, Located, Pattern, Record};
+use tlfs::PAGE_SIZE;
 
 use crate::{Mistake, Mistakes};
 
-/// Bytes of a page.
-const PAGE_SIZE: usize = 4096;
 /// Levels of the longest walk.
 const LEVELS_MAX: usize = 4;
 /// Pages that are remembered, by the low bits of their number. A guest's exits come from few places.

@@ -4,7 +4,7 @@ use core::arch::asm;
 
 use baremetal::aarch64::guarded::{Cause, Fault};
 use baremetal::aarch64::info::BootInfo;
-use baremetal::aarch64::{gic, processors};
+use baremetal::aarch64::processors;
 use baremetal::guarded;
 
 pub(crate) use baremetal::aarch64::interrupts::number;
@@ -15,18 +15,7 @@ const CLASS_UNKNOWN: u8 = 0;
 
 /// Finds the processors and lets the first one take interrupts. Returns how many processors there are.
 pub(super) fn prepare(info: &BootInfo) -> usize {
-    if let Err(why) = gic::enable_distributor().and_then(|()| gic::enable()) {
-        panic!("{why}");
-    }
-    let own = gic::affinity();
-    processors::set_affinity(0, own);
-    let others = info.processors.iter().filter(|affinity| **affinity != own);
-    let mut count = 1;
-    for affinity in others.take(processors::MAX_PROCESSORS - 1) {
-        processors::set_affinity(count, *affinity);
-        count += 1;
-    }
-    count
+    processors::find(&info.processors)
 }
 
 /// Executes an undefined instruction; says whether that is what the processor finds.

@@ -15,7 +15,8 @@ static SWITCH: Once<Option<Switch>> = Once::new();
 pub(super) fn prepare(info: &BootInfo) -> usize {
     // SAFETY: the address is what the loader passed.
     let firmware = unsafe { firmware::read(info.rsdp) }.unwrap_or_else(|why| panic!("{why}"));
-    SWITCH.call_once(|| firmware.switch);
+    // SAFETY: as above.
+    SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
     let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);
     if let Some(hz) = clock::hz_by_cpuid().or_else(by_timer) {
         clock::set_hz(hz);

@@ -4,7 +4,7 @@ use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use baremetal::aarch64::info::BootInfo;
-use baremetal::aarch64::{boot, clock, gic, interrupts, power, processors};
+use baremetal::aarch64::{boot, clock, interrupts, power, processors};
 
 use super::Absent;
 
@@ -44,18 +44,7 @@ const PATIENCE_MS: u64 = 20_000;
 
 /// Lets the processor sleep until its timer. The others are found, and not started.
 pub(crate) fn prepare(info: &BootInfo) {
-    if let Err(why) = gic::enable_distributor().and_then(|()| gic::enable()) {
-        panic!("{why}");
-    }
-    let own = gic::affinity();
-    processors::set_affinity(0, own);
-    let others = info.processors.iter().filter(|affinity| **affinity != own);
-    let mut count = 1;
-    for affinity in others.take(processors::MAX_PROCESSORS - 1) {
-        processors::set_affinity(count, *affinity);
-        count += 1;
-    }
-    PROCESSORS.store(count, Ordering::Relaxed);
+    PROCESSORS.store(processors::find(&info.processors), Ordering::Relaxed);
 }
 
 /// Has other processors begin `job`, up to number `limit` - 1, and starts them if need be. Returns how many there are with the first

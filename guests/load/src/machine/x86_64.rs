@@ -13,7 +13,8 @@ static SWITCH: Once<Option<Switch>> = Once::new();
 pub(crate) fn prepare(info: &BootInfo) {
     // SAFETY: the address is what the loader passed.
     let Ok(firmware) = (unsafe { firmware::read(info.rsdp) }) else { return };
-    SWITCH.call_once(|| firmware.switch);
+    // SAFETY: as above.
+    SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
     let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);
     if let Some(hz) = clock::hz_by_cpuid().or_else(by_timer) {
         clock::set_hz(hz);

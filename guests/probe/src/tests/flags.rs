@@ -77,7 +77,7 @@ pub(super) fn flush_flags() -> Verdict {
     Ok(())
 }
 
-fn of_the_other(watch: &mut Watch, mask: u64, is_global: bool, space: u64) -> Verdict {
+fn of_the_other(watch: &mut Watch<'_>, mask: u64, is_global: bool, space: u64) -> Verdict {
     let replace = |round| replace(round, is_global);
     let everything = cells(is_global, space).find(|cell| cell.is_due);
     watch.notices(replace, || everything.map_or(Ok(()), |cell| cell.call(mask)))?;

@@ -95,7 +95,7 @@ pub(super) fn nmi_in_flush() -> Verdict {
     })
 }
 
-fn storm(watch: &mut Watch, mask: u64) -> Verdict {
+fn storm(watch: &mut Watch<'_>, mask: u64) -> Verdict {
     let before = nmi_count();
     let mut forms = Form::all().cycle();
     for number in 1..=NMIS {

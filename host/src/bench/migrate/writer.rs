@@ -11,6 +11,7 @@ use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor};
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
+use baremetal::pages::PAGE;
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use hostlink::ctl::{LogWay, Request};
 use hostlink::exit::ExitCode;
@@ -19,7 +20,6 @@ use tempfile::TempDir;
 
 /// Memory of the guest itself.
 const MEMORY: u64 = 64 * MIB;
-const PAGE: u64 = 4096;
 /// What the guest says when it takes commands, when it is done with one, and while it writes.
 const READY: &str = "load: ready";
 const DONE: &str = "load: done: ";

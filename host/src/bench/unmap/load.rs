@@ -12,6 +12,7 @@ use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor};
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
+use baremetal::pages::PAGE;
 use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Stage2Unmap, Switches};
 use hostlink::ctl::{LogWay, Request};
 use hostlink::exit::ExitCode;
@@ -24,7 +25,6 @@ const MEMORY: u64 = 64 * MIB;
 /// The memory that is added, and where: it fills an entry of a table that is not the last one.
 const AT: u64 = 4 << 30;
 const SIZE: u64 = 1 << 30;
-const PAGE: u64 = 4096;
 /// Pages of it.
 pub(super) const PAGES: u64 = SIZE / PAGE;
 

@@ -6,19 +6,19 @@
 
 use core::arch::global_asm;
 
+use baremetal::aarch64::boot::{MAIR, SCTLR as SCTLR_EL1};
+use baremetal::{enable_mmu, image_header};
+
+// The boot tables have the attributes of those that follow.
+const _: () = assert!(MAIR == paging::Arm64Stage1::MAIR);
+
 /// Size of the boot CPU's first stack.
 const BOOT_STACK_SIZE: usize = 64 << 10;
 
-/// Memory attributes by index: 0 is Normal write-back, 1 is Device-nGnRE. As `paging`'s stage 1 has them.
-const MAIR: u64 = paging::Arm64Stage1::MAIR;
-
-/// TCR_EL2 without the physical address size: 48 bits of input, 4 KiB pages, walks by way of the caches; bits 31 and 23
-/// are always ones.
+/// TCR_EL2 without the physical address size: 48 bits of input, 4 KiB pages, walks by way of the
+/// caches; bits 31 and 23 are always ones. TCR_EL1 is the same with the size elsewhere: bit 31 says
+/// 4 KiB there, and bit 23 that there is no second half.
 const TCR: u64 = 16 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 1 << 31;
-
-/// SCTLR_EL1, for a start at the wrong level: its ones, and the same as below. TCR_EL1 is TCR_EL2 with the size elsewhere: bit 31
-/// says 4 KiB there, and bit 23 that there is no second half.
-const SCTLR_EL1: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
 
 /// SCTLR_EL2: its ones, and MMU, alignment of the stack, data and instruction caches.
 const SCTLR: u64 = 0x30c5_0830 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
@@ -49,14 +49,10 @@ boot_stack_top:
 .section .text.boot, "ax"
 .global boot_image
 boot_image:
-    b 1f
-    .long 0
-    .quad 0                             // offset from a 2 MiB boundary
-    .quad __image_size
-    .quad 0b0010                        // little-endian, 4 KiB pages, near the base of memory
-    .quad 0, 0, 0
-    .ascii "ARM\x64"
-    .long 0
+"#,
+    // Little-endian, 4 KiB pages, near the base of memory.
+    image_header!("1f", "0b0010"),
+    r#"
 1:  mov x20, x0
     msr daifset, #0xf
     mrs x1, CurrentEL
@@ -78,26 +74,10 @@ boot_image:
     mov x0, x20
     bl {bsp_main}
     brk #0
-3:  ldr x1, ={mair}                     // not EL2: with the MMU off unaligned accesses fault
-    msr mair_el1, x1
-    ldr x1, ={tcr}
-    mrs x2, id_aa64mmfr0_el1
-    and x2, x2, #0xf
-    cmp x2, #5
-    b.ls 5f
-    mov x2, #5
-5:  orr x1, x1, x2, lsl #32
-    msr tcr_el1, x1
-    adrp x1, boot_root
-    add x1, x1, :lo12:boot_root
-    msr ttbr0_el1, x1
-    tlbi vmalle1
-    ic iallu
-    dsb nsh
-    isb
-    ldr x1, ={sctlr_el1}
-    msr sctlr_el1, x1
-    isb
+3:                                      // not EL2: with the MMU off unaligned accesses fault
+"#,
+    enable_mmu!("el1", "vmalle1", "32", "{mair}", "{tcr}", "{sctlr_el1}", "boot_root", ""),
+    r#"
     adrp x1, boot_stack_top
     add x1, x1, :lo12:boot_stack_top
     mov sp, x1
@@ -106,28 +86,10 @@ boot_image:
     bl {not_el2}
     brk #0
 
-// Turns on MMU and caches with the boot tables. Clobbers x1 and x2.
 boot_enable_mmu:
-    ldr x1, ={mair}
-    msr mair_el2, x1
-    ldr x1, ={tcr}
-    mrs x2, id_aa64mmfr0_el1
-    and x2, x2, #0xf
-    cmp x2, #5                          // more than 48 bits take other tables
-    b.ls 4f
-    mov x2, #5
-4:  orr x1, x1, x2, lsl #16
-    msr tcr_el2, x1
-    adrp x1, boot_root
-    add x1, x1, :lo12:boot_root
-    msr ttbr0_el2, x1
-    tlbi alle2
-    ic iallu
-    dsb nsh
-    isb
-    ldr x1, ={sctlr}
-    msr sctlr_el2, x1
-    isb
+"#,
+    enable_mmu!("el2", "alle2", "16", "{mair}", "{tcr}", "{sctlr}", "boot_root", ""),
+    r#"
     ret
 
 // x0: top of the CPU's main stack

@@ -8,7 +8,7 @@ use coherence::tlbi::Stage2Tlb;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 
-use super::{features, flush, gic, interrupts, power};
+use super::{features, flush, gic, interrupts};
 use crate::arch::PerCpu;
 pub(crate) use crate::arm64::processor::CpuData;
 use crate::arm64::processor::Features;
@@ -30,7 +30,7 @@ pub(crate) fn wait_for_interrupt() {
 
 /// Makes a CPU leave guest mode or idling soon.
 pub(crate) fn kick(cpu: &PerCpu) {
-    gic::send(cpu.id, interrupts::KICK);
+    gic::send(cpu.id, interrupts::KICK as u8);
 }
 
 /// The stack pointer.
@@ -146,7 +146,7 @@ pub(crate) fn quiesce() {}
 
 /// Stops another CPU when it next looks for interrupts: at once if it is in guest mode or idles.
 pub(crate) fn stop_other(cpu: &PerCpu) {
-    gic::send(cpu.id, interrupts::STOP);
+    gic::send(cpu.id, interrupts::STOP as u8);
 }
 
 /// Stops the calling CPU for ever.
@@ -161,6 +161,6 @@ pub(crate) fn stop() -> ! {
 pub(crate) fn exit(code: ExitCode) -> ! {
     // Pairs with the host tool's look, which comes from outside.
     image::QUELL_BEACON.exit.store(code as u32, Ordering::Release); // The host tool reads it.
-    power::off();
+    baremetal::aarch64::power::system_off();
     stop()
 }

@@ -3,7 +3,7 @@
 //! A 16550 by PCI has one base address register, in port space; a host bridge shows port space at an address. Nothing
 //! else is used of the bus. Source: PCI Local Bus Specification 3.0, sections 6.2 and 6.2.5.
 
-use super::firmware::PciHost;
+use baremetal::devicetree::PciHost;
 
 /// Vendor and device of QEMU's 16550s: one, two, four ports.
 const SERIAL_2X: u32 = 0x0003_1b36;
@@ -19,7 +19,7 @@ const PORT: u32 = 0x1000;
 
 /// Finds a card with two serial ports on the first bus; returns where their registers are, and its INTID.
 pub(crate) fn find_ports(host: &PciHost) -> Option<(u64, Option<u32>)> {
-    let space = host.ports.clone()?;
+    let space = host.ports?;
     for device in 0..32 {
         let function = host.ecam.start + device * FUNCTIONS * FUNCTION;
         if function + FUNCTION > host.ecam.end || read(function) != SERIAL_2X {

@@ -3,21 +3,30 @@
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
+use baremetal::aarch64::info;
+use baremetal::aarch64::power;
+use baremetal::devicetree::{Board, Gic, PROCESSORS, RANGES, REGIONS, Ram};
 use hostlink::exit::ExitCode;
 
-use super::{boot, clock, console, entry, features, firmware, gic, interrupts, pci, power, translation};
+use super::{boot, clock, console, entry, features, gic, interrupts, pci, translation};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
-use crate::image::blocks::{self, BLOCK_SIZE};
+use crate::image::blocks;
 use crate::image::{self, heap};
 use crate::vm::arch::Clock;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
 
+// The list of processors has room for as many as there can be CPUs.
+const _: () = assert!(MAX_CPUS == PROCESSORS);
+
 /// How long a CPU gets to come up.
 const AP_START_US: u64 = 1_000_000;
 /// Boot memory reaches so far: the boot tables map no more.
 const BOOT_MAP_END: u64 = 512 << 30;
+
+/// What is said where the device tree has no GICv3.
+const NO_GIC: &str = "no GICv3 in the device tree: QEMU takes -M virt,virtualization=on,gic-version=3";
 
 /// What `prepare` leaves for the rest of the start: things that need the boot CPU's final stack.
 static LATER: spin::Once<Later> = spin::Once::new();
@@ -44,22 +53,23 @@ type Ports = Option<(u64, Option<u32>)>;
 /// # Safety
 ///
 /// `tree` is what the boot loader passed.
-unsafe fn begin(tree: u64) -> Result<(firmware::Machine, Ports), &'static str> {
+unsafe fn begin(tree: u64) -> Result<(Board, Ports), &'static str> {
     crate::image::console::init();
     // SAFETY: the caller vouches for the address.
-    let tree = unsafe { firmware::tree(tree) }.ok_or("no device tree: boot the flat image, not the ELF")?;
-    let machine = firmware::read(tree)?;
-    if let Some((registers, _)) = &machine.console {
-        console::init(registers.start);
+    let tree = unsafe { info::tree(tree) }.ok_or("no device tree: boot the flat image, not the ELF")?;
+    let mut board = Board::read(tree)?;
+    if let Some(console) = board.uarts.first() {
+        console::init(console.registers.start);
     }
-    if let Some(conduit) = machine.conduit {
-        power::set_conduit(conduit);
-    }
-    let ports = machine.pci.as_ref().and_then(pci::find_ports);
+    power::set_conduit(board.psci);
+    let ports = board.pci.as_ref().and_then(pci::find_ports);
     if let Some((registers, _)) = ports {
         console::init_pci_ports(registers);
     }
-    Ok((machine, ports))
+    let start = tree.as_ptr().addr() as u64;
+    let own = Ram { start, end: start + tree.len() as u64 };
+    board.reserved.try_push(own).map_err(|_| "more memory is reserved than can be remembered")?;
+    Ok((board, ports))
 }
 
 /// Started at EL1: nothing can be done there but to say so.
@@ -74,63 +84,60 @@ pub(crate) extern "C" fn not_el2(tree: u64) -> ! {
 pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
     // SAFETY: the entry code passes on what the boot protocol gave.
     let (firmware, ports) = unsafe { begin(tree) }.unwrap_or_else(|why| unsupported(&why));
-    firmware.check().unwrap_or_else(|why| unsupported(&why));
+    let gic = firmware.gic.as_ref().unwrap_or_else(|| unsupported(&NO_GIC));
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
+    if firmware.left_out != 0 {
+        log::warn!("more than {MAX_CPUS} CPUs; {} stay unused", firmware.left_out);
+    }
     features::probe().unwrap_or_else(|why| unsupported(&why));
     clock::init().unwrap_or_else(|why| unsupported(&why));
-    gic::init_distributor(firmware.distributor.start).unwrap_or_else(|why| unsupported(&why));
-    prepare(&firmware, ports).unwrap_or_else(|why| unsupported(&why));
+    gic::init_distributor(gic.distributor.start).unwrap_or_else(|why| unsupported(&why));
+    prepare(&firmware, gic, ports).unwrap_or_else(|why| unsupported(&why));
     let cpu = PerCpu::get(0).expect("the boot CPU has a block");
     // SAFETY: nobody runs on the stacks of the blocks yet.
     unsafe { blocks::enter_block(cpu, bsp_on_block) }
 }
 
-fn prepare(firmware: &firmware::Machine, ports: Ports) -> Result<(), &'static str> {
+fn prepare(firmware: &Board, gic: &Gic, ports: Ports) -> Result<(), &'static str> {
     let mut free = FreeMemory::default();
     let ram = firmware.ram.iter().filter(|range| range.end <= BOOT_MAP_END);
-    ram.clone().for_each(|range| free.add(range.clone()));
+    let ram: ArrayVec<Range<u64>, RANGES> = ram.copied().map(Range::from).collect();
+    ram.iter().for_each(|range| free.add(range.clone()));
     free.reserve(heap::image());
-    for range in firmware.reserved.iter().chain(&firmware.module) {
-        free.reserve(range.clone());
+    for &range in firmware.reserved.iter().chain(&firmware.initrd) {
+        free.reserve(range.into());
     }
     heap::init_heap(&mut free, BOOT_MAP_END)?;
 
-    let ids = boot_cpu_first(firmware);
-    let size = ids.len() as u64 * BLOCK_SIZE;
-    let blocks = free.take(size, BLOCK_SIZE, BOOT_MAP_END).ok_or("no room for the CPUs' stacks")?;
-    // SAFETY: the memory is free RAM, mapped by the boot tables, and ours from here on.
-    unsafe {
-        core::ptr::write_bytes(blocks as *mut u8, 0, size as usize);
-        blocks::create(blocks, &ids);
-    }
-    heap::set_stacks(blocks..blocks + size);
+    // SAFETY: the boot tables map all that is free below their end.
+    let blocks = unsafe { blocks::create(&mut free, &boot_cpu_first(firmware), BOOT_MAP_END) }?;
     for cpu in PerCpu::all() {
-        let redistributor = gic::find_redistributor(firmware.redistributors.start, cpu.id)?;
-        cpu.arch.redistributor.set(redistributor);
+        let mut regions = gic.redistributors.iter();
+        let found = regions.find_map(|&region| gic::find_redistributor(region.into(), cpu.id));
+        cpu.arch.redistributor.set(found.ok_or("a CPU has no redistributor")?);
     }
 
-    let mut devices = ArrayVec::<Range<u64>, 6>::new();
-    devices.push(firmware.distributor.clone());
-    devices.push(firmware.redistributors.clone());
-    devices.extend(firmware.console.as_ref().map(|(registers, _)| registers.clone()));
+    let console = firmware.uarts.first();
+    let mut devices = ArrayVec::<Range<u64>, { REGIONS + 3 }>::new();
+    devices.push(gic.distributor.into());
+    devices.extend(gic.redistributors.iter().copied().map(Range::from));
+    devices.extend(console.map(|console| console.registers.into()));
     devices.extend(ports.map(|(registers, _)| registers..registers + 16));
-    let ram: ArrayVec<_, 16> = ram.cloned().collect();
-    translation::build_tables(&ram, &devices, blocks..blocks + size)
-        .map_err(|_| "the memory map cannot be mapped")?;
+    translation::build_tables(&ram, &devices, blocks).map_err(|_| "the memory map cannot be mapped")?;
     LATER.call_once(|| Later {
-        console: firmware.console.as_ref().map(|&(_, intid)| intid),
+        console: console.and_then(|console| console.interrupt),
         control: ports.and_then(|(_, intid)| intid),
-        module: firmware.module.clone(),
-        date: firmware.clock.as_ref().map(|registers| clock::date(registers.start)),
+        module: firmware.initrd.map(Range::from),
+        date: firmware.clock.map(|clock| clock::date(clock.registers.start)),
         free: spin::Mutex::new(free),
     });
     Ok(())
 }
 
 /// Affinities of all CPUs, that of the one that runs now first.
-fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u64, { MAX_CPUS }> {
+fn boot_cpu_first(firmware: &Board) -> ArrayVec<u64, { MAX_CPUS }> {
     let own = features::affinity();
-    let others = firmware.cpus.iter().copied().filter(|&id| id != own);
+    let others = firmware.processors.iter().copied().filter(|&id| id != own);
     core::iter::once(own).chain(others).take(MAX_CPUS).collect()
 }
 
@@ -170,7 +177,7 @@ fn enable_cpu(cpu: &'static PerCpu) -> Result<(), &'static str> {
 /// [`crate::bringup`].
 fn start_others() {
     for cpu in PerCpu::all().skip(1) {
-        let answer = power::start_cpu(cpu.id, boot::secondary_entry(), cpu.main_stack_top());
+        let answer = power::cpu_on(cpu.id, boot::secondary_entry(), cpu.main_stack_top());
         let patience = if answer.is_ok() { Local::ticks_of_us(AP_START_US) } else { 0 };
         let deadline = clock::now() + patience;
         while !cpu.presence.is_settled() && clock::now() < deadline {

@@ -6,13 +6,12 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use paging::{Arm64Stage1, Format, Gather, Level, MapError, NeverWalked, PageTable, Permissions, PhysAddr};
+use baremetal::pages::PAGE;
+use paging::{Arm64Stage1, Format, Level, MapError, PageTable, Permissions, PhysAddr};
 
 use super::sysreg::{isb, write};
-use crate::image::blocks::{BLOCK_SIZE, GUARD_PAGES};
-use crate::image::heap::{HeapTables, rodata, text};
+use crate::image::heap::{HeapTables, protect};
 
-const PAGE: u64 = 4096;
 const MIB2: u64 = 2 << 20;
 
 /// Stage 1 of a regime with one exception level: as that of EL1&0, but there is one execute-never
@@ -97,17 +96,7 @@ pub(crate) fn build_tables(
         let largest = if range.start % MIB2 == 0 { Level::Page2M } else { Level::Page4K };
         tables.map(range, start, Permissions::RW | Permissions::DEVICE, largest)?;
     }
-    // SAFETY: these tables are not in any TTBR yet, so nothing of them is cached anywhere.
-    let never_walked = unsafe { NeverWalked::new() };
-    let settle =
-        |gather: Gather<HeapTables>| gather.release(&never_walked).map(drop).map_err(|_| MapError::Raced);
-    settle(tables.protect(text(), Permissions::RX)?)?;
-    settle(tables.protect(rodata(), Permissions::R)?)?;
-    for block in (blocks.start..blocks.end).step_by(BLOCK_SIZE as usize) {
-        for guard in GUARD_PAGES {
-            settle(tables.unmap(block + guard..block + guard + PAGE)?)?;
-        }
-    }
+    protect(&mut tables, blocks)?;
     // Pairs with `activate_tables`.
     ROOT.store(tables.root().0, Ordering::Release);
     // The handle goes, the tables stay: nothing frees them but a gather's release.

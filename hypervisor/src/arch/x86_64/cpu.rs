@@ -3,19 +3,19 @@
 use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
 
+use baremetal::x86_64::power;
+use baremetal::x86_64::tables::Tables;
 use hostlink::exit::{self, ExitCode};
 use x86_64::instructions::interrupts;
-use x86_64::instructions::port::Port;
 
 use super::apic;
 use super::interrupts::VECTOR_KICK;
-use super::tables::CpuTables;
 use crate::arch::PerCpu;
 
 /// What belongs to one CPU beside [`PerCpu`]'s own.
 pub(crate) struct CpuData {
     /// GDT, TSS; used by the processor.
-    pub(crate) tables: UnsafeCell<CpuTables>,
+    pub(crate) tables: UnsafeCell<Tables>,
     /// Physical address of the page with the host state that VMRUN saves.
     pub(crate) host_save: Cell<u64>,
     /// Physical address of the VMCB that holds the host's own VMSAVE state.
@@ -29,7 +29,7 @@ impl CpuData {
     /// Of a CPU that has not started.
     pub(crate) const fn new() -> Self {
         Self {
-            tables: UnsafeCell::new(CpuTables::new()),
+            tables: UnsafeCell::new(Tables::new()),
             host_save: Cell::new(0),
             host_vmcb: Cell::new(0),
             #[cfg(feature = "audit")]
@@ -127,7 +127,6 @@ pub(crate) fn stop() -> ! {
 
 /// Ends the run with `code`. Without QEMU's exit device the CPUs stop here.
 pub(crate) fn exit(code: ExitCode) -> ! {
-    // SAFETY: the port is QEMU's exit device or nothing.
-    unsafe { Port::new(exit::PORT).write(code as u32) };
+    power::debug_exit(exit::PORT, code as u8);
     stop()
 }

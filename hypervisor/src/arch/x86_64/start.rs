@@ -3,46 +3,36 @@
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
+use baremetal::x86_64::boot::{STARTUP_PAGE, StartupPage};
+use baremetal::x86_64::firmware;
+use baremetal::x86_64::info::{self, BootInfo, RANGES};
 use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
-use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1Tag, RsdpV2Tag};
-use pvh::start_info::MemmapType;
-use pvh::start_info::reader::StartInfoReader;
-use x86_64::instructions::port::Port;
 
 use super::svm::features;
-use super::{apic, boot, clock, console, firmware, interrupts, tables, translation};
+use super::{apic, clock, console, interrupts, tables, translation};
 use crate::amd64::guest::allocate_pages;
 use crate::amd64::{cpuid, instruction};
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
-use crate::image::blocks::{self, BLOCK_SIZE};
+use crate::image::blocks;
 use crate::image::{self, heap};
 use crate::vm::arch::Clock;
 use crate::vm::files;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
 
+// The list of processors has room for as many as there can be CPUs.
+const _: () = assert!(MAX_CPUS == baremetal::x86_64::processors::MAX_PROCESSORS);
+
 /// The boot tables map so much.
 const BOOT_MAP_END: u64 = 1 << 32;
+/// ISA interrupts of COM1, and of COM2 and COM4.
+const COM1_IRQ: usize = 4;
+const COM4_IRQ: usize = 3;
 /// How long a CPU gets to come up before it is sent a second start-up IPI, and after that.
 const AP_RETRY_US: u64 = 20_000;
 const AP_START_US: u64 = 1_000_000;
-
-/// What the boot protocol says, copied out of the places where it lies.
-struct BootInfo {
-    ram: ArrayVec<Range<u64>, 64>,
-    module: Option<Range<u64>>,
-    rsdp: u64,
-}
-
-impl BootInfo {
-    fn add_ram(&mut self, start: u64, size: u64) {
-        if self.ram.try_push(start..start.saturating_add(size)).is_err() {
-            log::warn!("the memory map has more entries than are used");
-        }
-    }
-}
 
 /// First Rust code of the boot CPU, on the boot stack with the boot tables.
 pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
@@ -50,20 +40,21 @@ pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     crate::image::console::init();
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
     // SAFETY: the entry code passes on what the boot protocol gave.
-    let info = unsafe {
-        match protocol {
-            boot::PROTOCOL_MULTIBOOT2 => read_multiboot2(start_info),
-            _ => read_start_info(start_info),
-        }
-    };
-    let info = info.unwrap_or_else(|why| unsupported(&why));
+    let info = unsafe { info::read(protocol, start_info) }.unwrap_or_else(|why| unsupported(&why));
+    if info.has_more_ram {
+        log::warn!("the memory map has more entries than are used");
+    }
     features::probe().unwrap_or_else(|why| unsupported(&why));
     // SAFETY: the boot tables are active, and the RSDP is the boot protocol's.
     let firmware = unsafe { firmware::read(info.rsdp) }.unwrap_or_else(|why| unsupported(&why));
-    silence_interrupts(&firmware);
+    baremetal::x86_64::interrupts::silence();
+    if firmware.left_out != 0 {
+        log::warn!("more than {MAX_CPUS} CPUs; {} stay parked", firmware.left_out);
+    }
     prepare_memory(info, &firmware).unwrap_or_else(|why| unsupported(&why));
     instruction::build_decoder();
-    tables::build_idt();
+    // SAFETY: no other CPU runs.
+    unsafe { tables::build_idt() };
     let cpu = PerCpu::get(0).expect("the boot CPU has a block");
     // SAFETY: nobody runs on the stacks of the blocks yet.
     unsafe { blocks::enter_block(cpu, bsp_on_block) }
@@ -86,98 +77,34 @@ fn unsupported(why: &dyn core::fmt::Display) -> ! {
     image::refuse(ExitCode::Unsupported, why)
 }
 
-/// Reads the PVH start information.
-///
-/// # Safety
-///
-/// `address` is what the boot loader passed; the boot tables are active.
-unsafe fn read_start_info(address: u32) -> Result<BootInfo, &'static str> {
-    // SAFETY: the caller vouches for the address; memory is mapped one to one.
-    let reader = unsafe { StartInfoReader::from_paddr_identity(address) };
-    let reader = reader.ok_or("not started by the PVH protocol")?;
-    let mut info = BootInfo { ram: ArrayVec::new(), module: None, rsdp: reader.raw().rsdp_paddr };
-    for entry in reader.memmap().iter().filter(|entry| entry.ty() == MemmapType::Ram) {
-        info.add_ram(entry.addr, entry.size);
-    }
-    if let Some(module) = reader.modlist().next().map(|module| *module.raw()) {
-        info.module = Some(module.paddr..module.paddr.saturating_add(module.size));
-    }
-    Ok(info)
-}
-
-/// Reads the Multiboot 2 boot information.
-///
-/// # Safety
-///
-/// As for [`read_start_info`].
-unsafe fn read_multiboot2(address: u32) -> Result<BootInfo, &'static str> {
-    let header = address as usize as *const BootInformationHeader;
-    // SAFETY: the caller vouches for the address; memory is mapped one to one.
-    let boot = unsafe { BootInformation::load(header) };
-    let boot = boot.map_err(|_| "the Multiboot 2 information is not valid")?;
-    // The tag has a copy of the root pointer behind its own header of 8 bytes.
-    let newer = boot.rsdp_v2_tag().map(|tag: &RsdpV2Tag| (&raw const *tag).addr());
-    let older = boot.rsdp_v1_tag().map(|tag: &RsdpV1Tag| (&raw const *tag).addr());
-    let rsdp = newer.or(older).map_or(0, |tag| tag as u64 + 8);
-    let mut info = BootInfo { ram: ArrayVec::new(), module: None, rsdp };
-    for area in boot.memory_map_tag().map_or(&[][..], |tag| tag.memory_areas()) {
-        if area.typ() == MemoryAreaType::Available {
-            info.add_ram(area.start_address(), area.size());
-        }
-    }
-    if let Some(module) = boot.module_tags().next() {
-        info.module = Some(module.start_address().into()..module.end_address().into());
-    }
-    Ok(info)
-}
-
 fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'static str> {
+    let pm_timer = firmware.pm_timer.ok_or("ACPI has no power management timer")?;
     let mut free = FreeMemory::default();
-    info.ram.iter().for_each(|range| free.add(range.clone()));
+    let ram: ArrayVec<Range<u64>, RANGES> = info.ram.into_iter().map(Range::from).collect();
+    let module = info.module.map(Range::from);
+    ram.iter().for_each(|range| free.add(range.clone()));
     free.reserve(heap::image());
-    if let Some(module) = &info.module {
+    if let Some(module) = &module {
         free.reserve(module.clone());
     }
     heap::init_heap(&mut free, BOOT_MAP_END)?;
 
-    let ids = boot_cpu_first(firmware);
-    let size = ids.len() as u64 * BLOCK_SIZE;
-    let blocks = free.take(size, BLOCK_SIZE, BOOT_MAP_END).ok_or("no room for the CPUs' stacks")?;
-    // SAFETY: the memory is free RAM, mapped by the boot tables, and ours from here on.
-    unsafe {
-        core::ptr::write_bytes(blocks as *mut u8, 0, size as usize);
-        blocks::create(blocks, &ids);
-    }
-    heap::set_stacks(blocks..blocks + size);
+    // SAFETY: the boot tables map all that is free below their end.
+    let blocks = unsafe { blocks::create(&mut free, &boot_cpu_first(firmware), BOOT_MAP_END) }?;
 
     let mut devices = ArrayVec::<u64, 2>::new();
-    devices.extend(apic::probe(cpuid::host_has_x2apic::<Local>()));
+    devices.extend(apic::probe());
     devices.extend(firmware.io_apic);
-    translation::build_tables(&info.ram, &devices, blocks..blocks + size)
-        .map_err(|_| "the memory map cannot be mapped")?;
+    translation::build_tables(&ram, &devices, blocks).map_err(|_| "the memory map cannot be mapped")?;
     LATER.call_once(|| Later {
-        pm_timer: firmware.pm_timer,
+        pm_timer,
         io_apic: firmware.io_apic,
-        serial_pin: firmware.serial_pin,
-        control_pin: firmware.control_pin,
-        module: info.module,
+        serial_pin: firmware.isa_pins[COM1_IRQ],
+        control_pin: firmware.isa_pins[COM4_IRQ],
+        module,
         free: spin::Mutex::new(free),
     });
     Ok(())
-}
-
-/// Has nothing interrupt but what is asked for from here on, whatever the firmware has left. The
-/// boot tables are active.
-fn silence_interrupts(firmware: &firmware::Machine) {
-    // SAFETY: the first MiB is mapped one to one, and nothing has been written there yet.
-    let has_imcr = unsafe { pic::firmware_has_imcr() };
-    // SAFETY: the ports are those of the 8259s and of the IMCR, or nobody's.
-    pic::silence(has_imcr, |port, value| unsafe { Port::new(port).write(value) });
-    for &base in &firmware.io_apics {
-        // SAFETY: ACPI says that it is there; below 4 GiB all is mapped, uncached as the memory
-        // type ranges say.
-        pic::mask_pins(&mut unsafe { pic::Mapped::new(base) });
-    }
 }
 
 /// APIC ids of all CPUs, the one that runs now first.
@@ -193,8 +120,10 @@ extern "C" fn bsp_on_block() -> ! {
     let cpu = PerCpu::current();
     // SAFETY: the tables are built and map all that is in use.
     unsafe { translation::activate_tables() };
-    tables::load(cpu);
+    // SAFETY: the IDT is built, and the CPU comes here once.
+    unsafe { tables::load(cpu) };
     apic::enable();
+    apic::set_timer_divider();
     clock::calibrate(later.pm_timer, cpuid::host_has_tsc_deadline::<Local>())
         .unwrap_or_else(|why| unsupported(&why));
     enable_cpu(cpu);
@@ -237,7 +166,7 @@ fn enable_cpu(cpu: &'static PerCpu) {
 /// [`crate::bringup`].
 fn start_others() {
     // SAFETY: the page is in low memory, which is never handed out, and is mapped.
-    let page = unsafe { boot::StartupPage::install() };
+    let page = unsafe { StartupPage::install() };
     for cpu in PerCpu::all().skip(1) {
         let id = cpu.id as u32;
         if !apic::reaches(id) {
@@ -251,12 +180,12 @@ fn start_others() {
         // is.
         let is_later = |cpu: &PerCpu| cpu.index == 2 && files::makes(Defect::LateCpu);
         if let Some(late) = PerCpu::get(cpu.index - 1).filter(|before| is_later(before)) {
-            apic::send_startup(late.id as u32, boot::AP_PAGE);
+            apic::send_startup(late.id as u32, STARTUP_PAGE);
         }
         clock::delay_us(200);
         for patience in [AP_RETRY_US, AP_START_US] {
             if !is_later(cpu) {
-                apic::send_startup(id, boot::AP_PAGE);
+                apic::send_startup(id, STARTUP_PAGE);
             }
             let deadline = clock::now() + Local::ticks_of_us(patience);
             while !cpu.presence.is_settled() && clock::now() < deadline {
@@ -279,12 +208,14 @@ fn start_others() {
 }
 
 /// First Rust code of every other CPU, on its main stack with the boot tables.
-pub(crate) extern "C" fn ap_main() -> ! {
+pub(crate) extern "C" fn ap_main(_stack_top: u64) -> ! {
     // SAFETY: the tables are built and map all that is in use.
     unsafe { translation::activate_tables() };
     let cpu = PerCpu::current();
-    tables::load(cpu);
+    // SAFETY: the IDT is built, and the CPU comes here once.
+    unsafe { tables::load(cpu) };
     apic::enable();
+    apic::set_timer_divider();
     enable_cpu(cpu);
     run::come_online(cpu);
     run::cpu_loop(run::wait_for_start::<Local>())

@@ -7,15 +7,13 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use paging::{Amd64Host, Gather, Level, MapError, NeverWalked, PageTable, Permissions, PhysAddr};
+use baremetal::pages::PAGE;
+use paging::{Amd64Host, Level, MapError, PageTable, Permissions, PhysAddr};
 use x86_64::registers::control::{Cr3, Cr3Flags};
 
 use crate::amd64::cpuid;
 use crate::arch::Local;
-use crate::image::blocks::{BLOCK_SIZE, GUARD_PAGES};
-use crate::image::heap::{HeapTables, rodata, text};
-
-const PAGE: u64 = 4096;
+use crate::image::heap::{HeapTables, protect, settle};
 
 /// Root of the tables that all CPUs use.
 static ROOT: AtomicU64 = AtomicU64::new(0);
@@ -40,18 +38,8 @@ pub(crate) fn build_tables(ram: &[Range<u64>], devices: &[u64], blocks: Range<u6
             Level::Page4K,
         )?;
     }
-    // SAFETY: these tables are not in any CR3 yet, so nothing of them is cached anywhere.
-    let never_walked = unsafe { NeverWalked::new() };
-    let settle =
-        |gather: Gather<HeapTables>| gather.release(&never_walked).map(drop).map_err(|_| MapError::Raced);
-    settle(tables.protect(text(), Permissions::RX)?)?;
-    settle(tables.protect(rodata(), Permissions::R)?)?;
     settle(tables.unmap(0..PAGE)?)?;
-    for block in (blocks.start..blocks.end).step_by(BLOCK_SIZE as usize) {
-        for guard in GUARD_PAGES {
-            settle(tables.unmap(block + guard..block + guard + PAGE)?)?;
-        }
-    }
+    protect(&mut tables, blocks)?;
     // Pairs with `activate_tables`.
     ROOT.store(tables.root().0, Ordering::Release);
     // The handle goes, the tables stay: nothing frees them but a gather's release.

@@ -198,7 +198,7 @@ static COLUMNS: Mutex<[Column; WAYS.len()]> =
     Mutex::new([Column::new(WAYS[0]), Column::new(WAYS[1]), Column::new(WAYS[2]), Column::new(WAYS[3])]);
 
 /// Measures every way with every number of processors and of pages.
-pub(super) fn run(options: &Options<'_>) -> Totals {
+pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     let samples = options.rounds.map_or(SAMPLES, |rounds| (rounds as usize).min(SAMPLES_MAX));
     SLEEPS.store(options.targets_halt, Ordering::Release);
     let mut columns = COLUMNS.lock();

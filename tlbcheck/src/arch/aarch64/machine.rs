@@ -38,7 +38,7 @@ pub(super) fn get() -> &'static Machine {
 }
 
 /// Finds out what there is, starts the processors, begins the report.
-pub(super) fn find(info: &BootInfo, options: &Options<'_>) {
+pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     if let Err(why) = gic::enable_distributor().and_then(|()| gic::enable()) {
         console::bail(format_args!("{why}"));
     }

@@ -10,48 +10,22 @@
 //! | `checks` | the rows |
 //! | `bench` | the measurements |
 
-mod bench;
-mod checks;
+pub(super) mod bench;
+pub(super) mod checks;
 pub(super) mod ends;
-mod machine;
+pub(super) mod machine;
 mod tlbi;
 mod watch;
 mod window;
 
-use core::panic::PanicInfo;
-
-use baremetal::aarch64::info::BootInfo;
-use tlbcheck::command_line::{Options, Task};
+use tlbcheck::command_line::Options;
 
 use super::console;
 
-baremetal::entry!(main);
-
-/// Where the first processor begins.
-fn main(info: BootInfo) -> ! {
-    let line = console::open(&info.command_line);
-    let parsed = Options::parse(line);
-    // To end the run as it is asked for, what else is wrong notwithstanding.
-    let debug_exit = line.split_whitespace().any(|word| word == "exit=debug");
-    let options = parsed.unwrap_or(Options { debug_exit, ..Options::default() });
-    console::choose(&options);
-    machine::find(&info, &options);
-    if let Err(word) = parsed {
-        console::bail(format_args!("'{word}' is not understood; the command line is '{line}'"));
-    }
+/// Refuses what there is not, and leaves out what `options` say.
+pub(super) fn prepare(options: &Options<'_>) {
     if options.report_to_com2 {
         console::bail(format_args!("'report=com2': there is one serial port"));
     }
     tlbi::omit(options.omits);
-    let totals = match options.task {
-        Task::Check => checks::run(&options),
-        Task::List => checks::list(),
-        Task::Bench => bench::run(&options),
-    };
-    console::end(totals)
-}
-
-#[panic_handler]
-fn on_panic(info: &PanicInfo<'_>) -> ! {
-    console::bail(format_args!("{info}"))
 }

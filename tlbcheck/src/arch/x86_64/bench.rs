@@ -155,7 +155,7 @@ static COLUMNS: Mutex<[Column; BackEnd::ALL.len()]> = Mutex::new({
 });
 
 /// Measures every back end with every number of processors and every scope.
-pub(super) fn run(options: &Options<'_>) -> Totals {
+pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     let pages: ArrayVec<u64, RANGES_MAX> =
         (0..RANGES_MAX as u64).map(|index| WINDOW + index * 2 * PAGE).collect();
     let samples = options.rounds.map_or(SAMPLES, |rounds| (rounds as usize).min(SAMPLES_MAX));

@@ -1,16 +1,16 @@
 //! The two serial ports, and the ends of the machine.
 
 use baremetal::x86_64::power;
-use baremetal::x86_64::serial::{COM1, COM2, Serial};
+use baremetal::x86_64::serial::{CONSOLE, REPORTS, Serial};
 
 use super::machine;
 
 /// A serial port.
 pub(in crate::arch) type Port = Serial;
 /// The one for text.
-pub(in crate::arch) const FIRST: Port = Serial(COM1);
+pub(in crate::arch) const FIRST: Port = CONSOLE;
 /// The one for a report beside it.
-pub(in crate::arch) const SECOND: Option<Port> = Some(Serial(COM2));
+pub(in crate::arch) const SECOND: Option<Port> = Some(REPORTS);
 
 /// Port of QEMU's debug exit device, as its users place it by convention.
 const DEBUG_EXIT_PORT: u16 = 0xf4;

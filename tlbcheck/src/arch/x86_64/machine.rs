@@ -48,7 +48,7 @@ pub(super) fn switch() -> Option<Switch> {
 }
 
 /// Finds out what there is, starts the processors, begins the report.
-pub(super) fn find(info: &BootInfo, options: &Options<'_>) {
+pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     apic::enable();
     let platform = Platform::find(|leaf| {
         let leaf = __cpuid(leaf);
@@ -59,7 +59,8 @@ pub(super) fn find(info: &BootInfo, options: &Options<'_>) {
         Ok(firmware) => firmware,
         Err(why) => console::bail(format_args!("{why}")),
     };
-    SWITCH.call_once(|| firmware.switch);
+    // SAFETY: as above.
+    SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
     let by_hypervisor = || rdmsr(msr::TSC_FREQUENCY).ok();
     let by_hypervisor = platform.hyperv.filter(HyperV::tells_frequencies).and_then(|_| by_hypervisor());
     let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);

@@ -124,11 +124,11 @@ fn rows() -> impl Iterator<Item = &'static Row> + Clone {
 }
 
 /// Goes through the rows that the command line wants.
-pub(super) fn run(options: &Options<'_>) -> Totals {
+pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
     rows::run(rows(), options)
 }
 
 /// Names the rows, all as skipped.
-pub(super) fn list() -> Totals {
+pub(in crate::arch) fn list() -> Totals {
     rows::list(rows())
 }

@@ -133,7 +133,7 @@ pub(super) fn every_processor_by_ipi() -> Verdict {
 /// Has the processor look at pieces of a large page while `rounds` runs with what replaces it.
 pub(super) fn with_large_page(
     what: What,
-    rounds: impl FnOnce(&mut watch::Watch, &dyn Fn(u64)) -> Verdict,
+    rounds: impl FnOnce(&mut watch::Watch<'_>, &dyn Fn(u64)) -> Verdict,
 ) -> Verdict {
     let what = What { address: LARGE_WINDOW, words: PIECES_SEEN, every: SEEN_EVERY, ..what };
     watch::during(what, window::replace_large, |watch| rounds(watch, &window::replace_large))
@@ -146,7 +146,7 @@ pub(super) const FLUSHED: [u64; 5] = [0, PAGE + 0x123, 255 * PAGE + 0xfff, 256 *
 pub(super) fn large_by_ipi() -> Verdict {
     let processor = machine::second()?;
     let what = What { interrupts: true, ..What::page(processor, LARGE_WINDOW) };
-    let rounds = |watch: &mut watch::Watch, replace: &dyn Fn(u64)| {
+    let rounds = |watch: &mut watch::Watch<'_>, replace: &dyn Fn(u64)| {
         watch.notices(replace, || BackEnd::Concurrent.flush(&[processor], Scope::Everything))?;
         for back_end in BackEnd::BY_IPI {
             for offset in FLUSHED {
@@ -185,7 +185,7 @@ pub(super) fn in_nmi() -> Verdict {
     })
 }
 
-fn storm(watch: &mut watch::Watch, processor: usize, replace: &dyn Fn(u64)) -> Verdict {
+fn storm(watch: &mut watch::Watch<'_>, processor: usize, replace: &dyn Fn(u64)) -> Verdict {
     let (before, looks) = (count(VECTOR_NMI), LOOKS.load(Ordering::Acquire));
     let space = window::space();
     let vp = machine::vp(processor);

@@ -1,4 +1,7 @@
-//! Passes the target's linker script to the linker for the bare-metal image, and for nothing else.
+//! Passes a bare image's linker script to the linker, and nothing to that of other targets: the
+//! build script of all images that `crates/baremetal` is the way in of.
+
+use std::path::Path;
 
 fn main() {
     let variable = |name| std::env::var(name).unwrap_or_default();
@@ -6,7 +9,9 @@ fn main() {
         "aarch64" => "image-aarch64.ld",
         _ => "image.ld",
     };
-    println!("cargo::rerun-if-changed=../crates/baremetal/{script}");
+    // Packages lie at different depths.
+    let root = if Path::new("../Cargo.lock").exists() { ".." } else { "../.." };
+    println!("cargo::rerun-if-changed={root}/crates/baremetal/{script}");
     if variable("CARGO_CFG_TARGET_OS") != "none" {
         return;
     }

@@ -1,0 +1,27 @@
+//! The `.fixups` table: where the processor may fault, and where it goes on then.
+
+/// An entry of the table: address of the fault, address to go on at.
+type Fixup = [u64; 2];
+
+unsafe extern "C" {
+    static __fixups_start: Fixup;
+    static __fixups_end: Fixup;
+}
+
+/// Where to go on after a fault at `address`, if one is expected there.
+pub fn fixup(address: u64) -> Option<u64> {
+    let start = &raw const __fixups_start;
+    let count = ((&raw const __fixups_end).addr() - start.addr()) / size_of::<Fixup>();
+    // SAFETY: the linker puts all entries, which change no more, between the two symbols.
+    let table = unsafe { core::slice::from_raw_parts(start, count) };
+    table.iter().find(|[at, _]| *at == address).map(|[_, next]| *next)
+}
+
+/// The text of one guarded instruction. The architecture's module says which registers tell of a
+/// fault.
+#[macro_export]
+macro_rules! guarded {
+    ($($instruction:expr),+) => {
+        concat!("2:\n", $($instruction, "\n",)+ "3:\n.pushsection .fixups,\"a\"\n.quad 2b, 3b\n.popsection")
+    };
+}

@@ -1,0 +1,144 @@
+//! 16550s that are polled, wherever their registers are.
+//!
+//! Source: PC16550D data sheet (National Semiconductor, 1995), section 8.
+
+use core::fmt::{self, Write};
+
+const DATA: u16 = 0;
+const INTERRUPTS: u16 = 1;
+const FIFO: u16 = 2;
+const LINE_CONTROL: u16 = 3;
+const MODEM_CONTROL: u16 = 4;
+const LINE_STATUS: u16 = 5;
+const DATA_READY: u8 = 1 << 0;
+const TRANSMITTER_EMPTY: u8 = 1 << 5;
+/// Reads of the line status before a byte is given up: a port that is stuck holds up nobody for
+/// ever. They take 6 ms and more, and a full FIFO of 16 bytes is empty after 1.4 ms at 115,200
+/// baud.
+const TRIES: u32 = 1 << 16;
+/// The same for text: a program has nothing else to do, and whoever reads it may be slow.
+const TRIES_FOR_TEXT: u32 = 1 << 22;
+
+/// How registers are accessed.
+pub trait Registers: Copy {
+    /// Reads one.
+    fn read(self, register: u16) -> u8;
+    /// Writes one.
+    fn write(self, register: u16, value: u8);
+}
+
+/// A 16550 with these registers.
+#[derive(Clone, Copy, Debug)]
+pub struct Uart<R>(pub R);
+
+impl<R: Registers> Uart<R> {
+    /// Sets the port to 115,200 baud, 8 bits, no parity, FIFOs, without interrupts.
+    pub fn set_up(self) {
+        // Divisor 1 while the divisor's latch is open. OUT2 lets interrupts through, once there are
+        // any.
+        let writes = [
+            (INTERRUPTS, 0),
+            (LINE_CONTROL, 0x80),
+            (DATA, 1),
+            (INTERRUPTS, 0),
+            (LINE_CONTROL, 3),
+            (FIFO, 7),
+            (MODEM_CONTROL, 0xb),
+        ];
+        writes.into_iter().for_each(|(register, value)| self.0.write(register, value));
+    }
+
+    /// Lets the port interrupt when it has received something, or not.
+    pub fn interrupt_on_receive(self, on: bool) {
+        self.0.write(INTERRUPTS, u8::from(on));
+    }
+
+    /// A byte that has come, if one has.
+    pub fn receive(self) -> Option<u8> {
+        let status = self.0.read(LINE_STATUS);
+        // All ones: there is no such port.
+        (status != 0xff && status & DATA_READY != 0).then(|| self.0.read(DATA))
+    }
+
+    /// Sends a byte, unless the port is stuck.
+    pub fn send(self, byte: u8) {
+        self.send_within(TRIES, byte);
+    }
+
+    fn send_within(self, tries: u32, byte: u8) {
+        if (0..tries).any(|_| self.0.read(LINE_STATUS) & TRANSMITTER_EMPTY != 0) {
+            self.0.write(DATA, byte);
+        }
+    }
+}
+
+impl<R: Registers> Write for Uart<R> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.bytes().for_each(|byte| self.send_within(TRIES_FOR_TEXT, byte));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::{Cell, RefCell};
+    use std::vec::Vec;
+
+    /// What has been written, what the line status is, and for how many reads it is 0 before.
+    struct Port(RefCell<Vec<(u16, u8)>>, u8, Cell<u32>);
+
+    impl Registers for &Port {
+        fn read(self, register: u16) -> u8 {
+            if register != LINE_STATUS {
+                return b'x';
+            }
+            let left = self.2.get();
+            self.2.set(left.saturating_sub(1));
+            if left == 0 { self.1 } else { 0 }
+        }
+
+        fn write(self, register: u16, value: u8) {
+            self.0.borrow_mut().push((register, value));
+        }
+    }
+
+    fn port(status: u8) -> Port {
+        Port(RefCell::default(), status, Cell::new(0))
+    }
+
+    #[test]
+    fn a_port_that_is_not_there_has_received_nothing() {
+        assert_eq!(Uart(&port(0xff)).receive(), None);
+        assert_eq!(Uart(&port(TRANSMITTER_EMPTY)).receive(), None);
+        assert_eq!(Uart(&port(DATA_READY)).receive(), Some(b'x'));
+    }
+
+    #[test]
+    fn a_byte_waits_for_the_transmitter_but_not_for_ever() {
+        let (ready, stuck) = (port(TRANSMITTER_EMPTY), port(0));
+        Uart(&ready).write_str("ab").expect("it never fails");
+        Uart(&stuck).write_str("ab").expect("it never fails");
+        assert_eq!(*ready.0.borrow(), [(DATA, b'a'), (DATA, b'b')]);
+        assert!(stuck.0.borrow().is_empty());
+    }
+
+    #[test]
+    fn text_waits_longer_than_a_byte() {
+        let port = port(TRANSMITTER_EMPTY);
+        port.2.set(TRIES);
+        Uart(&port).send(b'a');
+        port.2.set(TRIES);
+        Uart(&port).write_str("b").expect("it never fails");
+        assert_eq!(*port.0.borrow(), [(DATA, b'b')]);
+    }
+
+    #[test]
+    fn the_latch_is_closed_and_nothing_interrupts_when_it_is_set_up() {
+        let port = port(0);
+        Uart(&port).set_up();
+        let last =
+            |register| port.0.borrow().iter().rev().find(|(of, _)| *of == register).map(|(_, value)| *value);
+        assert_eq!((last(LINE_CONTROL), last(INTERRUPTS)), (Some(3), Some(0)));
+    }
+}
