@@ -179,6 +179,15 @@ mod tests {
     use super::*;
     use std::thread;
 
+    /// Ends the rounds, even where one fails: the thread that watches is waited for.
+    struct Ends<'a>(&'a Watched);
+
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.end();
+        }
+    }
+
     fn wait(condition: &dyn Fn() -> bool) -> bool {
         (0..1000).any(|_| {
             thread::yield_now();
@@ -197,13 +206,13 @@ mod tests {
                 true
             });
             scope.spawn(|| watched.follow(|_| read(mapped.load(Ordering::SeqCst))));
+            let _ends = Ends(&watched);
             rounds(&mut watch, &mapped);
-            watched.end();
         });
     }
 
     #[test]
-    fn what_is_replaced_in_time_is_never_stale() {
+    fn a_page_that_is_replaced_in_time_is_never_stale() {
         watched(
             |round| round,
             |watch, mapped| {
@@ -228,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_look_or_has_no_tlb_says_nothing() {
+    fn a_processor_that_does_not_look_or_keeps_nothing_is_reported() {
         let watched = Watched::new();
         let mut watch = watched.begin(0, 1, 8, wait);
         assert_eq!(watch.round(|_| {}, || Ok(())), Err(Unseen::Silent(1)));

@@ -167,7 +167,7 @@ pub fn set_private(redistributor: u64, enabled: u32) -> Result<(), &'static str>
 /// set, an end drops the priority, and the interrupt is deactivated apart.
 pub fn open_interface(two_steps: bool) {
     // SAFETY: ICC_PMR_EL1, ICC_BPR1_EL1, ICC_CTLR_EL1.EOImode, ICC_IGRPEN1_EL1: what comes by the
-    // interface concerns who calls this, and interrupts stay masked.
+    // interface concerns the caller, and interrupts stay masked.
     unsafe {
         asm!(
             "msr s3_0_c4_c6_0, {all}", "msr s3_0_c12_c12_3, xzr", "msr s3_0_c12_c12_4, {control}",

@@ -29,8 +29,13 @@ pub struct Frame<const KEPT: usize = 5> {
     rbp: u64,
     r11: u64,
     r10: u64,
-    /// R9, R8, RDI, RSI, RDX, RCX, RAX.
-    volatile: [u64; 7],
+    r9: u64,
+    r8: u64,
+    rdi: u64,
+    rsi: u64,
+    rdx: u64,
+    rcx: u64,
+    rax: u64,
     vector: u64,
     error: u64,
     rip: u64,
@@ -40,10 +45,9 @@ pub struct Frame<const KEPT: usize = 5> {
     ss: u64,
 }
 
-/// Places of registers in [`Frame::preserved`] and [`Frame::volatile`].
+/// Places of registers in [`Frame::preserved`].
 const R13: usize = 2;
 const R12: usize = 3;
-const RCX: usize = 5;
 
 impl<const KEPT: usize> Frame<KEPT> {
     /// Address of the instruction that was interrupted.
@@ -73,7 +77,7 @@ impl<const KEPT: usize> Frame<KEPT> {
 
     /// RCX at that instruction.
     pub const fn rcx(&self) -> u64 {
-        self.volatile[RCX]
+        self.rcx
     }
 }
 
