@@ -14,6 +14,8 @@ const DOCUMENT: &str = "ARCHITECTURE.md";
 /// How an invariant begins, and how the line with its tests does.
 const BEGINNING: &str = "**Architecture invariant: ";
 const HELD_BY: &str = "Held by: ";
+/// Columns that a line of a document has at most.
+const WIDTH: usize = 100;
 
 /// All sources below these directories that are not for tests, by their names, without comments.
 fn sources(directories: &[&str]) -> BTreeMap<String, String> {
@@ -116,27 +118,61 @@ const FLUSHES: [&str; 4] = [
 const DEREFERENCES: [&str; 3] =
     ["crates/memslots/src/dirty.rs", "crates/memslots/src/raw.rs", "hypervisor/src/vm/control/migrate.rs"];
 
+/// What is written for people to read.
+fn documents() -> Vec<PathBuf> {
+    let root = workspace::root();
+    let mut documents: Vec<_> =
+        [DOCUMENT, "README.md", "CONTRIBUTING.md", "tlbcheck/README.md"].map(|name| root.join(name)).into();
+    documents.extend(fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    documents.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    documents
+}
+
+/// Lines of prose over [`WIDTH`]: neither in a table or a heading nor in code.
+fn too_wide(text: &str) -> Vec<&str> {
+    let mut is_code = false;
+    let mut found = Vec::new();
+    for line in text.lines() {
+        is_code ^= line.trim_start().starts_with("```");
+        // What is one span of code cannot be parted.
+        let is_span = line.starts_with('`') && line.matches('`').count() == 2;
+        let is_free = is_code || is_span || line.starts_with(['|', '#', '<']) || line.starts_with("    ");
+        if !is_free && line.chars().count() > WIDTH {
+            found.push(line);
+        }
+    }
+    found
+}
+
+#[test]
+fn documents_are_as_wide_as_a_terminal() {
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        let found = too_wide(&text);
+        assert!(found.is_empty(), "{}:\n{}", document.display(), found.join("\n"));
+    }
+    let (wide, text) = ("a ".repeat(51), "| ".repeat(51));
+    assert_eq!(too_wide(&format!("{wide}\n{text}\n```\n{wide}\n```\nb")), [wide.as_str()]);
+}
+
 #[test]
 fn each_invariant_says_what_holds_it() {
     let text = fs::read_to_string(workspace::root().join(DOCUMENT)).unwrap();
-    let paragraphs: Vec<&str> = text.split("\n\n").filter(|text| text.starts_with(BEGINNING)).collect();
-    assert!(paragraphs.len() > 15, "{} invariants", paragraphs.len());
-    let without: Vec<_> = paragraphs
-        .into_iter()
-        .filter(|text| !text.lines().any(|line| line.starts_with(HELD_BY) && line.contains('`')))
-        .collect();
+    let (_, invariants) = text.split_once(BEGINNING).unwrap();
+    let (invariants, _) = invariants.split_once("\n## ").unwrap();
+    let invariants: Vec<&str> = invariants.split(BEGINNING).collect();
+    assert!(invariants.len() > 15, "{} invariants", invariants.len());
+    let holds = |text: &&str| text.lines().any(|line| line.starts_with(HELD_BY) && line.contains('`'));
+    let without: Vec<_> = invariants.into_iter().filter(|text| !holds(text)).collect();
     assert!(without.is_empty(), "no test is named for:\n{}", without.join("\n\n"));
 }
 
 #[test]
 fn constants_in_the_documents_are_those_of_the_code() {
     let sources = sources(&["crates", "hypervisor/src", "tlbcheck/src"]);
-    let root = workspace::root();
-    let mut documents = vec![root.join(DOCUMENT), root.join("README.md")];
-    documents.extend(fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path()));
     let mut count = 0;
-    for document in documents.iter().filter(|path| path.extension().is_some_and(|end| end == "md")) {
-        let text = fs::read_to_string(document).unwrap();
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
         for (name, said) in constants_of(&text) {
             let (module, name) = name.rsplit_once("::").unwrap_or(("", name));
             let declaration = format!("const {name}: ");

@@ -29,17 +29,34 @@ const SOURCES: [(&str, &str); 16] = [
     ("tlbcheck", "tlbcheck/src"),
 ];
 
-/// How a line begins that names tests outside of a table.
-const HELD_BY: &str = "Held by: ";
+/// How a paragraph begins that names tests.
+const BEGINNINGS: [&str; 2] = ["Held by: ", "Where it stands: "];
 
 /// Fewer names than this, and the documents are not read as they are meant to be.
 const NAMES_MIN: usize = 25;
 
-/// The names in the tables of a document, and in the lines that begin with [`HELD_BY`], with their prefix. A prefix holds to the
-/// end of its line.
-fn names<'t>(text: &'t str, default: &'t str) -> Vec<(&'t str, &'t str)> {
+/// The rows of a document's tables, and its paragraphs that name tests, each in one line.
+fn rows(text: &str) -> Vec<String> {
+    let mut rows: Vec<String> = Vec::new();
+    let mut is_open = false;
+    for line in text.lines() {
+        if line.starts_with('|') || BEGINNINGS.iter().any(|beginning| line.starts_with(beginning)) {
+            is_open = !line.starts_with('|');
+            rows.push(line.to_owned());
+        } else if line.is_empty() {
+            is_open = false;
+        } else if is_open && let Some(row) = rows.last_mut() {
+            *row += " ";
+            *row += line;
+        }
+    }
+    rows
+}
+
+/// The names in the rows of a document, with their prefix. A prefix holds to the end of its row.
+fn names<'t>(rows: &'t [String], default: &'t str) -> Vec<(&'t str, &'t str)> {
     let mut names = Vec::new();
-    for row in text.lines().filter(|line| line.starts_with('|') || line.starts_with(HELD_BY)) {
+    for row in rows {
         let mut prefix = default;
         for span in row.split('`').skip(1).step_by(2) {
             let (is_test, name) = match span.split_once(": ") {
@@ -107,7 +124,8 @@ fn tests_that_the_documents_name_exist() {
     let mut missing = Vec::new();
     for (document, default) in DOCUMENTS {
         let text = fs::read_to_string(workspace::root().join(document)).unwrap();
-        let names = names(&text, default);
+        let rows = rows(&text);
+        let names = names(&rows, default);
         assert!(names.len() >= NAMES_MIN, "{document}: {} names", names.len());
         missing.extend(names.into_iter().filter_map(|(prefix, name)| {
             let exists = match texts.get(prefix) {
@@ -132,9 +150,11 @@ fn names_are_found_in_rows_only_and_keep_their_prefix() {
         ("probe", "f-g"),
         ("probe", "wait"),
     ];
-    assert_eq!(names(&format!("`memslots: prose_only`\n{row}"), ""), found);
-    assert_eq!(names("Held by: `hypervisor: u1_a`.\n`hypervisor: u1_b`", ""), [("hypervisor", "u1_a")]);
-    assert_eq!(names("| `h_i`, `wait`, `crate::a_b` |", "tlfs"), [("tlfs", "h_i")]);
+    let text = format!("`memslots: prose_only`\n{row}");
+    assert_eq!(names(&rows(&text), ""), found);
+    let paragraph = rows("Held by: `hypervisor: u1_a`,\n`u1_b`.\n\n`hypervisor: u1_c`");
+    assert_eq!(names(&paragraph, ""), [("hypervisor", "u1_a"), ("hypervisor", "u1_b")]);
+    assert_eq!(names(&rows("| `h_i`, `wait`, `crate::a_b` |"), "tlfs"), [("tlfs", "h_i")]);
 }
 
 #[test]
