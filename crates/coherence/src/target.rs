@@ -313,8 +313,8 @@ mod tests {
 
     /// The files that hold the protocol.
     const SOURCES: [(&str, &str); 6] = [
-        ("broadcast.rs", include_str!("broadcast.rs")),
-        ("flush.rs", include_str!("flush.rs")),
+        ("broadcast.rs", include_str!("broadcast/mod.rs")),
+        ("flush.rs", include_str!("flush/mod.rs")),
         ("mailbox.rs", include_str!("mailbox.rs")),
         ("owner.rs", include_str!("owner.rs")),
         ("presence.rs", include_str!("presence.rs")),

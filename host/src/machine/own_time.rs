@@ -11,7 +11,8 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// However busy the computer is, a process has one of so many seconds.
 const SLOWEST: u32 = 10;
 
-/// What the kernel says of a thread: nanoseconds that it ran, and nanoseconds that it was ready to and waited for a CPU.
+/// What the kernel says of a thread: nanoseconds that it ran, and nanoseconds that it was ready to
+/// and waited for a CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stat {
     ran: u64,
@@ -19,7 +20,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// Of a line of `/proc/PID/task/TID/schedstat` (Linux, Documentation/scheduler/sched-stats.rst).
+    /// Of a line of `/proc/PID/task/TID/schedstat` (Linux,
+    /// Documentation/scheduler/sched-stats.rst).
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace().map(str::parse);
         Some(Self { ran: words.next()?.ok()?, waited: words.next()?.ok()? })
@@ -30,9 +32,10 @@ type Stats = HashMap<OsString, Stat>;
 
 /// Time as a process has it.
 ///
-/// It passes like any clock's while the process runs or sleeps. While its threads are ready and other processes have the CPUs it
-/// passes more slowly: with the share of a CPU that a thread gets, but ten times more slowly at most. So a limit means the same on a
-/// busy computer as on a quiet one. Where the kernel does not tell (without `CONFIG_SCHED_INFO`), it is the time of the clock.
+/// It passes like any clock's while the process runs or sleeps. While its threads are ready and
+/// other processes have the CPUs it passes more slowly: with the share of a CPU that a thread gets,
+/// but ten times more slowly at most. So a limit means the same on a busy computer as on a quiet
+/// one. Where the kernel does not tell (without `CONFIG_SCHED_INFO`), it is the time of the clock.
 pub(crate) struct OwnTime {
     threads: PathBuf,
     stats: Stats,

@@ -1,4 +1,5 @@
-//! A running machine: the QEMU process, the guest's report channel and console, and the end of it all.
+//! A running machine: the QEMU process, the guest's report channel and console, and the end of it
+//! all.
 
 use super::console::{Kept, lines_with, read, read_split};
 use super::control::{Control, Registration};
@@ -127,8 +128,8 @@ struct Watch {
 }
 
 impl Machine {
-    /// Starts the machine. Call it from a thread that outlives the machine: the kernel kills QEMU when
-    /// the thread that started it ends.
+    /// Starts the machine. Call it from a thread that outlives the machine: the kernel kills QEMU
+    /// when the thread that started it ends.
     pub(crate) fn start(spec: &Spec, signals: &Signals) -> Result<Self> {
         let files = tempfile::Builder::new().prefix("quell-").tempdir()?;
         let report = files.path().join("report");
@@ -211,7 +212,8 @@ impl Machine {
         self.beacon.map_or(Ok(None), |beacon| Snapshot::read(&self.ram, beacon))
     }
 
-    /// Ticks per second of the clock that the hypervisor measures by; `None` without hypervisor, or before it runs.
+    /// Ticks per second of the clock that the hypervisor measures by; `None` without hypervisor, or
+    /// before it runs.
     pub(crate) fn clock_hz(&self) -> Result<Option<u64>> {
         self.beacon.map_or(Ok(None), |beacon| clock_hz(&self.ram, beacon))
     }
@@ -238,7 +240,8 @@ impl Machine {
     }
 
     /// Waits until the console shows `text` behind its first `from` bytes; returns where that ends.
-    /// With [`Console::Capture`] only; fails after `timeout` of the machine's own time, and if some of those bytes are not kept any more.
+    /// With [`Console::Capture`] only; fails after `timeout` of the machine's own time, and if some
+    /// of those bytes are not kept any more.
     pub(crate) fn await_console(&self, text: &str, from: usize, timeout: Duration) -> Result<usize> {
         let mut time = OwnTime::new(self.child.id());
         while time.passed() < timeout && self.signals.caught().is_none() {
@@ -254,8 +257,8 @@ impl Machine {
         Err(anyhow!("the guest's console did not show '{text}'"))
     }
 
-    /// Waits for the first whole line with `text` in it behind the console's first `from` bytes; returns it and where it ends. As
-    /// [`Self::await_console`] otherwise.
+    /// Waits for the first whole line with `text` in it behind the console's first `from` bytes;
+    /// returns it and where it ends. As [`Self::await_console`] otherwise.
     pub(crate) fn await_line(&self, text: &str, from: usize, timeout: Duration) -> Result<(String, usize)> {
         let found = self.await_console(text, from, timeout)?;
         self.await_console("\n", found, timeout)?;
@@ -263,8 +266,8 @@ impl Machine {
         line.ok_or_else(|| anyhow!("the guest's console shows no line with '{text}'"))
     }
 
-    /// The whole lines with `text` in them that the console has shown behind its first `from` bytes, and where each ends. Fails
-    /// if some of those bytes are not kept any more.
+    /// The whole lines with `text` in them that the console has shown behind its first `from`
+    /// bytes, and where each ends. Fails if some of those bytes are not kept any more.
     pub(crate) fn lines(&self, text: &str, from: usize) -> Result<Vec<(String, usize)>> {
         let console = self.kept();
         Ok(lines_with(text, console.behind(from).map_err(not_kept)?, from))
@@ -289,8 +292,8 @@ impl Machine {
         Snapshot::read(&self.ram, beacon)?.map_or(Ok(()), |snapshot| (watch.watcher)(&snapshot))
     }
 
-    /// Waits for the end; `observe` sees each report as it arrives. Where very many come faster than it takes them in, it misses
-    /// some.
+    /// Waits for the end; `observe` sees each report as it arrives. Where very many come faster
+    /// than it takes them in, it misses some.
     pub(crate) fn run(
         mut self,
         mut observe: impl FnMut(&Value, &mut Self) -> Result<Flow>,
@@ -407,8 +410,8 @@ fn command(spec: &Spec, mut command: Command, arguments: &[OsString], ram: &Ram)
     }
     let ram_fd = ram.fd().as_raw_fd();
     // SAFETY: the closure runs between fork and exec and makes two system calls, nothing else. The
-    // descriptor is open there: the child has a copy of every one that the parent holds, and the parent
-    // holds this one until the machine has ended.
+    // descriptor is open there: the child has a copy of every one that the parent holds, and the
+    // parent holds this one until the machine has ended.
     unsafe {
         command.pre_exec(move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -419,7 +422,8 @@ fn command(spec: &Spec, mut command: Command, arguments: &[OsString], ram: &Ram)
     command
 }
 
-/// The terminal's settings as they were; put back when dropped, for QEMU may be killed before it does.
+/// The terminal's settings as they were; put back when dropped, for QEMU may be killed before it
+/// does.
 struct SavedTerminal {
     settings: Termios,
 }

@@ -3,7 +3,7 @@
 //! Each invariant there ends with a line "Held by:", which names tests; that they exist is for
 //! `names.rs`. Some are held here, by looking for the words with which a thing is done.
 
-use super::panics::{list, test_modules};
+use super::panics::not_for_tests;
 use crate::workspace;
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,24 +19,8 @@ const WIDTH: usize = 100;
 
 /// All sources below these directories that are not for tests, by their names, without comments.
 fn sources(directories: &[&str]) -> BTreeMap<String, String> {
-    let root = workspace::root();
-    let mut files = Vec::new();
-    for directory in directories {
-        list(&root.join(directory), &mut files);
-    }
-    let texts: Vec<(PathBuf, String)> =
-        files.into_iter().map(|file| (file.clone(), fs::read_to_string(file).unwrap())).collect();
-    let of_tests: Vec<_> = texts.iter().flat_map(|(file, text)| test_modules(file, text)).collect();
-    let is_tested = |file: &PathBuf| {
-        !of_tests.iter().any(|module| file.starts_with(module) || file.with_extension("") == *module)
-    };
-    let texts = texts.iter().filter(|(file, _)| is_tested(file));
-    texts
-        .map(|(file, text)| {
-            let name = file.strip_prefix(root).unwrap().to_string_lossy().into_owned();
-            (name, code_of(text))
-        })
-        .collect()
+    let texts = directories.iter().flat_map(|directory| not_for_tests(&workspace::root().join(directory)));
+    texts.map(|(name, text)| (name, code_of(&text))).collect()
 }
 
 /// A text without comments, and without a module of tests at its end.
@@ -88,7 +72,7 @@ const INTERRUPTS: [(&str, usize); 7] = [
     ("hypervisor/src/amd64/guest.rs", 1),
     ("hypervisor/src/amd64/offer.rs", 1),
     ("hypervisor/src/arm64/offer.rs", 1),
-    ("hypervisor/src/arm64/vcpu.rs", 4),
+    ("hypervisor/src/arm64/vcpu/mod.rs", 4),
     ("hypervisor/src/vm/arch.rs", 1),
     ("hypervisor/src/vm/machine.rs", 1),
     ("hypervisor/src/vm/run.rs", 6),
@@ -99,7 +83,7 @@ const INTERRUPTS: [(&str, usize); 7] = [
 const WAITS: [(&str, usize); 5] = [
     ("hypervisor/src/amd64/flush.rs", 1),
     ("hypervisor/src/amd64/guest.rs", 1),
-    ("hypervisor/src/arm64/vcpu.rs", 1),
+    ("hypervisor/src/arm64/vcpu/mod.rs", 1),
     ("hypervisor/src/vm/run.rs", 1),
     ("hypervisor/src/vm/space.rs", 1),
 ];
@@ -107,9 +91,9 @@ const WAITS: [(&str, usize); 5] = [
 /// Where translations are dropped: those of guests, and in `translation.rs` and `cost.rs` those of
 /// the hypervisor itself.
 const FLUSHES: [&str; 4] = [
-    "hypervisor/src/arch/aarch64/cost.rs",
-    "hypervisor/src/arch/aarch64/flush.rs",
-    "hypervisor/src/arch/aarch64/translation.rs",
+    "hypervisor/src/arch/aarch64/memory/cost.rs",
+    "hypervisor/src/arch/aarch64/memory/flush.rs",
+    "hypervisor/src/arch/aarch64/memory/translation.rs",
     "hypervisor/src/arch/x86_64/svm/invalidate.rs",
 ];
 

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Documents, and the crate whose tests they name without saying so.
-const DOCUMENTS: [(&str, &str); 3] =
-    [("docs/coherence.md", "coherence"), ("docs/pitfalls.md", ""), ("ARCHITECTURE.md", "")];
+/// Documents, the crate whose tests they name without saying so, and how many names there are at
+/// least: with fewer the document is not read as it is meant to be.
+const DOCUMENTS: [(&str, &str, usize); 3] =
+    [("docs/coherence.md", "coherence", 40), ("docs/pitfalls.md", "", 40), ("ARCHITECTURE.md", "", 25)];
 
 /// Where the tests of each prefix are.
 const SOURCES: [(&str, &str); 16] = [
@@ -31,9 +32,6 @@ const SOURCES: [(&str, &str); 16] = [
 
 /// How a paragraph begins that names tests.
 const BEGINNINGS: [&str; 2] = ["Held by: ", "Where it stands: "];
-
-/// Fewer names than this, and the documents are not read as they are meant to be.
-const NAMES_MIN: usize = 25;
 
 /// The rows of a document's tables, and its paragraphs that name tests, each in one line.
 fn rows(text: &str) -> Vec<String> {
@@ -122,11 +120,11 @@ fn tests_that_the_documents_name_exist() {
     let texts: BTreeMap<_, _> =
         SOURCES.iter().map(|&(prefix, place)| (prefix, sources(&workspace::root().join(place)))).collect();
     let mut missing = Vec::new();
-    for (document, default) in DOCUMENTS {
+    for (document, default, least) in DOCUMENTS {
         let text = fs::read_to_string(workspace::root().join(document)).unwrap();
         let rows = rows(&text);
         let names = names(&rows, default);
-        assert!(names.len() >= NAMES_MIN, "{document}: {} names", names.len());
+        assert!(names.len() >= least, "{document}: {} names", names.len());
         missing.extend(names.into_iter().filter_map(|(prefix, name)| {
             let exists = match texts.get(prefix) {
                 Some(sources) => is_defined(sources, prefix, name),

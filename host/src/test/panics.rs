@@ -172,16 +172,35 @@ impl<'ast> Visit<'ast> for Finder<'_> {
 /// Looks through all files of a directory but for modules that are compiled for tests and models
 /// alone.
 fn search(directory: &Path, places: &mut Places) {
+    for (name, text) in not_for_tests(directory) {
+        find(&text, name, places);
+    }
+}
+
+/// Name and text of each Rust source below a directory but for modules that are compiled for tests
+/// and models alone. A name is the path below the workspace's root.
+pub(super) fn not_for_tests(directory: &Path) -> Vec<(String, String)> {
     let mut files = Vec::new();
     list(directory, &mut files);
-    let texts: Vec<_> = files.iter().map(|file| (file, fs::read_to_string(file).unwrap())).collect();
+    let texts: Vec<_> = files
+        .into_iter()
+        .map(|file| {
+            let text = fs::read_to_string(&file).unwrap();
+            (file, text)
+        })
+        .collect();
     let of_tests: Vec<_> = texts.iter().flat_map(|(file, text)| test_modules(file, text)).collect();
-    for (file, text) in &texts {
-        if !of_tests.iter().any(|module| file.starts_with(module) || file.with_extension("") == *module) {
-            let name = file.strip_prefix(workspace::root()).unwrap().to_string_lossy().into_owned();
-            find(text, name, places);
-        }
-    }
+    let is_for_tests = |file: &Path| {
+        of_tests.iter().any(|module| file.starts_with(module) || file.with_extension("") == *module)
+    };
+    texts
+        .into_iter()
+        .filter(|(file, _)| !is_for_tests(file))
+        .map(|(file, text)| {
+            let name = file.strip_prefix(workspace::root()).unwrap();
+            (name.to_string_lossy().into_owned(), text)
+        })
+        .collect()
 }
 
 /// All Rust sources below a directory.

@@ -6,9 +6,8 @@
 //! for tests, a comment says "pairs with" or "partner": in the same line, in one of the three
 //! before it, or in the documentation of the function.
 
-use super::panics::{list, test_modules};
+use super::panics::not_for_tests;
 use crate::workspace;
-use std::fs;
 
 /// What runs beside something else.
 const SOURCES: [&str; 10] = [
@@ -106,17 +105,9 @@ fn each_order_names_its_partner() {
     let mut missing = Vec::new();
     let mut orders = 0;
     for source in SOURCES {
-        let mut files = Vec::new();
-        list(&workspace::root().join(source), &mut files);
-        let texts: Vec<_> = files.iter().map(|file| (file, fs::read_to_string(file).unwrap())).collect();
-        let of_tests: Vec<_> = texts.iter().flat_map(|(file, text)| test_modules(file, text)).collect();
-        for (file, text) in &texts {
-            if of_tests.iter().any(|module| file.starts_with(module) || file.with_extension("") == *module) {
-                continue;
-            }
+        for (name, text) in not_for_tests(&workspace::root().join(source)) {
             orders += text.lines().filter(|line| has_order(parts(line).0)).count();
-            let name = file.strip_prefix(workspace::root()).unwrap().display();
-            missing.extend(nameless(text).iter().map(|line| format!("{name}:{line}")));
+            missing.extend(nameless(&text).iter().map(|line| format!("{name}:{line}")));
         }
     }
     assert!(orders > 150, "{orders} orders: the sources are not read as they are meant to be");

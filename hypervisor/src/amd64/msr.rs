@@ -6,7 +6,8 @@ use super::EFER_LMA;
 use super::processor::Amd64;
 use super::state::VcpuState;
 use super::vmcb::{CR0_PG, EFER_FFXSR, EFER_LME, EFER_NXE, EFER_SCE, EFER_SVME, Vmcb, clean};
-use crate::devices::{GeneralProtection, lapic};
+use crate::devices::GeneralProtection;
+use crate::devices::pc::lapic;
 
 const TSC: u32 = 0x10;
 const TSC_ADJUST: u32 = 0x3b;

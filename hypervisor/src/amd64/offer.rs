@@ -18,8 +18,8 @@ macro_rules! offer_amd64 {
             use $crate::amd64::signals::{self, Workspace};
             use $crate::amd64::state::VcpuState;
             use $crate::amd64::{enter, exits};
-            use $crate::devices::inbox::Inbox;
-            use $crate::devices::platform;
+            use $crate::devices::pc::inbox::Inbox;
+            use $crate::devices::pc::platform;
             use $crate::devices::region::Region;
             use $crate::loader::LoadError;
             use $crate::sched::{Turn, VcpuIndex};

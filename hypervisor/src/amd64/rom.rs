@@ -9,7 +9,7 @@ use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
 
 use super::guest::allocate_pages;
 use super::processor::Amd64;
-use crate::devices::pci::rom_device::RomLen;
+use crate::devices::pc::pci::rom_device::RomLen;
 use crate::vm::Machine;
 use crate::vm::machine::{CounterRow, increase};
 use crate::vm::space::{FlushScratch, SpaceJob};

@@ -7,7 +7,7 @@ use tlfs::InputPage;
 
 use super::processor::Amd64;
 use super::state::Activity;
-use crate::devices::message::Trigger;
+use crate::devices::pc::message::Trigger;
 use crate::vm::space::FlushScratch;
 use crate::vm::{Context, PerCpu, increase};
 

@@ -7,9 +7,9 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-use aarch64::clock;
+use aarch64::board::clock;
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{console, cpu};
+pub(crate) use aarch64::{board::console, boot::cpu};
 #[cfg(target_arch = "x86_64")]
 use x86_64::clock;
 #[cfg(target_arch = "x86_64")]
@@ -41,7 +41,8 @@ impl Clock for Local {
 }
 
 // SAFETY: each CPU's block is found by a register of the CPU's own, which its entry sets before
-// anything asks for it. `CpuData` says of each of its fields that only the CPU itself touches it.
+// anything asks for it. What a `CpuData` holds is touched by the CPU that it belongs to, and by the
+// boot CPU before that one has started.
 unsafe impl Cpus for Local {
     type CpuData = cpu::CpuData;
 

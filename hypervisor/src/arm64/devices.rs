@@ -2,9 +2,9 @@
 
 use super::processor::Arm64;
 use super::system;
-use crate::devices::gic::{self, Distributor, Effect, RegisterEffect};
-use crate::devices::pl011;
-use crate::devices::virt_map as map;
+use crate::devices::virt::gic::{self, Distributor, Effect, RegisterEffect};
+use crate::devices::virt::map;
+use crate::devices::virt::pl011;
 use crate::vm::{Context, Machine};
 
 /// Carries out what an access to the distributor asks for, under its lock.

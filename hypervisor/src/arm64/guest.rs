@@ -16,12 +16,12 @@ use stay::arm64::AddressSpace;
 use super::processor::{Arm64, Configuration, Features, Processor};
 use super::state::VcpuState;
 use super::vcpu::Inbox;
-use crate::devices::gic::{Distributor, INTIDS_DEFAULT};
-use crate::devices::pl011::Pl011;
-use crate::devices::pl031::Pl031;
-use crate::devices::psci::Start;
+use crate::devices::virt::gic::{Distributor, INTIDS_DEFAULT};
+use crate::devices::virt::pl011::Pl011;
+use crate::devices::virt::pl031::Pl031;
+use crate::devices::virt::psci::Start;
 use crate::loader::LoadError;
-use crate::loader::arm64::{self, Entry, Machine as Wanted};
+use crate::loader::virt::{self, Entry, Machine as Wanted};
 use crate::sched::VcpuIndex;
 use crate::vm::percpu::{self, MAX_CPUS};
 use crate::vm::space::Space;
@@ -177,7 +177,7 @@ impl Shared {
             vcpu_count: vcpus as u8,
             command_line: files.config.cmdline,
         };
-        let plan = arm64::plan(files.kernel, files.initrd, &wanted)?;
+        let plan = virt::plan(files.kernel, files.initrd, &wanted)?;
         for place in &plan.placements {
             machine::place(slots, place.gpa, &place.bytes, pause);
         }

@@ -22,7 +22,7 @@ use super::debug::{Counts, Debug};
 use super::exchanged::Register;
 use super::offer::offer_arm64;
 use super::processor::{Configuration, CpuData, Features, FloatState, Processor, Registers, Vector};
-use crate::devices::gic::Maintenance;
+use crate::devices::virt::gic::Maintenance;
 use crate::vm::made::{self, made_board, offer};
 use crate::vm::memory::NestedTables;
 use crate::vm::{Context, Files};

@@ -21,7 +21,7 @@ macro_rules! offer_arm64 {
             use $crate::arm64::vcpu::{self, Inbox, Patience, Workspace};
             use $crate::arm64::{devices, exits};
             use $crate::devices::region::Region;
-            use $crate::devices::virt_map;
+            use $crate::devices::virt::map;
             use $crate::loader::LoadError;
             use $crate::sched::{Turn, VcpuIndex};
             use $crate::vm::arch::Arch;
@@ -87,7 +87,7 @@ macro_rules! offer_arm64 {
                 }
 
                 fn device_regions(vm: &Machine<Self>) -> impl IntoIterator<Item = Region> {
-                    virt_map::regions(vm.vcpu_count() as u8)
+                    map::regions(vm.vcpu_count() as u8)
                 }
 
                 fn receive_console(vm: &Machine<Self>) {

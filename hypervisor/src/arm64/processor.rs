@@ -16,7 +16,7 @@ use super::exchanged::Register;
 use super::guest::Shared;
 use super::state::VcpuState;
 use super::vcpu::{Inbox, Workspace};
-use crate::devices::gic::{ListRegisters, Maintenance};
+use crate::devices::virt::gic::{ListRegisters, Maintenance};
 use crate::vm::arch::{Arch, Cpus};
 
 /// Registers that are exchanged at each entry and exit.

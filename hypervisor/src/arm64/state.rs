@@ -15,8 +15,8 @@ use super::processor::{Arm64, Configuration, FloatState, Processor, Registers, V
 use super::serror;
 use super::system::{self, SystemRegisters, Timer, VirtualInterface};
 use super::vcpu::Inbox;
-use crate::devices::gic::{self, Private, View};
-use crate::devices::psci::Start;
+use crate::devices::virt::gic::{self, Private, View};
+use crate::devices::virt::psci::Start;
 use crate::sched::VcpuIndex;
 use crate::sched::spinning::{Look, SpinWatch};
 use crate::vm::arch::State;

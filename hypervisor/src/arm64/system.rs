@@ -4,8 +4,8 @@
 
 use super::exchanged::Register;
 use super::processor::{Features, Processor};
-use crate::devices::gic::{View, running_priority};
-use crate::devices::virt_map::{PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
+use crate::devices::virt::gic::{View, running_priority};
+use crate::devices::virt::map::{PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
 
 /// Declares what holds each group of registers.
 macro_rules! groups {

@@ -36,7 +36,8 @@ impl fmt::Display for Region {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devices::{platform, virt_map};
+    use crate::devices::pc::platform;
+    use crate::devices::virt::map;
 
     fn found(regions: &[Region], gpa: u64, size: u64) -> Option<&'static str> {
         regions.iter().find(|region| region.overlaps(gpa, size)).map(|region| region.name)
@@ -65,16 +66,16 @@ mod tests {
     #[test]
     fn u16_every_page_of_an_arm_boards_devices_is_refused_and_ram_is_not() {
         for vcpu_count in [1, 4, 123, 124, 255] {
-            let regions = virt_map::regions(vcpu_count);
-            let redistributors = virt_map::redistributors(vcpu_count);
+            let regions = map::regions(vcpu_count);
+            let redistributors = map::redistributors(vcpu_count);
             let last = redistributors.end - 0x1000;
-            for gpa in [virt_map::GICD, virt_map::UART, virt_map::RTC, redistributors.start, last] {
+            for gpa in [map::GICD, map::UART, map::RTC, redistributors.start, last] {
                 assert!(found(&regions, gpa, 0x1000).is_some(), "{vcpu_count} vCPUs, {gpa:#x}");
             }
-            assert_eq!(found(&regions, virt_map::RAM, 1 << 40), None);
+            assert_eq!(found(&regions, map::RAM, 1 << 40), None);
             let behind = found(&regions, redistributors.end, 0x1000);
-            assert_eq!(behind.is_some(), redistributors.end == virt_map::UART);
-            assert_eq!(found(&regions, 0, virt_map::GICD), None);
+            assert_eq!(behind.is_some(), redistributors.end == map::UART);
+            assert_eq!(found(&regions, 0, map::GICD), None);
         }
     }
 }

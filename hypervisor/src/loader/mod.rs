@@ -4,18 +4,17 @@
 //! lists into guest memory and puts the boot processor into [`LoadPlan::entry`]. A plan holds for every start
 //! of the guest: on a reboot clear the memory and apply it again.
 
-pub mod arm64;
-mod bzimage;
-mod elf_pvh;
 mod error;
-pub mod layout;
+pub mod pc;
+pub mod virt;
 
 /// For tests of what comes after: a kernel of one page at 2 MiB.
 #[cfg(test)]
-pub(crate) use elf_pvh::tests::kernel as test_kernel;
+pub(crate) use pc::elf_pvh::tests::kernel as test_kernel;
 
 pub use error::LoadError;
-pub use layout::MemoryLayout;
+pub use pc::layout::MemoryLayout;
+use pc::{bzimage, elf_pvh, layout};
 
 use alloc::borrow::Cow;
 use alloc::vec::Vec;

@@ -7,9 +7,9 @@ use memslots::Gpa;
 use super::Then;
 use crate::amd64::overlay::Overlays;
 use crate::amd64::processor::Amd64;
-use crate::devices::lapic::Effect;
-use crate::devices::platform::Output;
-use crate::devices::power::PowerEvent;
+use crate::devices::pc::lapic::Effect;
+use crate::devices::pc::platform::Output;
+use crate::devices::pc::power::PowerEvent;
 use crate::hyperv::MsrEffect;
 use crate::vm::{Context, Next, increase};
 

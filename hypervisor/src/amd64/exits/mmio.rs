@@ -14,8 +14,8 @@ use crate::amd64::instruction::{FetchError, faulting_instruction, translate};
 use crate::amd64::processor::Amd64;
 use crate::amd64::state::VcpuState;
 use crate::amd64::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean};
-use crate::devices::lapic::{Effect, Lapic};
-use crate::devices::platform::Platform;
+use crate::devices::pc::lapic::{Effect, Lapic};
+use crate::devices::pc::platform::Platform;
 use crate::emulator::{Cpu, Failure, Memory, Outcome, SegmentBases, execute};
 
 const PAGE: u64 = 4096;

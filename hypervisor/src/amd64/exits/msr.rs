@@ -8,7 +8,7 @@ use crate::amd64::msr;
 use crate::amd64::overlay::Overlays;
 use crate::amd64::processor::Amd64;
 use crate::amd64::registers::RCX;
-use crate::devices::lapic;
+use crate::devices::pc::lapic;
 use crate::hyperv::{self, MsrRead};
 use crate::vm::{Context, increase};
 

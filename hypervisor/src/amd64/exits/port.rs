@@ -11,8 +11,8 @@ use crate::amd64::checks;
 use crate::amd64::instruction::read_task;
 use crate::amd64::processor::Amd64;
 use crate::amd64::rom::{Busy, count_job};
-use crate::devices::pci::Pci;
-use crate::devices::platform::PortSize;
+use crate::devices::pc::pci::Pci;
+use crate::devices::pc::platform::PortSize;
 use crate::emulator::Operand;
 use crate::vm::{Context, Next};
 

@@ -12,7 +12,7 @@ use crate::amd64::processor::Amd64;
 use crate::amd64::registers::{RCX, RDI, RSI};
 use crate::amd64::state::VcpuState;
 use crate::amd64::vmcb::{Segment, Vmcb};
-use crate::devices::platform::PortSize;
+use crate::devices::pc::platform::PortSize;
 use crate::emulator::{add_masked, mask, string_address_size};
 use crate::vm::{Context, Next};
 

@@ -14,7 +14,7 @@ use crate::amd64::signals;
 use crate::amd64::state::Activity;
 use crate::amd64::vmcb::{RFLAGS_IF, Vmcb, vintr};
 use crate::amd64::{RFLAGS_RF, event};
-use crate::devices::message::Trigger;
+use crate::devices::pc::message::Trigger;
 use crate::vm::arch::Board;
 
 const VECTOR: u8 = 0x51;

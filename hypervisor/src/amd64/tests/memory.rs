@@ -9,7 +9,7 @@ use super::rows::{GP, IOIO, NESTED, UD, VMMCALL, port};
 use crate::amd64::registers::{RAX, RBX, RCX, RDX};
 use crate::amd64::vmcb::Segment;
 use crate::amd64::{RFLAGS_VM, event};
-use crate::devices::pci::{CONFIG_ADDRESS, CONFIG_DATA};
+use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::vm::Next;
 
 #[test]

@@ -5,8 +5,8 @@ use super::rows::{GP, IOIO, PF, port};
 use crate::amd64::RFLAGS_VM;
 use crate::amd64::registers::{RAX, RCX, RDI, RSI};
 use crate::amd64::vmcb::Segment;
-use crate::devices::platform::SerialPort;
-use crate::devices::power;
+use crate::devices::pc::platform::SerialPort;
+use crate::devices::pc::power;
 use crate::vm::Next;
 
 #[test]

@@ -22,7 +22,7 @@ use crate::amd64::registers::{RAX, Registers};
 use crate::amd64::state::Activity;
 use crate::amd64::vmcb::{CR4_PAE, EFER_LME, EFER_SVME, RFLAGS_IF, Segment, Vmcb, vintr};
 use crate::amd64::{CR0_PE, EFER_LMA, enter, event, exits};
-use crate::devices::platform::SerialPort;
+use crate::devices::pc::platform::SerialPort;
 use crate::hyperv::cpuid::CpuidResult;
 use crate::loader::test_kernel;
 use crate::vm::made::{self, made_board, offer};

@@ -10,8 +10,8 @@ use crate::amd64::registers::{RAX, RBX, RCX, RDX};
 use crate::amd64::state::Activity;
 use crate::amd64::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, vintr};
 use crate::amd64::{RFLAGS_RF, event, intercepts};
-use crate::devices::lapic;
-use crate::devices::platform::SerialPort;
+use crate::devices::pc::lapic;
+use crate::devices::pc::platform::SerialPort;
 use crate::vm::arch::State;
 use crate::vm::{Context, Next};
 
@@ -110,7 +110,7 @@ const EXITS: [Counter; 12] = [
 fn no_vcpu_intercepts_anything_else() {
     with_guest(&[], |guest| {
         guest.0.state.nmi.post();
-        guest.0.state.lapic.accept_fixed(0x40, crate::devices::message::Trigger::Edge);
+        guest.0.state.lapic.accept_fixed(0x40, crate::devices::pc::message::Trigger::Edge);
         guest.0.state.intercept_pause(true);
         guest.0.state.prepare_events::<Made>();
         let vmcb = guest.vmcb();

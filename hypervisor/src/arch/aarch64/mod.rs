@@ -2,43 +2,19 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `boot` | Image header, entry of the first CPU and of the others |
-//! | `start` | the order in which everything is brought up |
-//! | `translation` | the hypervisor's own page tables |
-//! | `features` | what the processor can do; EL2's control registers |
+//! | `boot` | the way up: Image header and entry, the order of it (`start`), what the processor can do (`features`), the CPU itself (`cpu`) |
+//! | `board` | real devices: interrupt controller (`gic`) and what its interrupts mean, timer (`clock`), PL011 (`console`), 16550s on the PCI bus (`pci`) |
+//! | `guest` | into the guest and out of it (`entry`), and its registers: by name, vectors (`float`), virtual CPU interface (`vgic`), breakpoints (`points`) |
+//! | `memory` | the hypervisor's own tables (`translation`), stage 2 and its TLB instructions (`stage2`, `flush`), what invalidating a page costs (`cost`), copying (`copy`) |
 //! | `sysreg` | system registers by name |
-//! | `entry` | into the guest and out of it; EL2's vectors |
-//! | `gic`, `interrupts` | the real interrupt controller, and what its interrupts mean |
-//! | `copy` | copying memory |
-//! | `clock`, `cpu` | the timer; the CPU itself |
-//! | `console`, `pci` | PL011, and 16550s on the PCI bus |
 //! | `offer` | what all of this is to the core and to the rest of the hypervisor for Arm64: their traits |
-//! | `stage2` | format and tables of stage 2 |
-//! | `cost` | what invalidating a page costs |
-//! | `flush` | TLB instructions, and what the walker asks for |
-//! | `registers`, `float`, `vgic`, `points` | the guest's registers: by name, vectors, the virtual CPU interface, breakpoints |
 //!
 //! What is done with all of it is in [`crate::arm64`], which runs on the host as well. The device
 //! tree, PSCI, the GIC's registers and parts of the entry code are [`baremetal`]'s.
 
-mod boot;
-pub(super) mod clock;
-pub(crate) mod console;
-mod copy;
-mod cost;
-pub(crate) mod cpu;
-mod entry;
-mod features;
-mod float;
-mod flush;
-mod gic;
-mod interrupts;
+pub(super) mod board;
+pub(super) mod boot;
+mod guest;
+mod memory;
 mod offer;
-mod pci;
-mod points;
-mod registers;
-mod stage2;
-mod start;
 mod sysreg;
-mod translation;
-mod vgic;

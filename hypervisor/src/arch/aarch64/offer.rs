@@ -1,16 +1,17 @@
 //! What this architecture offers to the core.
 
-use super::features::STAGE2_BITS;
-use super::flush::Tlb;
-use super::stage2::{self, Stage2, Tables};
+use super::board::{console, gic};
+use super::boot::features::{self, STAGE2_BITS};
+use super::guest::{entry, float, points, registers, vgic};
+use super::memory::flush::Tlb;
+use super::memory::stage2::{self, Stage2, Tables};
 use super::sysreg::{isb, read, write};
-use super::{console, entry, features, float, gic, points, registers, vgic};
 use crate::arch::Local;
 use crate::arm64::debug::{Counts, Debug};
 use crate::arm64::exchanged::Register;
 use crate::arm64::offer::offer_arm64;
 use crate::arm64::processor::{Configuration, Features, FloatState, Processor, Registers, Vector};
-use crate::devices::gic::Maintenance;
+use crate::devices::virt::gic::Maintenance;
 use crate::vm::memory::NestedTables;
 
 impl Processor for Local {

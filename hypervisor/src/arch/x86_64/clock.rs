@@ -8,7 +8,7 @@ use x86_64::registers::model_specific::Msr;
 use super::apic;
 use super::interrupts::VECTOR_TIMER;
 use crate::arch::Local;
-use crate::devices::cmos::{self, Fields};
+use crate::devices::pc::cmos::{self, Fields};
 use crate::vm::arch::Clock;
 
 /// Frequency of the ACPI power management timer (ACPI 6.5, section 4.8.2.4).

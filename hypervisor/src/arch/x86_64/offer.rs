@@ -18,7 +18,7 @@ use crate::amd64::offer::offer_amd64;
 use crate::amd64::registers::Registers;
 use crate::amd64::vmcb::Vmcb;
 use crate::arch::{Local, PerCpu};
-use crate::devices::platform::SerialPort;
+use crate::devices::pc::platform::SerialPort;
 use crate::hyperv::cpuid::CpuidResult;
 
 offer_amd64!(Local);

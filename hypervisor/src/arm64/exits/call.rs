@@ -4,7 +4,7 @@ use super::{Syndrome, skip};
 use crate::arm64::devices;
 use crate::arm64::processor::Arm64;
 use crate::arm64::state::Activity;
-use crate::devices::psci::{self, Call, Status};
+use crate::devices::virt::psci::{self, Call, Status};
 use crate::vm::{Context, Next};
 
 /// SMCCC's "vendor-specific hypervisor service, call UID" (Arm DEN 0028F, section 6.2), and what it

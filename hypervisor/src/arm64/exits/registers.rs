@@ -7,7 +7,7 @@ use crate::arm64::identity;
 use crate::arm64::processor::Arm64;
 use crate::arm64::registers::Treatment;
 use crate::arm64::system;
-use crate::devices::gic::{self, Sgi, SgiGroup};
+use crate::devices::virt::gic::{self, Sgi, SgiGroup};
 use crate::vm::{Context, Next, increase};
 
 pub(super) fn counter(syndrome: &Syndrome) -> Counter {

@@ -13,8 +13,8 @@ use super::*;
 use crate::arm64::exchanged::Register;
 use crate::arm64::made::{Made, Told, hardware, machine, machine_on, told};
 use crate::arm64::processor::{Features, Processor, Registers};
-use crate::devices::gic::ListRegister;
-use crate::devices::psci::Start;
+use crate::devices::virt::gic::ListRegister;
+use crate::devices::virt::psci::Start;
 use crate::vm::arch::Cpus;
 
 type Vm = &'static Machine<Made>;

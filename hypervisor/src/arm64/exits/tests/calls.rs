@@ -1,7 +1,7 @@
 //! HVC and SMC.
 
 use super::*;
-use crate::devices::psci::AffinityState;
+use crate::devices::virt::psci::AffinityState;
 
 const NOT_SUPPORTED: u64 = -1i64 as u64;
 const INVALID: u64 = -2i64 as u64;
@@ -108,7 +108,7 @@ pub(super) fn power_functions_say_how_to_go_on() {
     // It turns itself off, and is started again by another.
     with(|context| {
         assert_eq!(call(context, [0x8400_0002, 0, 0, 0]), Next::Timers);
-        let start = crate::devices::psci::Start { entry: RAM, context: 5 };
+        let start = crate::devices::virt::psci::Start { entry: RAM, context: 5 };
         assert_eq!(context.vcpu.inbox.power.turn_on(start), Ok(()));
         Made::take_signals(context);
         let registers = &context.state.registers;

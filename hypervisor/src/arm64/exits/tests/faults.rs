@@ -1,7 +1,7 @@
 //! Data and instruction aborts.
 
 use super::*;
-use crate::devices::virt_map::{GICD, RTC, UART};
+use crate::devices::virt::map::{GICD, RTC, UART};
 use memslots::SlotId;
 
 const TRANSLATION: u64 = 0x07;

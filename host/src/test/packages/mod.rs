@@ -1,0 +1,252 @@
+//! The crates that others can take, as others get them: packed, and used outside of the tree.
+
+use super::cases::{Body, Case, case};
+use crate::workspace;
+use anyhow::{Context, Result, bail, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The directories in `crates/` of what is published, each behind those that it needs.
+pub(super) const PUBLISHED: [&str; 5] = ["tlfs", "coherence", "paging", "memslots", "pvflush"];
+
+/// What a package has to have beside its sources; the licences are those of the tree.
+pub(super) const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+const OTHERS: [&str; 2] = ["README.md", "CHANGELOG.md"];
+
+/// What the packages are built for alone. There is no standard library there.
+const TARGET: &str = "x86_64-unknown-none";
+
+/// The tool that compares what a crate offers with what it did, and its version.
+const COMPARER: &str = "cargo-semver-checks@0.51.0";
+
+/// The rows.
+pub(super) const ROWS: [Case; 3] = [
+    case(
+        "packages_work_outside_the_tree",
+        "each crate builds alone from its package, its README's example runs, and a program uses all five",
+        Body::Own(work_outside),
+    ),
+    case(
+        "packages_build_with_the_rust_they_name",
+        "each crate builds with the oldest compiler that it says is enough",
+        Body::Own(build_with_the_rust_they_name),
+    )
+    .only_long(),
+    case(
+        "packages_break_nobody_without_a_new_version",
+        "what a crate offers is compatible with what it offered when it got its version",
+        Body::Own(break_nobody),
+    )
+    .only_long(),
+];
+
+/// One package, unpacked.
+struct Package {
+    name: String,
+    directory: PathBuf,
+}
+
+/// The packages, unpacked in a directory outside of the tree, lest cargo take them for members of
+/// the workspace.
+struct Outside {
+    directory: tempfile::TempDir,
+    packages: Vec<Package>,
+}
+
+impl Outside {
+    fn pack() -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let packed = directory.path().join("packed");
+        let names: Vec<String> = PUBLISHED.iter().map(|name| format!("quell-{name}")).collect();
+        finish_cargo(|| {
+            let mut pack = workspace::cargo();
+            pack.args(["package", "--allow-dirty", "--no-verify", "--locked", "--target-dir"]).arg(&packed);
+            pack.args(names.iter().flat_map(|name| ["--package", name]));
+            pack
+        })?;
+        let mut packages = Vec::new();
+        for name in names {
+            let archive = archive_of(&packed.join("package"), &name)?;
+            let mut unpack = Command::new("tar");
+            // With new times: those in the archive are the same in each.
+            unpack.args(["--extract", "--gzip", "--touch", "--file"]).arg(&archive);
+            unpack.arg("--directory").arg(directory.path());
+            finish(unpack)?;
+            let stem = archive.file_stem().context("an archive without a name")?;
+            packages.push(Package { directory: directory.path().join(stem), name });
+        }
+        Ok(Self { directory, packages })
+    }
+
+    /// Arguments that have cargo take the packages for what a registry would have.
+    fn patches(&self, needed: impl Fn(&Package) -> bool) -> Vec<String> {
+        let needed = self.packages.iter().filter(|package| needed(package));
+        needed
+            .flat_map(|Package { name, directory }| {
+                let path = directory.display();
+                ["--config".to_owned(), format!("patch.crates-io.{name}.path='{path}'")]
+            })
+            .collect()
+    }
+
+    /// Runs cargo in one package, with the others at hand.
+    fn run_in(&self, package: &Package, arguments: &[&str], toolchain: Option<&str>) -> Result<()> {
+        let (built, patches) = (self.built(), self.patches(|other| other.name != package.name));
+        let arguments = || arguments.iter().copied().chain(patches.iter().map(String::as_str));
+        finish_cargo(|| cargo(&package.directory, toolchain, &built, arguments()))
+            .with_context(|| format!("{} does not build alone from its package", package.name))
+    }
+
+    fn built(&self) -> PathBuf {
+        self.directory.path().join("built")
+    }
+
+    /// A program's package beside the others, with the examples of all READMEs as tests.
+    fn write_program(&self) -> Result<PathBuf> {
+        let directory = self.directory.path().join("program");
+        let mut manifest = "[package]\nname = \"program\"\nedition = \"2024\"\n\n[dependencies]\n".to_owned();
+        let mut library = String::new();
+        for (index, package) in self.packages.iter().enumerate() {
+            let version = package.directory.to_string_lossy();
+            let (_, version) = version.rsplit_once('-').context("a package without a version")?;
+            manifest += &format!("{} = \"{version}\"\n", package.name);
+            let readme = package.directory.join("README.md");
+            library += &format!("#[doc = include_str!({readme:?})]\npub struct Readme{index};\n");
+        }
+        fs::create_dir_all(directory.join("src"))?;
+        fs::write(directory.join("Cargo.toml"), manifest)?;
+        fs::write(directory.join("src/lib.rs"), library)?;
+        fs::write(directory.join("src/main.rs"), include_str!("program.rs"))?;
+        // The same versions of all else as in the tree.
+        fs::copy(workspace::root().join("Cargo.lock"), directory.join("Cargo.lock"))?;
+        Ok(directory)
+    }
+}
+
+fn archive_of(directory: &Path, name: &str) -> Result<PathBuf> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        if file.starts_with(&format!("{name}-")) && file.ends_with(".crate") {
+            return Ok(path);
+        }
+    }
+    bail!("cargo has packed nothing for {name}")
+}
+
+/// Cargo for what is outside of the tree.
+fn cargo<'a>(
+    directory: &Path,
+    toolchain: Option<&str>,
+    built: &Path,
+    arguments: impl Iterator<Item = &'a str>,
+) -> Command {
+    let mut command = match toolchain {
+        None => workspace::cargo(),
+        Some(version) => {
+            let mut command = Command::new("rustup");
+            command.args(["run", version, "cargo"]).stdin(Stdio::null());
+            command.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
+            command
+        }
+    };
+    command.args(arguments).current_dir(directory);
+    command.env("CARGO_TARGET_DIR", built).env("CARGO_PROFILE_DEV_DEBUG", "false");
+    command
+}
+
+/// Runs cargo. The registry is asked only where it takes something that is not there.
+fn finish_cargo(command: impl Fn() -> Command) -> Result<()> {
+    let mut offline = command();
+    offline.env("CARGO_NET_OFFLINE", "true");
+    finish(offline).or_else(|_| finish(command()))
+}
+
+/// Runs a command to its end. If it fails, its output is the error.
+fn finish(mut command: Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    let shown = [output.stdout, output.stderr].concat();
+    ensure!(output.status.success(), "{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&shown));
+    Ok(())
+}
+
+fn work_outside(_: &Path) -> Result<()> {
+    let outside = Outside::pack()?;
+    for package in &outside.packages {
+        for licence in LICENCES {
+            let packed = fs::read(package.directory.join(licence));
+            let packed = packed.with_context(|| format!("{} is packed without {licence}", package.name))?;
+            ensure!(
+                packed == fs::read(workspace::root().join(licence))?,
+                "{licence} in {} is another one",
+                package.name
+            );
+        }
+        for other in OTHERS {
+            ensure!(package.directory.join(other).is_file(), "{} is packed without {other}", package.name);
+        }
+        // With nothing that is optional, and with all of it.
+        let manifest = fs::read_to_string(package.directory.join("Cargo.toml"))?;
+        let all = manifest.contains("\n[features]\n").then_some("--all-features");
+        for features in ["--no-default-features"].into_iter().chain(all) {
+            outside.run_in(package, &["build", "--lib", "--target", TARGET, features], None)?;
+        }
+    }
+    let (directory, patches) = (outside.write_program()?, outside.patches(|_| true));
+    for arguments in [&["run"][..], &["test", "--doc"]] {
+        let arguments = || arguments.iter().copied().chain(patches.iter().map(String::as_str));
+        finish_cargo(|| cargo(&directory, None, &outside.built(), arguments()))
+            .context("a program outside of the tree cannot use the packages")?;
+    }
+    Ok(())
+}
+
+fn build_with_the_rust_they_name(_: &Path) -> Result<()> {
+    let outside = Outside::pack()?;
+    for package in &outside.packages {
+        let manifest = fs::read_to_string(package.directory.join("Cargo.toml"))?;
+        let version =
+            manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"'));
+        let version = version.with_context(|| format!("{} names no version of Rust", package.name))?;
+        let mut install = Command::new("rustup");
+        install.args(["toolchain", "install", version, "--profile", "minimal", "--no-self-update"]);
+        finish(install)?;
+        outside.run_in(package, &["check", "--lib", "--all-features"], Some(version))?;
+    }
+    Ok(())
+}
+
+/// The commit that gave a crate the version that it has: what came since must be compatible with
+/// it.
+fn baseline(manifest: &str) -> Result<Option<String>> {
+    let mut log = Command::new("git");
+    log.args(["log", "-1", "--format=%H", "-G^version = ", "--", manifest]).current_dir(workspace::root());
+    let output = log.output().context("cannot start git")?;
+    let commit = String::from_utf8(output.stdout)?.trim().to_owned();
+    // Without history there is nothing to compare with.
+    Ok((output.status.success() && !commit.is_empty()).then_some(commit))
+}
+
+fn break_nobody(_: &Path) -> Result<()> {
+    let directory = workspace::target_dir("semver-checks");
+    let tool = directory.join("bin/cargo-semver-checks");
+    if !tool.is_file() {
+        let mut install = workspace::cargo();
+        // Unoptimized: it is built longer than it runs.
+        install.args(["install", "--locked", "--debug", COMPARER, "--root"]).arg(&directory);
+        finish(install)?;
+    }
+    for name in PUBLISHED {
+        let Some(commit) = baseline(&format!("crates/{name}/Cargo.toml"))? else {
+            bail!("there is no history to compare with")
+        };
+        let mut compare = Command::new(&tool);
+        compare.args(["semver-checks", "--package", &format!("quell-{name}"), "--baseline-rev", &commit]);
+        compare.current_dir(workspace::root()).stdin(Stdio::null());
+        compare.env("CARGO_TARGET_DIR", directory.join("built"));
+        compare.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
+        finish(compare)?;
+    }
+    Ok(())
+}

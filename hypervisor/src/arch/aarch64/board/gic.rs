@@ -1,0 +1,46 @@
+//! The real GICv3, by [`baremetal`]'s operations.
+//!
+//! Only group 1 is used, without LPIs. Ending an interrupt is in two steps (EOImode 1): the
+//! priority drops when the hypervisor has seen it; the guest's own interrupts are deactivated by
+//! the guest, by way of its list registers.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use baremetal::aarch64::gic::{self, GROUP_1, ROUTING};
+pub(crate) use baremetal::aarch64::gic::{
+    SPECIAL, acknowledge, deactivate, end as drop_priority, find_redistributor, send,
+};
+
+use crate::arch::PerCpu;
+use crate::arch::aarch64::sysreg::{isb, write};
+use crate::arm64::controls;
+
+static DISTRIBUTOR: AtomicU64 = AtomicU64::new(0);
+
+/// Sets up the distributor: group 1, interrupts by affinity. Once.
+pub(crate) fn init_distributor(base: u64) -> Result<(), &'static str> {
+    for bits in [0, ROUTING, ROUTING | GROUP_1] {
+        gic::set_control(base, bits)?;
+    }
+    DISTRIBUTOR.store(base, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Has a shared, level-triggered interrupt go to a CPU.
+pub(crate) fn route(intid: u32, cpu: &PerCpu) {
+    gic::route(DISTRIBUTOR.load(Ordering::Relaxed), intid, cpu.id);
+}
+
+/// Sets up the calling CPU's part, with these private interrupts enabled.
+pub(crate) fn init_cpu(redistributor: u64, enabled: u32) -> Result<(), &'static str> {
+    gic::set_private(redistributor, enabled)?;
+    // SAFETY: the CPU interface is the hypervisor's; the guest has the virtual one.
+    unsafe {
+        write!("icc_sre_el2", controls::ICC_SRE_EL2);
+        isb();
+        write!("icc_sre_el1", controls::ICC_SRE_EL1);
+        isb();
+    }
+    gic::open_interface(true);
+    Ok(())
+}

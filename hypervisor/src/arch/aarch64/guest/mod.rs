@@ -1,0 +1,7 @@
+//! Into the guest and out of it.
+
+pub(super) mod entry;
+pub(super) mod float;
+pub(super) mod points;
+pub(super) mod registers;
+pub(super) mod vgic;

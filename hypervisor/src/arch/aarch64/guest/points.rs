@@ -1,0 +1,37 @@
+//! Breakpoints and watchpoints in the processor: they are there while a guest has them in use.
+
+use crate::arch::aarch64::sysreg::{isb, write};
+use crate::arm64::debug::{Counts, Debug};
+
+macro_rules! write_points {
+    ($points:expr, $count:expr, $value:literal, $control:literal, $($n:literal)*) => {
+        $(
+            if $n < $count {
+                // SAFETY: it exists, the ID register says. It is the guest's: nothing at EL2 is a
+                // debug exception, for those of the guest go to EL1 (MDCR_EL2.TDE = 0).
+                unsafe {
+                    write!(concat!("dbg", $value, stringify!($n), "_el1"), $points[$n].value);
+                    write!(concat!("dbg", $control, stringify!($n), "_el1"), $points[$n].control);
+                }
+            }
+        )*
+    };
+}
+
+/// Loads what the guest has in use.
+#[cold]
+pub(in crate::arch::aarch64) fn load(debug: &Debug, counts: Counts, control: u64) {
+    write_points!(debug.breakpoints, counts.breakpoints, "bvr", "bcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+    write_points!(debug.watchpoints, counts.watchpoints, "wvr", "wcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+    // SAFETY: as above.
+    unsafe { write!("mdscr_el1", control) };
+    isb();
+}
+
+/// Switches everything off: the vCPU leaves the CPU.
+#[cold]
+pub(in crate::arch::aarch64) fn switch_off() {
+    // SAFETY: as above.
+    unsafe { write!("mdscr_el1", 0) };
+    isb();
+}

@@ -1,0 +1,171 @@
+//! TLB maintenance: the instructions, and how a change of guest memory reaches all processors.
+//!
+//! The sequences are `coherence::tlbi`'s; here is what they are made of, and nothing else writes a
+//! TLBI for a guest.
+
+use core::arch::asm;
+use core::ops::Range;
+
+use coherence::tlbi::Stage2Tlb;
+use hostlink::defect::Defect;
+use paging::FlushRange;
+use stay::{Mistake, Mistakes, arm64};
+
+use crate::arch::Local;
+use crate::arch::aarch64::sysreg::{read, write};
+use crate::arm64::auditor::Auditor;
+use crate::image;
+use crate::vm::files::{Defects, makes};
+
+/// The processor's instructions.
+pub(crate) struct Tlb;
+
+impl Mistakes for Tlb {
+    #[inline(always)]
+    fn makes(&self, mistake: Mistake) -> bool {
+        Defects.makes(mistake)
+    }
+}
+
+/// Defines a method that executes one instruction; a defect may leave it out.
+macro_rules! instruction {
+    ($($name:ident: $text:literal $(but $defect:ident)?;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(&self) {
+                $(if makes(Defect::$defect) {
+                    return;
+                })?
+                // SAFETY: maintenance of translations that are the guest's, or a barrier; memory is
+                // not left out of what it may affect, so that the compiler moves nothing across.
+                unsafe { asm!($text, options(nostack, preserves_flags)) };
+            }
+        )*
+    };
+}
+
+impl Stage2Tlb for Tlb {
+    instruction! {
+        order_stores: "dsb ishst" but Stage2NoIshst;
+        complete_local: "dsb nsh";
+        complete_caches: "dsb sy";
+        context_sync: "isb";
+        combined: "tlbi vmalle1is" but Stage2NoCombined;
+        everything: "tlbi vmalls12e1is" but Stage2NoTlbi;
+        all_vms: "tlbi alle1is";
+        instruction_cache: "ic ialluis";
+        local_instruction_cache: "ic iallu";
+    }
+
+    #[inline(always)]
+    fn local_combined(&self) {
+        // SAFETY: as above.
+        unsafe { asm!("tlbi vmalle1", options(nostack, preserves_flags)) };
+        Auditor::drop_local::<Local>();
+    }
+
+    #[inline(always)]
+    fn local_all_vms(&self) {
+        // SAFETY: as above.
+        unsafe { asm!("tlbi alle1", options(nostack, preserves_flags)) };
+        Auditor::drop_local::<Local>();
+    }
+
+    #[inline(always)]
+    fn complete(&self) {
+        if makes(Defect::Stage2DsbNsh) {
+            return self.complete_local();
+        }
+        // SAFETY: a barrier, across which the compiler moves nothing.
+        unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    fn page(&self, operand: u64) {
+        if makes(Defect::Stage2NoTlbi) {
+            return;
+        }
+        // SAFETY: as above.
+        unsafe { asm!("tlbi ipas2e1is, {}", in(reg) operand, options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    fn range(&self, operand: u64) {
+        if makes(Defect::Stage2NoTlbi) {
+            return;
+        }
+        // RIPAS2E1IS by its encoding, since the image is for processors without it, too: used with
+        // the feature only. SAFETY: as above.
+        unsafe { asm!("sys #4, c8, c0, #2, {}", in(reg) operand, options(nostack, preserves_flags)) };
+    }
+
+    fn clean(&self, memory: Range<u64>) {
+        clean(memory);
+    }
+
+    #[inline(always)]
+    fn vttbr(&self) -> u64 {
+        read!("vttbr_el2")
+    }
+
+    #[inline(always)]
+    fn set_vttbr(&self, value: u64) {
+        // SAFETY: the caller's tables, complete; no guest runs on this CPU now.
+        unsafe { write!("vttbr_el2", value) };
+    }
+
+    fn forbid_stage1_walks(&self) -> u64 {
+        const EPD: u64 = 1 << 7 | 1 << 23;
+        let former = read!("tcr_el1");
+        // SAFETY: the guest's register, which is put back.
+        unsafe { write!("tcr_el1", former | EPD) };
+        former
+    }
+
+    fn restore_stage1_walks(&self, former: u64) {
+        // SAFETY: as above.
+        unsafe { write!("tcr_el1", former) };
+    }
+}
+
+/// Smallest line of the data caches, in bytes.
+fn line_len() -> u64 {
+    4 << (read!("ctr_el0") >> 16 & 0xf)
+}
+
+/// Cleans and invalidates the data caches' lines of some physical memory, which is mapped one to
+/// one.
+fn clean(memory: Range<u64>) {
+    let line = line_len();
+    let mut at = memory.start & !(line - 1);
+    // Eight at a time, as long as there are so many: the loop costs as much as the instruction.
+    while at.saturating_add(8 * line) <= memory.end {
+        // SAFETY: maintenance of caches changes no contents; the memory is mapped.
+        unsafe {
+            asm!(
+                "dc civac, {0}", "add {0}, {0}, {1}", "dc civac, {0}", "add {0}, {0}, {1}",
+                "dc civac, {0}", "add {0}, {0}, {1}", "dc civac, {0}", "add {0}, {0}, {1}",
+                "dc civac, {0}", "add {0}, {0}, {1}", "dc civac, {0}", "add {0}, {0}, {1}",
+                "dc civac, {0}", "add {0}, {0}, {1}", "dc civac, {0}", "add {0}, {0}, {1}",
+                inout(reg) at, in(reg) line, options(nostack, preserves_flags),
+            );
+        }
+    }
+    while at < memory.end {
+        // SAFETY: as above.
+        unsafe { asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags)) };
+        at += line;
+    }
+}
+
+/// Stores to tables are visible to walks before what follows.
+pub(crate) fn order_stores() {
+    Tlb.order_stores();
+}
+
+/// The walker has made an entry invalid, and puts another there next.
+pub(crate) fn break_before_make(range: &FlushRange) {
+    if let Some(vm) = image::machine() {
+        arm64::break_before_make(&Tlb, &vm.guest.address_space(), range);
+    }
+}

@@ -1,0 +1,169 @@
+//! Stage 2: its format, as this processor wants it, and its tables.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use coherence::tlbi::{self, Errata, Granule, Limits, Setup};
+use hostlink::config::Stage2Unmap;
+use paging::{Arm64Stage2, Entries, FlushRange, Format, Level, Permissions, PhysAddr, TableMemory};
+
+use stay::Measured;
+
+use super::{cost, flush};
+use crate::arch::aarch64::boot::features;
+use crate::arch::aarch64::sysreg::read;
+use crate::arm64::processor::Features;
+use crate::vm::memory::NestedTables;
+
+type Forced = Arm64Stage2<3, true>;
+type Plain = Arm64Stage2<3, false>;
+
+/// Whether stage 2 alone decides how memory is cached (HCR_EL2.FWB): the encoding of memory types
+/// differs.
+static FORCED: AtomicBool = AtomicBool::new(false);
+
+/// Range instructions, above which the whole VMID goes.
+const RANGES_MAX: u32 = 16;
+
+/// Chooses the encoding, before the first entry.
+fn init() {
+    FORCED.store(features::get().contains(Features::FORCED_WRITE_BACK), Ordering::Relaxed);
+}
+
+/// Three levels of stage 2, in the encoding of the processor.
+pub(crate) struct Stage2;
+
+impl Format for Stage2 {
+    const INPUT_BITS: u32 = Plain::INPUT_BITS;
+    const SIGN_EXTENDED: bool = Plain::SIGN_EXTENDED;
+    const OUTPUT_BITS: u32 = Plain::OUTPUT_BITS;
+    const ROOT: Level = Plain::ROOT;
+    const LARGEST: Level = Plain::LARGEST;
+    const REPLACES_IN_PLACE: bool = Plain::REPLACES_IN_PLACE;
+    const SETTLED: (u64, u64) = Plain::SETTLED;
+
+    #[inline(always)]
+    fn admits(permissions: Permissions) -> bool {
+        Plain::admits(permissions)
+    }
+
+    #[inline(always)]
+    fn is_present(entry: u64) -> bool {
+        Plain::is_present(entry)
+    }
+
+    #[inline(always)]
+    fn is_leaf(entry: u64, level: Level) -> bool {
+        Plain::is_leaf(entry, level)
+    }
+
+    #[inline]
+    fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
+        match FORCED.load(Ordering::Relaxed) {
+            true => Forced::leaf(pa, level, permissions),
+            false => Plain::leaf(pa, level, permissions),
+        }
+    }
+
+    #[inline(always)]
+    fn table(pa: PhysAddr) -> u64 {
+        Plain::table(pa)
+    }
+
+    #[inline(always)]
+    fn address(entry: u64, alignment: Level) -> PhysAddr {
+        Plain::address(entry, alignment)
+    }
+
+    #[inline]
+    fn permissions(leaf: u64) -> Permissions {
+        match FORCED.load(Ordering::Relaxed) {
+            true => Forced::permissions(leaf),
+            false => Plain::permissions(leaf),
+        }
+    }
+
+    #[inline(always)]
+    fn is_dirty(leaf: u64) -> bool {
+        Plain::is_dirty(leaf)
+    }
+
+    #[inline(always)]
+    fn protected(leaf: u64, level: Level) -> u64 {
+        // Memory types stay as they are, in either encoding.
+        Plain::protected(leaf, level)
+    }
+
+    #[inline(always)]
+    fn dirtied(leaf: u64) -> u64 {
+        Plain::dirtied(leaf)
+    }
+
+    #[inline(always)]
+    fn cleaned(leaf: u64) -> u64 {
+        Plain::cleaned(leaf)
+    }
+}
+
+/// Up to how many pages are invalidated one by one, where there is no instruction for a range.
+fn page_limit() -> u32 {
+    let cost = cost::measure();
+    let Measured { page, miss, ticks_per_us, .. } = cost.measured();
+    let ns = |ticks: u64| ticks * 1000 / ticks_per_us.max(1);
+    log::info!(
+        "IPAS2E1IS takes {} ns, a TLB miss {} ns: up to {} pages are invalidated one by one",
+        ns(page),
+        ns(miss),
+        cost.page_limit()
+    );
+    u32::try_from(cost.page_limit()).unwrap_or(u32::MAX)
+}
+
+/// What the processors have, which are taken to be alike, and how stage 2 is invalidated on them.
+/// Before the first guest.
+pub(crate) fn set_up(way: Stage2Unmap) -> Setup {
+    let mut features =
+        tlbi::Features::from_id(read!("id_aa64isar0_el1"), read!("s3_0_c0_c7_2"), read!("ctr_el0"));
+    let limits = match way {
+        Stage2Unmap::Range => Limits { pages_max: page_limit(), ranges_max: RANGES_MAX },
+        Stage2Unmap::Page => {
+            features.range = false;
+            Limits { pages_max: u32::MAX, ranges_max: 0 }
+        }
+        Stage2Unmap::Whole => Limits { pages_max: 0, ranges_max: 0 },
+    };
+    init();
+    Setup { granule: Granule::Size4K, features, errata: Errata::of(read!("midr_el1")), limits }
+}
+
+/// Tables from the pool, with what walks by the processor ask for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables(pub(in crate::arch::aarch64) NestedTables);
+
+// SAFETY: as `NestedTables`, whose tables these are.
+unsafe impl TableMemory for Tables {
+    fn allocate(&self) -> Option<PhysAddr> {
+        self.0.allocate()
+    }
+
+    unsafe fn free(&self, table: PhysAddr) {
+        // SAFETY: the caller vouches for it.
+        unsafe { self.0.free(table) };
+    }
+
+    unsafe fn entries(&self, table: PhysAddr) -> &Entries {
+        // SAFETY: the caller vouches for it.
+        unsafe { self.0.entries(table) }
+    }
+
+    fn publish(&self) {
+        flush::order_stores();
+    }
+
+    fn break_before_make(&self, range: FlushRange) {
+        flush::break_before_make(&range);
+    }
+
+    fn resizes_in_place(&self) -> bool {
+        features::get().contains(Features::REPLACES_IN_PLACE)
+    }
+}

@@ -1,0 +1,123 @@
+//! The hypervisor's own page tables: stage 1 of EL2.
+//!
+//! Everything is mapped one to one. Text may be executed, read-only data read, all other memory
+//! written; nothing can be both written and executed. The guard pages of the stacks are not mapped.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use baremetal::pages::PAGE;
+use paging::{Arm64Stage1, Format, Level, MapError, PageTable, Permissions, PhysAddr};
+
+use crate::arch::aarch64::sysreg::{isb, write};
+use crate::image::heap::{HeapTables, protect};
+
+const MIB2: u64 = 2 << 20;
+
+/// Stage 1 of a regime with one exception level: as that of EL1&0, but there is one execute-never
+/// bit, in the place of EL0's, and no bit for global entries (Arm DDI 0487, D8.4.1 and D8.3.1.2).
+struct El2Stage1;
+
+/// PXN and nG, which are reserved here.
+const RESERVED: u64 = 1 << 53 | 1 << 11;
+
+impl Format for El2Stage1 {
+    const INPUT_BITS: u32 = Arm64Stage1::INPUT_BITS;
+    const SIGN_EXTENDED: bool = Arm64Stage1::SIGN_EXTENDED;
+    const OUTPUT_BITS: u32 = Arm64Stage1::OUTPUT_BITS;
+    const ROOT: Level = Arm64Stage1::ROOT;
+    const LARGEST: Level = Arm64Stage1::LARGEST;
+    const REPLACES_IN_PLACE: bool = Arm64Stage1::REPLACES_IN_PLACE;
+    const SETTLED: (u64, u64) = Arm64Stage1::SETTLED;
+
+    fn admits(permissions: Permissions) -> bool {
+        Arm64Stage1::admits(permissions)
+    }
+
+    fn is_present(entry: u64) -> bool {
+        Arm64Stage1::is_present(entry)
+    }
+
+    fn is_leaf(entry: u64, level: Level) -> bool {
+        Arm64Stage1::is_leaf(entry, level)
+    }
+
+    fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
+        // AP[1], "user", is always one here.
+        Arm64Stage1::leaf(pa, level, permissions | Permissions::USER) & !RESERVED
+    }
+
+    fn table(pa: PhysAddr) -> u64 {
+        Arm64Stage1::table(pa)
+    }
+
+    fn address(entry: u64, alignment: Level) -> PhysAddr {
+        Arm64Stage1::address(entry, alignment)
+    }
+
+    fn permissions(leaf: u64) -> Permissions {
+        Arm64Stage1::permissions(leaf | RESERVED) - Permissions::USER
+    }
+
+    fn is_dirty(leaf: u64) -> bool {
+        Arm64Stage1::is_dirty(leaf)
+    }
+
+    fn dirtied(leaf: u64) -> u64 {
+        Arm64Stage1::dirtied(leaf)
+    }
+
+    fn cleaned(leaf: u64) -> u64 {
+        Arm64Stage1::cleaned(leaf)
+    }
+}
+
+/// Root of the tables that all CPUs use.
+static ROOT: AtomicU64 = AtomicU64::new(0);
+
+/// Builds the hypervisor's own tables.
+///
+/// `ram` is all RAM, `devices` ranges of registers, `blocks` the CPUs' blocks, whose guard pages
+/// stay unmapped.
+pub(crate) fn build_tables(
+    ram: &[Range<u64>],
+    devices: &[Range<u64>],
+    blocks: Range<u64>,
+) -> Result<(), MapError> {
+    let mut tables = PageTable::<El2Stage1, _>::new(HeapTables)?;
+    for range in ram {
+        let range = range.start.next_multiple_of(PAGE)..range.end & !(PAGE - 1);
+        let start = PhysAddr(range.start);
+        tables.map(range, start, Permissions::RW, Level::Page1G)?;
+    }
+    for range in devices {
+        let range = range.start & !(PAGE - 1)..range.end.next_multiple_of(PAGE);
+        let start = PhysAddr(range.start);
+        let largest = if range.start % MIB2 == 0 { Level::Page2M } else { Level::Page4K };
+        tables.map(range, start, Permissions::RW | Permissions::DEVICE, largest)?;
+    }
+    protect(&mut tables, blocks)?;
+    // Pairs with `activate_tables`.
+    ROOT.store(tables.root().0, Ordering::Release);
+    // The handle goes, the tables stay: nothing frees them but a gather's release.
+    Ok(())
+}
+
+/// Switches the calling CPU to the hypervisor's own tables.
+///
+/// # Safety
+///
+/// [`build_tables`] is done; everything that the CPU uses is mapped by them.
+pub(crate) unsafe fn activate_tables() {
+    // SAFETY: the tables are complete and visible to walks after the barrier. They map the same
+    // addresses to the same places as the boot tables do, by smaller pages: so the boot tables'
+    // translations go before the new ones come, by way of a root of which nothing has been walked.
+    // Both map this code.
+    unsafe {
+        core::arch::asm!("dsb ishst", options(nostack, preserves_flags));
+        // The root pairs with `build_tables`.
+        write!("ttbr0_el2", ROOT.load(Ordering::Acquire));
+        isb();
+        core::arch::asm!("tlbi alle2", "dsb nsh", "isb", options(nostack, preserves_flags));
+    }
+}

@@ -1,0 +1,256 @@
+//! What a CPU needs to run a vCPU, what comes to a vCPU from outside, and one stay in the guest.
+
+use core::ops::ControlFlow;
+
+use coherence::vmid::{Resident, VmidSlot};
+use coherence::{CpuId, Hardware, Owner};
+use hostlink::counters::Counter;
+use stay::arm64::{self, Place};
+
+use super::devices;
+use super::processor::{Arm64, Lists, Vector};
+use super::state::{Activity, VcpuState};
+use super::system;
+use crate::devices::virt::gic::{self, Deactivate, Maintenance};
+use crate::devices::virt::psci::Power;
+use crate::vm::files::Defects;
+use crate::vm::{Context, Machine, PerCpu};
+
+/// What others post to a vCPU.
+#[derive(Debug)]
+pub struct Inbox {
+    /// Interrupts.
+    pub interrupts: gic::Inbox,
+    /// Whether it is on, and where it starts.
+    pub power: Power,
+}
+
+impl Inbox {
+    /// Of a vCPU that is off.
+    pub fn new() -> Self {
+        Self { interrupts: gic::Inbox::new(), power: Power::off() }
+    }
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a CPU needs besides its vCPU; allocated once.
+pub struct Workspace {
+    /// Who ran here last.
+    resident: Resident,
+    /// What is loaded here, and what has to be dropped before the vCPU on this CPU enters the
+    /// guest.
+    place: Place,
+    /// What the interface was told last.
+    maintenance: Maintenance,
+    /// Entries into the guest since a machine that is made up took a VMID here.
+    entries: u32,
+}
+
+impl Workspace {
+    /// For the calling CPU.
+    pub fn new<A: Arm64>(_: &PerCpu<A>) -> Self {
+        A::init_interface();
+        Self { resident: Resident::new(), place: Place::new(), maintenance: Maintenance::empty(), entries: 0 }
+    }
+}
+
+/// Loads the state of the vCPU whose turn it is.
+#[inline(always)]
+pub fn load_state<A: Arm64>(context: &mut Context<'_, A>) {
+    let reach = context.vm.guest.local_maintenance();
+    let Workspace { place, resident, .. } = &mut *context.workspace;
+    let vcpu = (context.vcpu.index, &mut context.state.home);
+    if place.arrive(resident, vcpu, CpuId(context.cpu.index), reach, &Defects) {
+        context.count(Counter::FlushArrival);
+    }
+    // Stage-1 walks may be forbidden from here on; TCR_EL1 is loaded with the rest.
+    enter_address_space(context);
+    context.state.load();
+    context.state.spin.begin_turn();
+    if context.state.timer_is_due() {
+        // Its interrupt would end guest mode at once.
+        A::take_interrupts();
+        take_timers(context);
+    }
+}
+
+/// VTTBR_EL2, and what has to go with it. True if it has changed: then stage-1 walks may be
+/// forbidden until TCR_EL1 is loaded (see [`tlbi::enter_vm`](coherence::tlbi::enter_vm)).
+#[inline]
+fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
+    let (cpu, space) = (CpuId(context.cpu.index), context.vm.guest.address_space());
+    let (place, state) = (&mut context.workspace.place, &mut *context.state);
+    let entered = arm64::enter_address_space(&A::TLB, cpu, place, &space, || state.note_walks());
+    if entered.dropped_all {
+        context.count(Counter::VmidFlushes);
+    }
+    entered.has_changed
+}
+
+/// Every so many entries another machine is about to run on this CPU, one that never has before: it
+/// takes a VMID. It leaves before it enters its guest, so that VTTBR_EL2 stays, and what it owes is
+/// left to whoever comes next.
+#[cold]
+fn churn<A: Arm64>(context: &mut Context<'_, A>) {
+    context.workspace.entries += 1;
+    if context.workspace.entries >= context.vm.guest.vmid_churn {
+        context.workspace.entries = 0;
+        let stranger = VmidSlot::new();
+        let _it_does_not_run = context.vm.guest.vmids.assign(CpuId(context.cpu.index), &stranger);
+    }
+}
+
+/// Enters the guest and comes back with an exit; or does not enter, because something has to be
+/// looked at first, and returns false.
+pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
+    if context.vm.guest.vmid_churn != 0 {
+        churn(context);
+    }
+    if enter_address_space(context) {
+        context.state.allow_walks();
+    }
+    let mut processor =
+        El1 { vm: context.vm, cpu: context.cpu, state: context.state, workspace: context.workspace };
+    if !arm64::enter(&mut processor, &mut context.owner) {
+        take_flush::<A>(&mut context.owner);
+        // Whoever keeps posting events must not keep interrupts away.
+        open_window(context);
+        return false;
+    }
+    let exit = context.state.exit;
+    context.cpu.last_exit.store(exit as u64, core::sync::atomic::Ordering::Relaxed);
+    if exit == Vector::Interrupt {
+        open_window(context);
+    }
+    true
+}
+
+/// Takes the interrupts that pend, outside of guest mode. The guest's timers are those of the vCPU
+/// on this CPU.
+pub fn open_window<A: Arm64>(context: &mut Context<'_, A>) {
+    A::take_interrupts();
+    take_timers(context);
+    note_maintenance(context);
+}
+
+/// Timers that have interrupted are those of the vCPU on this CPU.
+#[inline]
+fn take_timers<A: Arm64>(context: &mut Context<'_, A>) {
+    let mut fired = context.cpu.arch.timers_fired.replace(0);
+    while fired != 0 {
+        context.state.gic.forward(fired.trailing_zeros() as u8);
+        context.count(Counter::IrqTimer);
+        fired &= fired - 1;
+    }
+}
+
+/// Has it noted that a maintenance interrupt came: it asks for no more of them if nothing comes of
+/// it.
+#[inline]
+fn note_maintenance<A: Arm64>(context: &mut Context<'_, A>) {
+    if context.cpu.arch.maintenance_fired.replace(false) {
+        context.state.gic.note_maintenance(&system::idle_view::<A>());
+    }
+}
+
+/// Takes a flush that was asked for by request. None is: flushes are broadcast.
+#[cold]
+pub fn take_flush<A: Arm64>(owner: &mut Owner<'_>) {
+    arm64::take_flush(&A::TLB, owner);
+}
+
+/// Takes what was posted: interrupts, and to be turned on.
+#[inline(always)]
+pub fn take_signals<A: Arm64>(context: &mut Context<'_, A>) {
+    if context.state.activity == Activity::Off
+        && let Some(start) = context.vcpu.inbox.power.take_start()
+    {
+        context.state.start(start);
+    }
+    if context.state.gic.look(&context.vcpu.inbox.interrupts) {
+        settle_interrupts(context);
+    }
+}
+
+/// SPIs that were posted are claimed, and given back.
+#[inline(never)]
+fn settle_interrupts<A: Arm64>(context: &mut Context<'_, A>) {
+    let mut distributor = context.vm.guest.distributor.lock();
+    let effect = context.state.gic.settle(&mut distributor);
+    devices::perform(context.vm, effect, &distributor);
+}
+
+/// The processor with a vCPU's state. Interrupts are masked.
+struct El1<'a, A: Arm64> {
+    vm: &'a Machine<A>,
+    cpu: &'a PerCpu<A>,
+    state: &'a mut VcpuState<A>,
+    workspace: &'a mut Workspace,
+}
+
+impl<A: Arm64> arm64::Processor for El1<'_, A> {
+    #[inline(always)]
+    fn id(&self) -> CpuId {
+        CpuId(self.cpu.index)
+    }
+
+    #[inline(always)]
+    fn fill_lists(&mut self) {
+        // To fill the list registers what runs does not matter, only what the interface is set up
+        // for.
+        let view = system::idle_view::<A>();
+        let maintenance = self.state.gic.fill(&mut Lists::<A>::new(), &view);
+        if maintenance != self.workspace.maintenance {
+            A::set_maintenance(maintenance);
+            self.workspace.maintenance = maintenance;
+        }
+    }
+
+    #[inline(always)]
+    fn run(&mut self) {
+        self.state.auditor.check(self.cpu, self.vm);
+        // SAFETY: the registers are this vCPU's, EL1's are loaded, stage 2 maps its memory only.
+        self.state.exit = unsafe { A::run_guest(&mut self.state.registers) };
+        self.state.auditor.note(self.cpu);
+    }
+
+    /// The list registers are empty after this, and the interface asks for nothing.
+    #[inline]
+    fn take_lists_back(&mut self) {
+        let mut eoi_count = 0;
+        if !self.workspace.maintenance.is_empty() {
+            eoi_count = Maintenance::eoi_count(A::interface_control());
+            A::set_maintenance(Maintenance::empty());
+            self.workspace.maintenance = Maintenance::empty();
+        }
+        let Deactivate(intids) = self.state.gic.sync(&mut Lists::<A>::new(), eoi_count);
+        if intids != 0 {
+            system::deactivate::<A>(intids);
+        }
+        self.state.withdraw_timers();
+    }
+}
+
+/// Walks by software end by themselves: nobody is kicked for them.
+pub struct Patience;
+
+/// Turns of waiting for a walk by software on another CPU before the machine is declared broken:
+/// seconds.
+const WAIT_TURNS_MAX: u64 = 1 << 32;
+
+impl Hardware for Patience {
+    fn kick(&self, _: CpuId) {}
+
+    fn relax(&self, turns: u64) -> ControlFlow<()> {
+        core::hint::spin_loop();
+        if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+//! What other CPUs post to a vCPU's local APIC, which they do not own.
+//!
+//! ```text
+//!    any CPU: post                              the owner, before an entry: take_signals, drain_vectors
+//!    A  the word here      (RMW, Release)       C  takes the notify word  (RMW, Acquire)
+//!    B  the notify word    (RMW, Release)       D  the words here         (load, then RMW, Acquire)
+//! ```
+//!
+//! A before B, C before D. The notify word is the one by which a vCPU is kicked and made to look
+//! again. If C sees B, D sees A: nothing that was announced is missed. If C comes before B in that
+//! word's order, B finds the vCPU entered (and kicks it) or not entered (and its next entry takes
+//! the word again). A vector that D takes before its B costs one look that finds nothing.
+//!
+//! `post_fixed` sets the level flag before the vector, which releases it; the drain acquires it
+//! with the vector. `post_init` comes after the vectors of the same poster, and whoever takes INIT
+//! takes them away. The models beside this module run all of it under loom.
+
+use super::lapic::{Lapic, VectorSet};
+use super::message::{Logical, MessageKind, Trigger};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, update};
+
+const NMI: u32 = 1 << 0;
+const INIT: u32 = 1 << 1;
+const STARTUP: u32 = 1 << 2;
+/// Another NMI, behind the one of [`NMI`].
+const SECOND_NMI: u32 = 1 << 3;
+const PAGE_SHIFT: u32 = 8;
+
+/// What was posted besides vectors, in the order in which it applies: INIT, start-up, NMI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Signals {
+    /// Reset the vCPU to its state after INIT; its local APIC is in that state already.
+    pub init: bool,
+    /// If the vCPU waits for start-up: begin at `page << 12`. Else to be ignored.
+    pub startup: Option<u8>,
+    /// How many non-maskable interrupts have come: 0, 1 or 2, as no processor holds more.
+    pub nmis: u8,
+}
+
+/// One vCPU's inbox. Posting never blocks; what is posted twice before it is taken counts once, as
+/// in IRR, but for NMIs.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    pending: [AtomicU64; 4],
+    /// Vectors that ever came from a level-triggered pin. Never cleared: one EOI too many for the
+    /// I/O APIC is harmless, one too few ends a line for good.
+    level: [AtomicU64; 4],
+    signals: AtomicU32,
+    /// What its local APIC takes logical destinations for, as the owner has set it. Orders nothing:
+    /// who sends while it changes may find the one or the other, as on a bus.
+    logical: AtomicU32,
+}
+
+impl Inbox {
+    /// An empty inbox.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            pending: core::array::from_fn(|_| AtomicU64::new(0)),
+            level: core::array::from_fn(|_| AtomicU64::new(0)),
+            signals: AtomicU32::new(0),
+            logical: AtomicU32::new(0),
+        }
+    }
+
+    /// What its local APIC takes logical destinations for.
+    #[must_use]
+    pub fn logical(&self) -> Logical {
+        // No order: see the field.
+        Logical::from_bits(self.logical.load(Ordering::Relaxed))
+    }
+
+    /// Messages find `lapic` here. The owner calls it whenever that has changed.
+    pub fn set_address(&self, lapic: &Lapic) {
+        // No order: see the field.
+        self.logical.store(lapic.address().logical.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Posts whatever a message asks for. The caller then changes the notify word.
+    pub fn post(&self, kind: MessageKind, trigger: Trigger) {
+        match kind {
+            MessageKind::Fixed(vector) | MessageKind::Lowest(vector) => self.post_fixed(vector, trigger),
+            MessageKind::Nmi => self.post_nmi(),
+            MessageKind::Init => self.post_init(),
+            MessageKind::Startup(page) => self.post_startup(page),
+        }
+    }
+
+    /// Posts a vector.
+    pub fn post_fixed(&self, vector: u8, trigger: Trigger) {
+        let (word, bit) = (usize::from(vector >> 6), 1 << (vector & 63));
+        if trigger == Trigger::Level {
+            // Ordered before the vector by its Release; the drain's Acquire is its partner.
+            self.level[word].fetch_or(bit, Ordering::Relaxed);
+        }
+        self.pending[word].fetch_or(bit, Ordering::Release);
+    }
+
+    /// Posts an NMI.
+    pub fn post_nmi(&self) {
+        // Pairs with `take_signals`, as the next one.
+        if self.signals.fetch_or(NMI, Ordering::Release) & NMI != 0 {
+            // If the first has been taken meanwhile, this is one by itself.
+            self.signals.fetch_or(SECOND_NMI, Ordering::Release);
+        }
+    }
+
+    /// Posts INIT. It cancels an NMI and a start-up that were posted before.
+    pub fn post_init(&self) {
+        // Pairs with `take_signals`, which takes away the vectors that were posted before this.
+        self.signals.swap(INIT, Ordering::Release);
+    }
+
+    /// Posts start-up at `page << 12`. The first of several counts.
+    pub fn post_startup(&self, page: u8) {
+        let startup = STARTUP | u32::from(page) << PAGE_SHIFT;
+        // Fails if there is one already. Bounded: it repeats only when another poster got through.
+        _ = update(&self.signals, |signals| (signals & STARTUP == 0).then_some(signals | startup));
+    }
+
+    /// Whether there is anything for [`take_signals`](Self::take_signals). The notify word, taken
+    /// before, has made the load see what was announced; so too for the vectors.
+    #[must_use]
+    #[inline]
+    pub fn has_signals(&self) -> bool {
+        // Relaxed: the notify word orders it, `Owner::take_events` before this.
+        self.signals.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes what was posted besides vectors. INIT takes away the vectors that were posted, and
+    /// resets `lapic`. The owner calls it after it has taken the notify word, and
+    /// [`drain_vectors`](Self::drain_vectors) next.
+    pub fn take_signals(&self, lapic: &mut Lapic) -> Signals {
+        // Pairs with `post_init`, `post_nmi` and `post_startup`.
+        let signals = self.signals.swap(0, Ordering::Acquire);
+        if signals & INIT != 0 {
+            // The local APIC comes out of INIT disabled by software, so it would drop them anyway.
+            // Pairs with `post_fixed`.
+            self.pending.iter().for_each(|word| _ = word.swap(0, Ordering::Acquire));
+            lapic.init();
+            self.set_address(lapic);
+        }
+        Signals {
+            init: signals & INIT != 0,
+            startup: (signals & STARTUP != 0).then_some((signals >> PAGE_SHIFT) as u8),
+            nmis: u8::from(signals & NMI != 0) + u8::from(signals & SECOND_NMI != 0),
+        }
+    }
+
+    /// Takes the vectors that were posted into `lapic`.
+    #[inline]
+    pub fn drain_vectors(&self, lapic: &mut Lapic) {
+        for word in 0..4 {
+            // The load spares the locked instruction.
+            if self.pending[word].load(Ordering::Relaxed) != 0 {
+                // Pairs with `post_fixed`: the level flag is to be seen.
+                let taken = self.pending[word].swap(0, Ordering::Acquire);
+                lapic.accept_word(word, taken, self.level[word].load(Ordering::Relaxed));
+            }
+        }
+    }
+
+    /// The vectors that wait here, for a register dump.
+    #[must_use]
+    pub fn pending(&self) -> VectorSet {
+        VectorSet::from_words(core::array::from_fn(|word| self.pending[word].load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::devices::pc::lapic::{TimerClock, msr};
+    use std::sync::atomic::AtomicBool;
+
+    fn lapic() -> Lapic {
+        let mut lapic = Lapic::new(0, true, TimerClock { tsc_hz: 1, apic_hz: 1 });
+        let _ = lapic.write_msr(msr::APIC_BASE, 0xfee0_0d00, 0).unwrap();
+        let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
+        lapic
+    }
+
+    fn drain(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
+        let signals = if inbox.has_signals() { inbox.take_signals(lapic) } else { Signals::default() };
+        inbox.drain_vectors(lapic);
+        signals
+    }
+
+    fn is_empty(inbox: &Inbox) -> bool {
+        !inbox.has_signals() && inbox.pending() == VectorSet::EMPTY
+    }
+
+    #[test]
+    fn an_empty_inbox_changes_nothing() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        assert!(is_empty(&inbox));
+        assert_eq!(drain(&inbox, &mut lapic), Signals::default());
+        assert_eq!(lapic.highest_irr(), None);
+    }
+
+    #[test]
+    fn every_vector_arrives_once_with_its_trigger() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        for vector in 16..=255 {
+            let trigger = if vector % 3 == 0 { Trigger::Level } else { Trigger::Edge };
+            inbox.post_fixed(vector, trigger);
+        }
+        assert!(!is_empty(&inbox));
+        assert_eq!(inbox.pending().iter().count(), 240);
+        assert_eq!(drain(&inbox, &mut lapic), Signals::default());
+        for vector in (16..=255).rev() {
+            assert_eq!(lapic.pending(), Some(vector));
+            lapic.begin_service(vector);
+            let level = vector % 3 == 0;
+            assert_eq!(lapic.eoi(), crate::devices::pc::lapic::Effect::Eoi { vector, level });
+        }
+        assert_eq!(drain(&inbox, &mut lapic), Signals::default());
+        assert_eq!(lapic.highest_irr(), None);
+    }
+
+    #[test]
+    fn o15_init_cancels_what_came_before_and_start_up_follows_it() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        inbox.post(MessageKind::Startup(1), Trigger::Edge);
+        inbox.post(MessageKind::Nmi, Trigger::Edge);
+        inbox.post(MessageKind::Fixed(0x40), Trigger::Edge);
+        inbox.post(MessageKind::Init, Trigger::Edge);
+        inbox.post(MessageKind::Startup(2), Trigger::Edge);
+        inbox.post(MessageKind::Startup(3), Trigger::Edge);
+        let expected = Signals { init: true, startup: Some(2), nmis: 0 };
+        assert_eq!(drain(&inbox, &mut lapic), expected, "the first start-up after INIT");
+        assert!(!lapic.is_enabled());
+        assert_eq!(lapic.highest_irr(), None);
+        assert!(is_empty(&inbox));
+    }
+
+    #[test]
+    fn an_nmi_after_init_stays() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        inbox.post_init();
+        inbox.post_nmi();
+        inbox.post_nmi();
+        assert_eq!(drain(&inbox, &mut lapic), Signals { init: true, startup: None, nmis: 2 });
+        inbox.post_startup(0);
+        assert_eq!(drain(&inbox, &mut lapic), Signals { init: false, startup: Some(0), nmis: 0 });
+    }
+
+    #[test]
+    fn a_lowest_priority_vector_is_a_vector() {
+        let (inbox, mut lapic) = (Inbox::new(), lapic());
+        inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
+        let _ = drain(&inbox, &mut lapic);
+        assert_eq!(lapic.pending(), Some(0x99));
+    }
+
+    /// Posters on other threads, each waiting for its vector to be served before it posts again: a
+    /// lost post would leave one waiting until the bound.
+    #[test]
+    fn g6_no_post_is_lost_between_threads() {
+        const ROUNDS: usize = 2000;
+        let inbox = Inbox::new();
+        let served: Vec<AtomicU32> = (0..4).map(|_| AtomicU32::new(0)).collect();
+        let stuck = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for (poster, done) in served.iter().enumerate() {
+                let (inbox, stuck) = (&inbox, &stuck);
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        inbox.post_fixed(0x40 + poster as u8, Trigger::Edge);
+                        let mut spins = 0_u32;
+                        while done.load(Ordering::Acquire) <= round as u32 {
+                            spins += 1;
+                            if spins > 1_000_000 {
+                                return stuck.store(true, Ordering::Relaxed);
+                            }
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let mut lapic = lapic();
+            let total = || served.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum::<usize>();
+            while total() < 4 * ROUNDS && !stuck.load(Ordering::Relaxed) {
+                let _ = drain(&inbox, &mut lapic);
+                while let Some(vector) = lapic.pending() {
+                    lapic.begin_service(vector);
+                    let _ = lapic.eoi();
+                    served[usize::from(vector - 0x40)].fetch_add(1, Ordering::Release);
+                }
+                std::thread::yield_now();
+            }
+        });
+        assert!(!stuck.load(Ordering::Relaxed), "a post was never served");
+        assert!(is_empty(&inbox));
+    }
+}

@@ -1,0 +1,313 @@
+//! The inbox under loom: each line of its table of events, and the mistakes that would break it.
+//!
+//! Not here, because loom cannot show it: a read-modify-write of a word that is less than `Release`
+//! or `Acquire` where only another read-modify-write depends on it, as the cancelling of vectors by
+//! INIT does. Loom's read-modify-writes always find the newest value.
+
+use loom::sync::Arc;
+use loom::thread;
+
+use super::*;
+use crate::devices::pc::lapic::{Effect, TimerClock, msr};
+use crate::model::{Way, announced, explore, hint_alone, take_events};
+
+const VECTOR: u8 = 0x40;
+
+fn lapic() -> Lapic {
+    let mut lapic = Lapic::new(0, true, TimerClock { tsc_hz: 1, apic_hz: 1 });
+    let _ = lapic.write_msr(msr::APIC_BASE, 0xfee0_0d00, 0).unwrap();
+    let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
+    lapic
+}
+
+/// D, as the hypervisor does it.
+fn take(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
+    let signals = if inbox.has_signals() { inbox.take_signals(lapic) } else { Signals::default() };
+    inbox.drain_vectors(lapic);
+    signals
+}
+
+/// Serves a vector that has come: whether it was by level.
+fn serve(lapic: &mut Lapic) -> Option<bool> {
+    let vector = lapic.pending()?;
+    lapic.begin_service(vector);
+    match lapic.eoi() {
+        Effect::Eoi { vector: served, level } if served == vector => Some(level),
+        effect => panic!("{effect:?}"),
+    }
+}
+
+type Post = fn(&Inbox, &mut dyn FnMut());
+
+/// A vector that comes by level.
+fn vector_is_found(way: Way, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
+    vector_is_found_by(way, take_word, post, |inbox, lapic| inbox.drain_vectors(lapic));
+}
+
+fn vector_is_found_by(
+    way: Way,
+    take_word: fn(&mut coherence::Owner<'_>) -> bool,
+    post: Post,
+    drain: fn(&Inbox, &mut Lapic),
+) {
+    let mut lapic = lapic();
+    announced(Inbox::new(), way, take_word, post, move |inbox| {
+        drain(inbox, &mut lapic);
+        let level = serve(&mut lapic);
+        assert_ne!(level, Some(false), "the level flag is not seen with its vector");
+        level.is_some()
+    });
+}
+
+/// A signal: INIT, start-up or NMI.
+fn signal_is_found(way: Way, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
+    let mut lapic = lapic();
+    announced(Inbox::new(), way, take_word, post, move |inbox| take(inbox, &mut lapic) != Signals::default());
+}
+
+fn post_vector(inbox: &Inbox, announce: &mut dyn FnMut()) {
+    inbox.post_fixed(VECTOR, Trigger::Level);
+    announce();
+}
+
+fn post_nmi(inbox: &Inbox, announce: &mut dyn FnMut()) {
+    inbox.post_nmi();
+    announce();
+}
+
+/// A and B, C and D: what was announced is found, or the owner is kicked or woken.
+#[test]
+fn g6_a_vector_is_found_or_its_owner_is_kicked() {
+    explore(None, || vector_is_found(Way::Enter, take_events, post_vector));
+}
+
+#[test]
+fn g6_a_vector_is_found_or_its_owner_is_woken() {
+    explore(None, || vector_is_found(Way::Halt, take_events, post_vector));
+}
+
+#[test]
+fn g6_a_signal_is_found_or_its_owner_is_told() {
+    for way in [Way::Enter, Way::Halt] {
+        explore(None, move || signal_is_found(way, take_events, post_nmi));
+        explore(None, move || {
+            signal_is_found(way, take_events, |inbox, announce| {
+                inbox.post_startup(9);
+                announce();
+            });
+        });
+        explore(None, move || {
+            signal_is_found(way, take_events, |inbox, announce| {
+                inbox.post_init();
+                announce();
+            });
+        });
+    }
+}
+
+/// B before A.
+#[test]
+#[should_panic(expected = "announced and not found")]
+fn g6_posted_after_the_announcement() {
+    explore(None, || {
+        vector_is_found(Way::Enter, take_events, |inbox, announce| {
+            announce();
+            inbox.post_fixed(VECTOR, Trigger::Level);
+        });
+    });
+}
+
+#[test]
+#[should_panic(expected = "announced and not found")]
+fn g6_signal_posted_after_the_announcement() {
+    explore(None, || {
+        signal_is_found(Way::Halt, take_events, |inbox, announce| {
+            announce();
+            inbox.post_nmi();
+        });
+    });
+}
+
+/// C without an order: the load of D may be of before A.
+#[test]
+#[should_panic(expected = "announced and not found")]
+fn g6_notify_word_read_without_order() {
+    explore(None, || vector_is_found(Way::Enter, hint_alone, post_vector));
+}
+
+#[test]
+#[should_panic(expected = "announced and not found")]
+fn g6_notify_word_read_without_order_before_signals() {
+    explore(None, || signal_is_found(Way::Enter, hint_alone, post_nmi));
+}
+
+/// The level flag after its vector.
+#[test]
+#[should_panic(expected = "the level flag is not seen")]
+fn level_flag_set_after_the_vector() {
+    explore(None, || {
+        vector_is_found(Way::Enter, take_events, |inbox, announce| {
+            inbox.pending[1].fetch_or(1, Ordering::Release);
+            inbox.level[1].fetch_or(1, Ordering::Relaxed);
+            announce();
+        });
+    });
+}
+
+/// The vector does not release the level flag.
+#[test]
+#[should_panic(expected = "the level flag is not seen")]
+fn level_flag_that_is_not_released() {
+    explore(None, || {
+        vector_is_found(Way::Enter, take_events, |inbox, announce| {
+            inbox.level[1].fetch_or(1, Ordering::Relaxed);
+            inbox.pending[1].fetch_or(1, Ordering::Relaxed);
+            announce();
+        });
+    });
+}
+
+/// The drain does not acquire it.
+#[test]
+#[should_panic(expected = "the level flag is not seen")]
+fn level_flag_that_is_not_acquired() {
+    explore(None, || {
+        vector_is_found_by(Way::Enter, take_events, post_vector, |inbox, lapic| {
+            let taken = inbox.pending[1].swap(0, Ordering::Relaxed);
+            lapic.accept_word(1, taken, inbox.level[1].load(Ordering::Relaxed));
+        });
+    });
+}
+
+/// What INIT cancels, by one poster beside the owner. `take` is the owner's, called twice beside
+/// and once after it.
+fn init_cancels(post_init: fn(&Inbox), take: fn(&Inbox, &mut Lapic) -> Signals) {
+    let inbox = Arc::new(Inbox::new());
+    let owner = {
+        let inbox = inbox.clone();
+        thread::spawn(move || {
+            let mut lapic = lapic();
+            let seen = [(); 2].map(|()| (take(&inbox, &mut lapic), lapic.highest_irr()));
+            (lapic, seen)
+        })
+    };
+    inbox.post_fixed(VECTOR, Trigger::Edge);
+    inbox.post_nmi();
+    inbox.post_startup(1);
+    post_init(&inbox);
+    inbox.post_startup(2);
+    inbox.post_startup(3);
+    let (mut lapic, seen) = owner.join().unwrap();
+    let last = (take(&inbox, &mut lapic), lapic.highest_irr());
+    let [first, second] = seen;
+    let (mut was_reset, mut started) = (false, 0);
+    for (signals, irr) in [first, second, last] {
+        was_reset |= signals.init;
+        if was_reset {
+            assert_eq!((signals.nmis, irr), (0, None), "it came before INIT");
+            assert_ne!(signals.startup, Some(1), "it came before INIT");
+            // The third one counts if the second was taken before it came.
+            let expected = if started == 0 { [None, Some(2)] } else { [None, Some(3)] };
+            assert!(expected.contains(&signals.startup), "the first of several counts");
+            started += u32::from(signals.startup.is_some());
+        }
+    }
+    assert!(was_reset && started > 0, "INIT or start-up is lost");
+}
+
+#[test]
+fn o15_init_cancels_what_came_before_it() {
+    explore(Some(3), || init_cancels(Inbox::post_init, take));
+}
+
+/// INIT beside what is there, instead of in its place.
+#[test]
+#[should_panic(expected = "it came before INIT")]
+fn o15_init_that_cancels_no_signals() {
+    explore(Some(3), || init_cancels(|inbox| _ = inbox.signals.fetch_or(INIT, Ordering::Release), take));
+}
+
+/// The vectors are not taken away with INIT.
+#[test]
+#[should_panic(expected = "it came before INIT")]
+fn o15_init_that_cancels_no_vectors() {
+    explore(Some(3), || {
+        init_cancels(Inbox::post_init, |inbox, lapic| {
+            let signals = inbox.signals.swap(0, Ordering::Acquire);
+            inbox.drain_vectors(lapic);
+            Signals {
+                init: signals & INIT != 0,
+                startup: (signals & STARTUP != 0).then_some((signals >> PAGE_SHIFT) as u8),
+                nmis: 0,
+            }
+        });
+    });
+}
+
+/// Two posters beside the owner, which takes once beside and once after them.
+fn two_posters(post: [fn(&Inbox); 2]) -> [Signals; 2] {
+    let inbox = Arc::new(Inbox::new());
+    let posters = post.map(|post| {
+        let inbox = inbox.clone();
+        thread::spawn(move || post(&inbox))
+    });
+    let mut lapic = lapic();
+    let beside = take(&inbox, &mut lapic);
+    posters.into_iter().for_each(|poster| poster.join().unwrap());
+    [beside, take(&inbox, &mut lapic)]
+}
+
+fn two_nmis(post: fn(&Inbox)) {
+    let taken = two_posters([post; 2]);
+    let nmis: u8 = taken.iter().map(|signals| signals.nmis).sum();
+    assert_eq!(nmis, 2, "an NMI is lost or doubled");
+}
+
+#[test]
+fn two_nmis_are_two() {
+    explore(None, || two_nmis(Inbox::post_nmi));
+}
+
+#[test]
+#[should_panic(expected = "an NMI is lost")]
+fn second_nmi_that_joins_the_first() {
+    explore(None, || two_nmis(|inbox| _ = inbox.signals.fetch_or(NMI, Ordering::Release)));
+}
+
+/// The second is told by a look before the post.
+#[test]
+#[should_panic(expected = "an NMI is lost")]
+fn second_nmi_by_a_look_before() {
+    explore(None, || {
+        two_nmis(|inbox| {
+            let is_second = inbox.signals.load(Ordering::Acquire) & NMI != 0;
+            inbox.signals.fetch_or(if is_second { SECOND_NMI } else { NMI }, Ordering::Release);
+        });
+    });
+}
+
+fn two_startups(post: [fn(&Inbox); 2]) {
+    let taken = two_posters(post).map(|signals| signals.startup);
+    assert!(taken.iter().flatten().all(|page| [1, 2].contains(page)), "a page that nobody posted");
+    assert!(taken.iter().any(Option::is_some), "start-up is lost");
+    assert!(taken[0].is_none() || taken[0] != taken[1], "one start-up is two");
+}
+
+#[test]
+fn one_of_two_startups_counts() {
+    explore(None, || two_startups([|inbox| inbox.post_startup(1), |inbox| inbox.post_startup(2)]));
+}
+
+#[test]
+#[should_panic(expected = "a page that nobody posted")]
+fn startups_that_are_mixed() {
+    const fn startup(page: u32) -> u32 {
+        STARTUP | page << PAGE_SHIFT
+    }
+    explore(None, || {
+        two_startups([
+            |inbox| _ = inbox.signals.fetch_or(startup(1), Ordering::Release),
+            |inbox| _ = inbox.signals.fetch_or(startup(2), Ordering::Release),
+        ]);
+    });
+}

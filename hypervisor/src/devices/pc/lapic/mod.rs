@@ -1,0 +1,539 @@
+//! One local APIC, in x2APIC or in xAPIC mode, or off.
+//!
+//! It is owned by the CPU that runs its vCPU, so nothing here is atomic; what other CPUs send goes
+//! through [`super::inbox`]. As on a processor it is in xAPIC mode after reset: what software does
+//! not know of x2APIC mode finds its registers in memory. They can be moved to another page below 4
+//! GiB, where they are seen unless there is memory; on a processor they would be seen there, too.
+//!
+//! All TSC values are the vCPU's own, as RDTSC in the guest returns them.
+
+mod base;
+mod icr;
+pub mod msr;
+mod page;
+#[cfg(test)]
+mod tests;
+mod timer;
+mod vectors;
+
+pub use timer::{PERIOD_US_MIN, TimerClock};
+pub use vectors::VectorSet;
+
+use super::message::{Address, Destination, Logical, Message, MessageKind, Trigger, logical_id};
+use crate::devices::GeneralProtection;
+use base::{Base, Interface};
+use icr::{Command, Icr};
+use page::PageRegisters;
+use timer::{Mode, Timer};
+
+/// Where the registers are after reset.
+pub const APIC_BASE_ADDRESS: u64 = 0xfee0_0000;
+
+/// Integrated APIC 0x14, six LVT entries, no directed EOI.
+const VERSION: u64 = 0x14 | (LVT_COUNT as u64 - 1) << 16;
+
+const SVR_ENABLE: u32 = 1 << 8;
+/// Vector, enable and focus checking; the rest is reserved.
+const SVR_WRITABLE: u64 = 0x3ff;
+const SVR_RESET: u32 = 0xff;
+
+/// Vectors 0 to 15.
+const ILLEGAL_VECTORS: u64 = 0xffff;
+
+const ESR_SEND_ILLEGAL_VECTOR: u32 = 1 << 5;
+const ESR_RECEIVED_ILLEGAL_VECTOR: u32 = 1 << 6;
+const ESR_ILLEGAL_REGISTER: u32 = 1 << 7;
+
+const LVT_MASKED: u32 = 1 << 16;
+const LVT_TIMER_MODE: u32 = 3 << 17;
+const LVT_COUNT: usize = 6;
+const TIMER: usize = 0;
+const ERROR: usize = (msr::LVT_ERROR - msr::LVT_TIMER) as usize;
+/// Per LVT entry from the timer's to the error's: bits that can be written, and bits that are
+/// read-only (delivery status, remote IRR), whose written value is ignored. Every other bit is
+/// reserved.
+const LVT_BITS: [(u32, u32); LVT_COUNT] = [
+    (0x7_00ff, 0x1000),
+    (0x1_07ff, 0x1000),
+    (0x1_07ff, 0x1000),
+    (0x1_a7ff, 0x5000),
+    (0x1_a7ff, 0x5000),
+    (0x1_00ff, 0x1000),
+];
+
+/// What a register write asks of the rest of the hypervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Effect {
+    /// Nothing.
+    None,
+    /// Deliver this message. One that reaches the sender too goes through [`Lapic::accept_fixed`]
+    /// for it.
+    Ipi(Message),
+    /// A vector left service.
+    Eoi {
+        /// The vector.
+        vector: u8,
+        /// It came from a level-triggered pin: the I/O APIC must be told.
+        level: bool,
+    },
+    /// [`Lapic::next_deadline`] may be different now, and may have passed.
+    TimerChanged,
+    /// So may that, and [`Lapic::address`].
+    Readdressed,
+}
+
+/// One local APIC.
+#[derive(Clone, Debug)]
+pub struct Lapic {
+    id: u32,
+    base: Base,
+    page: PageRegisters,
+    tpr: u8,
+    svr: u32,
+    /// What the guest reads: latched from `errors` by its write.
+    esr: u32,
+    /// Errors since that.
+    errors: u32,
+    icr: Icr,
+    lvt: [u32; LVT_COUNT],
+    irr: VectorSet,
+    isr: VectorSet,
+    tmr: VectorSet,
+    timer: Timer,
+}
+
+impl Lapic {
+    /// A local APIC after reset.
+    #[must_use]
+    pub fn new(apic_id: u32, is_bsp: bool, clock: TimerClock) -> Self {
+        Self {
+            id: apic_id,
+            base: Base::new(is_bsp),
+            page: PageRegisters::RESET,
+            tpr: 0,
+            svr: SVR_RESET,
+            esr: 0,
+            errors: 0,
+            icr: Icr::new(),
+            lvt: [LVT_MASKED; LVT_COUNT],
+            irr: VectorSet::EMPTY,
+            isr: VectorSet::EMPTY,
+            tmr: VectorSet::EMPTY,
+            timer: Timer::new(clock),
+        }
+    }
+
+    /// The state after INIT, which is that after reset but for the mode and where the registers are
+    /// (SDM vol. 3 sections 12.4.7.3 and 12.12.5.1).
+    pub fn init(&mut self) {
+        let mut timer = self.timer;
+        timer.reset();
+        let fresh = Self::new(self.id, false, TimerClock { tsc_hz: 1, apic_hz: 1 });
+        *self = Self { timer, base: self.base, ..fresh };
+    }
+
+    /// The state after power-on.
+    pub fn reset(&mut self) {
+        self.base = self.base.reset();
+        self.init();
+    }
+
+    /// The x2APIC id.
+    #[must_use]
+    pub const fn apic_id(&self) -> u32 {
+        self.id
+    }
+
+    /// How messages reach it.
+    #[must_use]
+    pub const fn address(&self) -> Address {
+        let logical = match self.base.interface() {
+            Interface::Off => Logical::Off,
+            Interface::XApic => self.page.logical(),
+            Interface::X2Apic => Logical::X2Apic,
+        };
+        Address { id: self.id, logical }
+    }
+
+    /// Whether it is on: it is shown by CPUID then.
+    #[must_use]
+    #[inline]
+    pub const fn is_on(&self) -> bool {
+        !matches!(self.base.interface(), Interface::Off)
+    }
+
+    /// Whether its registers are MSRs.
+    #[must_use]
+    #[inline]
+    pub const fn is_x2apic(&self) -> bool {
+        matches!(self.base.interface(), Interface::X2Apic)
+    }
+
+    /// Whether the guest has enabled it by software (SVR bit 8).
+    #[must_use]
+    pub const fn is_enabled(&self) -> bool {
+        self.svr & SVR_ENABLE != 0
+    }
+
+    /// The task priority. CR8 is its upper four bits.
+    #[must_use]
+    pub const fn tpr(&self) -> u8 {
+        self.tpr
+    }
+
+    /// Sets the task priority: the way for CR8 (shifted left by four) and for Hyper-V's TPR
+    /// register.
+    pub const fn set_tpr(&mut self, tpr: u8) {
+        self.tpr = tpr;
+    }
+
+    /// The processor priority (SDM vol. 3 section 12.8.3.1).
+    #[must_use]
+    pub fn ppr(&self) -> u8 {
+        let in_service = self.isr.highest().unwrap_or(0);
+        if self.tpr & 0xf0 >= in_service & 0xf0 { self.tpr } else { in_service & 0xf0 }
+    }
+
+    /// Takes in a fixed interrupt. Dropped while disabled by software; a vector below 16 is a
+    /// receive error.
+    pub fn accept_fixed(&mut self, vector: u8, trigger: Trigger) {
+        if !self.is_enabled() {
+            return;
+        }
+        if vector < 16 {
+            return self.raise_error(ESR_RECEIVED_ILLEGAL_VECTOR);
+        }
+        self.irr.insert(vector);
+        match trigger {
+            Trigger::Edge => _ = self.tmr.remove(vector),
+            Trigger::Level => self.tmr.insert(vector),
+        }
+    }
+
+    /// Takes in the fixed interrupts `64 * word + n` for each bit n of `vectors`, all in the same
+    /// order as [`accept_fixed`](Self::accept_fixed) would; those that are in `level` too are
+    /// level-triggered. `word` is below 4.
+    pub fn accept_word(&mut self, word: usize, mut vectors: u64, level: u64) {
+        if !self.is_enabled() {
+            return;
+        }
+        if word == 0 && vectors & ILLEGAL_VECTORS != 0 {
+            self.raise_error(ESR_RECEIVED_ILLEGAL_VECTOR);
+            vectors &= !ILLEGAL_VECTORS;
+        }
+        self.irr.set_word(word, self.irr.word(word) | vectors);
+        let tmr = self.tmr.word(word);
+        if (tmr | level) & vectors != 0 {
+            self.tmr.set_word(word, tmr & !vectors | level & vectors);
+        }
+    }
+
+    /// The vector to inject next, if any has a priority class above the processor priority.
+    #[must_use]
+    #[inline]
+    pub fn pending(&self) -> Option<u8> {
+        let vector = self.irr.highest()?;
+        let class = vector & 0xf0;
+        // That is, above the class of the processor priority.
+        let is_above = class > self.tpr & 0xf0 && self.isr.highest().is_none_or(|other| class > other & 0xf0);
+        (is_above && self.is_enabled()).then_some(vector)
+    }
+
+    /// The highest request whatever the priorities: for deciding at which TPR to look again.
+    #[must_use]
+    pub fn highest_irr(&self) -> Option<u8> {
+        self.irr.highest()
+    }
+
+    /// Whether there is any request whatever the priorities.
+    #[must_use]
+    #[inline]
+    pub const fn has_requests(&self) -> bool {
+        !self.irr.is_empty()
+    }
+
+    /// The vector in service of highest priority: the one that an EOI ends.
+    #[must_use]
+    pub fn highest_isr(&self) -> Option<u8> {
+        self.isr.highest()
+    }
+
+    /// `vector`, which [`Self::pending`] named, is injected: it goes from request to service.
+    pub const fn begin_service(&mut self, vector: u8) {
+        if self.irr.remove(vector) {
+            self.isr.insert(vector);
+        }
+    }
+
+    /// Takes `begin_service(vector)` back: the injection was cut short before the guest saw it.
+    pub const fn cancel_service(&mut self, vector: u8) {
+        if self.isr.remove(vector) {
+            self.irr.insert(vector);
+        }
+    }
+
+    /// Ends the service of [`Self::highest_isr`].
+    pub fn eoi(&mut self) -> Effect {
+        let Some(vector) = self.isr.highest() else { return Effect::None };
+        self.isr.remove(vector);
+        Effect::Eoi { vector, level: self.tmr.contains(vector) }
+    }
+
+    /// Whether the guest may end `vector` in memory instead of by a register (the EOI assist of
+    /// TLFS section 10.3.5): `vector` alone is in service, nothing that waits could be injected at
+    /// its EOI, and no I/O APIC waits for it.
+    ///
+    /// While the assist is offered, take it back as soon as this turns false; when the guest has
+    /// used it, call [`Self::eoi`] before anything else is asked of this local APIC.
+    #[must_use]
+    pub fn can_lazy_eoi(&self, vector: u8) -> bool {
+        let mut others = self.isr;
+        let is_in_service = others.remove(vector);
+        is_in_service && others.is_empty() && self.irr.is_empty() && !self.tmr.contains(vector)
+    }
+
+    /// The TSC value at which the timer wants [`Self::expire`]. It may have passed already.
+    #[must_use]
+    pub const fn next_deadline(&self) -> Option<u64> {
+        if self.lvt[TIMER] & LVT_MASKED != 0 { None } else { self.timer.next_deadline() }
+    }
+
+    /// Collects the timer's end if it has come: requests its vector, which is returned, and arms
+    /// the next period. With the timer masked the end passes unseen.
+    pub fn expire(&mut self, now_tsc: u64) -> Option<u8> {
+        let lvt = self.lvt[TIMER];
+        if !self.timer.expire(timer_mode(lvt), now_tsc) || lvt & LVT_MASKED != 0 {
+            return None;
+        }
+        self.accept_fixed(lvt as u8, Trigger::Edge);
+        Some(lvt as u8)
+    }
+
+    /// The guest's TSC was changed by `delta` (a write to the TSC or TSC_ADJUST MSR): call it with
+    /// every such change, so that a count under way keeps its length.
+    pub fn tsc_jumped(&mut self, delta: i64) {
+        self.timer.tsc_jumped(delta);
+    }
+
+    /// RDMSR of [`msr::APIC_BASE`], [`msr::TSC_DEADLINE`] or 0x800–0x8ff.
+    ///
+    /// # Errors
+    /// #GP for registers that do not exist in x2APIC mode or are write-only, and for all but the first two in another mode.
+    pub fn read_msr(&self, msr: u32, now_tsc: u64) -> Result<u64, GeneralProtection> {
+        match msr {
+            msr::APIC_BASE => Ok(self.base.bits()),
+            msr::TSC_DEADLINE => Ok(self.timer.deadline(now_tsc)),
+            _ if self.is_x2apic() => self.read_register(msr, now_tsc),
+            _ => Err(GeneralProtection),
+        }
+    }
+
+    /// A read of a register, by its number in x2APIC mode.
+    fn read_register(&self, msr: u32, now_tsc: u64) -> Result<u64, GeneralProtection> {
+        let value = match msr {
+            msr::VERSION => return Ok(VERSION),
+            msr::ICR => return Ok(self.icr.into_bits()),
+            msr::ID => self.id,
+            msr::TPR => u32::from(self.tpr),
+            msr::PPR => u32::from(self.ppr()),
+            msr::LDR => logical_id(self.id),
+            msr::SVR => self.svr,
+            msr::ISR0..=msr::ISR7 => self.isr.register((msr - msr::ISR0) as usize),
+            msr::TMR0..=msr::TMR7 => self.tmr.register((msr - msr::TMR0) as usize),
+            msr::IRR0..=msr::IRR7 => self.irr.register((msr - msr::IRR0) as usize),
+            msr::ESR => self.esr,
+            msr::LVT_TIMER..=msr::LVT_ERROR => self.lvt[(msr - msr::LVT_TIMER) as usize],
+            msr::INITIAL_COUNT => self.timer.initial_count(),
+            msr::CURRENT_COUNT => self.timer.current_count(timer_mode(self.lvt[TIMER]), now_tsc),
+            msr::DIVIDE => self.timer.divide(),
+            _ => return Err(GeneralProtection),
+        };
+        Ok(u64::from(value))
+    }
+
+    /// The interrupt command that was written last, as x2APIC mode has it.
+    #[must_use]
+    pub const fn icr(&self) -> u64 {
+        let icr = if self.is_x2apic() { self.icr } else { self.icr.widened() };
+        icr.into_bits()
+    }
+
+    /// Writes an interrupt command in whatever mode there is: the way for Hyper-V's register.
+    ///
+    /// # Errors
+    /// #GP for reserved bits, and for a local APIC that is off.
+    pub fn write_icr(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
+        let icr = Icr::checked(value)?;
+        self.icr = match self.base.interface() {
+            Interface::Off => return Err(GeneralProtection),
+            Interface::XApic => icr.narrowed(),
+            Interface::X2Apic => icr,
+        };
+        Ok(self.send_command())
+    }
+
+    /// The write to [`msr::ICR`] that kernels make all the time: a fixed, edge-triggered interrupt
+    /// to one local APIC by its id. Returns vector and id; `None` for every other form, with which
+    /// nothing is done: that is for [`write_msr`](Self::write_msr). There is such a register [in
+    /// x2APIC mode](Self::is_x2apic) alone.
+    #[inline]
+    pub fn write_plain_icr(&mut self, value: u64) -> Option<(u8, u32)> {
+        let (vector, id) = Icr::from_bits(value).plain()?;
+        self.icr = Icr::from_bits(value);
+        Some((vector, id))
+    }
+
+    /// WRMSR of the same registers.
+    ///
+    /// # Errors
+    /// #GP for registers that do not exist or are read-only, for reserved bits, and for ways between the modes that there
+    /// are not.
+    pub fn write_msr(&mut self, msr: u32, value: u64, now_tsc: u64) -> Result<Effect, GeneralProtection> {
+        match msr {
+            msr::APIC_BASE => self.write_base(value),
+            // What the timer owes from before the change is requested first, as if it had been in
+            // time.
+            msr::TSC_DEADLINE => {
+                self.expire(now_tsc);
+                if timer_mode(self.lvt[TIMER]) == Mode::TscDeadline {
+                    self.timer.set_deadline(value);
+                }
+                Ok(Effect::TimerChanged)
+            }
+            _ if self.is_x2apic() => self.write_register(msr, value, now_tsc),
+            _ => Err(GeneralProtection),
+        }
+    }
+
+    /// A write to a register, by its number in x2APIC mode.
+    fn write_register(&mut self, msr: u32, value: u64, now_tsc: u64) -> Result<Effect, GeneralProtection> {
+        match msr {
+            msr::EOI => only(value, 0).map(|_| self.eoi()),
+            msr::ICR => {
+                self.icr = Icr::checked(value)?;
+                Ok(self.send_command())
+            }
+            msr::SELF_IPI => {
+                let kind = MessageKind::Fixed(only(value, 0xff)? as u8);
+                let destination = Destination::SelfOnly;
+                Ok(self.send(match kind {
+                    MessageKind::Fixed(0..16) => Command::IllegalVector,
+                    _ => Command::Send(Message { kind, destination, trigger: Trigger::Edge }),
+                }))
+            }
+            msr::TPR => {
+                self.tpr = only(value, 0xff)? as u8;
+                Ok(Effect::None)
+            }
+            msr::SVR => {
+                let svr = only(value, SVR_WRITABLE)? as u32;
+                self.expire(now_tsc);
+                self.svr = svr;
+                if !self.is_enabled() {
+                    self.lvt.iter_mut().for_each(|entry| *entry |= LVT_MASKED);
+                }
+                Ok(Effect::TimerChanged)
+            }
+            msr::ESR => {
+                only(value, 0)?;
+                self.esr = core::mem::take(&mut self.errors);
+                Ok(Effect::None)
+            }
+            msr::LVT_TIMER..=msr::LVT_ERROR => {
+                self.write_lvt((msr - msr::LVT_TIMER) as usize, value, now_tsc)
+            }
+            msr::INITIAL_COUNT => {
+                let count = only(value, 0xffff_ffff)? as u32;
+                self.expire(now_tsc);
+                let mode = timer_mode(self.lvt[TIMER]);
+                if mode != Mode::TscDeadline {
+                    self.timer.set_initial_count(count, mode, now_tsc);
+                }
+                Ok(Effect::TimerChanged)
+            }
+            msr::DIVIDE => {
+                let divide = only(value, 0b1011)? as u32;
+                self.expire(now_tsc);
+                self.timer.set_divide(divide, timer_mode(self.lvt[TIMER]), now_tsc);
+                Ok(Effect::TimerChanged)
+            }
+            _ => Err(GeneralProtection),
+        }
+    }
+
+    /// Changes mode. What is turned off forgets everything (SDM vol. 3 section 12.4.3).
+    fn write_base(&mut self, value: u64) -> Result<Effect, GeneralProtection> {
+        let before = self.base;
+        self.base = before.written(value)?;
+        if self.base == before {
+            return Ok(Effect::None);
+        }
+        match self.base.interface() {
+            Interface::Off => self.init(),
+            // The destination was one of 8 bits.
+            Interface::X2Apic if before.interface() == Interface::XApic => self.icr.set_destination(0),
+            Interface::XApic | Interface::X2Apic => {}
+        }
+        Ok(Effect::Readdressed)
+    }
+
+    fn write_lvt(&mut self, entry: usize, value: u64, now_tsc: u64) -> Result<Effect, GeneralProtection> {
+        let (writable, read_only) = LVT_BITS[entry];
+        let mut lvt = only(value, u64::from(writable | read_only))? as u32 & writable;
+        if !self.is_enabled() {
+            lvt |= LVT_MASKED;
+        }
+        if entry != TIMER {
+            self.lvt[entry] = lvt;
+            return Ok(Effect::None);
+        }
+        let mode = Mode::of(lvt).ok_or(GeneralProtection)?;
+        self.expire(now_tsc);
+        let before = timer_mode(self.lvt[TIMER]);
+        if (mode == Mode::TscDeadline) != (before == Mode::TscDeadline) {
+            self.timer.disarm();
+        }
+        self.lvt[TIMER] = lvt;
+        Ok(Effect::TimerChanged)
+    }
+
+    /// Sends what the interrupt command register says.
+    fn send_command(&mut self) -> Effect {
+        let icr = if self.is_x2apic() { self.icr } else { self.icr.widened() };
+        self.send(icr.command())
+    }
+
+    fn send(&mut self, command: Command) -> Effect {
+        match command {
+            Command::Send(message) => Effect::Ipi(message),
+            Command::Nothing => Effect::None,
+            Command::IllegalVector => {
+                self.raise_error(ESR_SEND_ILLEGAL_VECTOR);
+                Effect::None
+            }
+        }
+    }
+
+    fn raise_error(&mut self, error: u32) {
+        self.errors |= error;
+        let lvt = self.lvt[ERROR];
+        // An error vector below 16 is an error too, which is recorded already: no second round.
+        if lvt & LVT_MASKED == 0 && lvt as u8 >= 16 {
+            self.accept_fixed(lvt as u8, Trigger::Edge);
+        }
+    }
+}
+
+/// The value if it has no bit outside `allowed`.
+const fn only(value: u64, allowed: u64) -> Result<u64, GeneralProtection> {
+    if value & !allowed == 0 { Ok(value) } else { Err(GeneralProtection) }
+}
+
+/// The mode of the timer's LVT entry. The reserved encoding cannot be written.
+const fn timer_mode(lvt: u32) -> Mode {
+    match Mode::of(lvt) {
+        Some(mode) => mode,
+        None => Mode::OneShot,
+    }
+}

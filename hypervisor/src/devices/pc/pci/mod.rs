@@ -1,0 +1,170 @@
+//! The PCI bus: configuration mechanism #1 (PCI Local Bus Specification 3.0, section 3.2.2.3.2), a host bridge at
+//! 00:00.0 and at 00:01.0 a [device with an expansion ROM](rom_device).
+//!
+//! There is one bus, without interrupts and without I/O space. Other devices, functions and buses are absent: they
+//! read as all ones and ignore writes.
+
+pub mod rom_device;
+#[cfg(test)]
+mod tests;
+
+use super::ioapic;
+use super::platform::PortSize;
+use crate::loader::pc::layout;
+use core::ops::Range;
+use hostlink::rom::VENDOR_ID;
+use rom_device::{RomDevice, RomLen};
+
+/// Port of the configuration address register, a double word and reached as such only: other widths belong to
+/// whatever else is at the ports, such as the reset register.
+pub const CONFIG_ADDRESS: u16 = 0xcf8;
+/// First of the four ports of the configuration data register.
+pub const CONFIG_DATA: u16 = 0xcfc;
+/// Ports of both.
+pub const PORT_COUNT: u8 = 8;
+/// The number of the one bus.
+pub const BUS: u8 = 0;
+
+/// Guest physical addresses that devices on the bus can decode. Wherever else software puts them, over RAM, over the
+/// I/O APIC or anywhere, the bridge passes no access on: they are not seen.
+pub const WINDOW: Range<u64> = 0xe000_0000..0xf000_0000;
+
+const _: () = assert!(WINDOW.start >= layout::LOW_RAM_END_MAX && WINDOW.end <= layout::HIGH_RAM_START);
+const _: () = assert!(WINDOW.end <= ioapic::BASE || WINDOW.start >= ioapic::BASE + ioapic::LEN);
+
+/// Device id of the host bridge; see [`VENDOR_ID`].
+const BRIDGE_DEVICE_ID: u16 = 0x10f0;
+const BRIDGE_CLASS: u32 = 0x06_0000;
+/// It always decodes memory and is always master.
+const BRIDGE_COMMAND: u32 = 0x0006;
+
+/// Bits of the configuration address.
+const ENABLE: u32 = 1 << 31;
+const ADDRESS_BITS: u32 = ENABLE | 0x00ff_fffc;
+
+/// Index of a double word in configuration space: identification, command and status, class.
+const ID: u8 = 0;
+const COMMAND: u8 = 1;
+const CLASS: u8 = 2;
+
+/// A device on the bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Device {
+    Bridge,
+    Rom,
+}
+
+/// The bus and what is on it.
+#[derive(Clone, Debug, Default)]
+pub struct Pci {
+    address: u32,
+    rom: RomDevice,
+}
+
+impl Pci {
+    /// The bus after reset, with a ROM of `len`.
+    #[must_use]
+    pub const fn new(len: RomLen) -> Self {
+        Self { address: 0, rom: RomDevice::new(len) }
+    }
+
+    /// Whether writing to `port` can move the ROM.
+    #[must_use]
+    pub const fn is_data_port(port: u16) -> bool {
+        port >= CONFIG_DATA && port - CONFIG_DATA < 4
+    }
+
+    /// Where the ROM is seen.
+    #[must_use]
+    pub fn rom_base(&self) -> Option<u64> {
+        self.rom.base()
+    }
+
+    /// IN from one of the registers' ports; `None` if another device has to answer. Bytes beyond the last port are ones.
+    #[must_use]
+    pub fn port_read(&self, port: u16, size: PortSize) -> Option<u32> {
+        if port == CONFIG_ADDRESS && size == PortSize::Dword {
+            return Some(self.address);
+        }
+        let lanes = Lanes::of(port, size)?;
+        let value = match self.selected() {
+            Some((device, register)) => self.read(device, register),
+            None => u32::MAX,
+        };
+        Some(lanes.to_port(value))
+    }
+
+    /// OUT to one of the registers' ports; false if it belongs to another device. Bytes beyond the last port are lost.
+    ///
+    /// The ROM may be seen [elsewhere](Self::rom_base) afterwards.
+    pub fn port_write(&mut self, port: u16, size: PortSize, value: u32) -> bool {
+        if port == CONFIG_ADDRESS && size == PortSize::Dword {
+            self.address = value & ADDRESS_BITS;
+            return true;
+        }
+        let Some(lanes) = Lanes::of(port, size) else { return false };
+        if let Some((Device::Rom, register)) = self.selected() {
+            self.rom.write(register, lanes.to_register(value), lanes.mask());
+        }
+        true
+    }
+
+    /// The device and the index of the double word that the address names.
+    const fn selected(&self) -> Option<(Device, u8)> {
+        let [register, function, bus, _] = self.address.to_le_bytes();
+        if self.address & ENABLE == 0 || bus != BUS {
+            return None;
+        }
+        // Device number and function number.
+        let device = match (function >> 3, function & 7) {
+            (0, 0) => Device::Bridge,
+            (1, 0) => Device::Rom,
+            _ => return None,
+        };
+        Some((device, register / 4))
+    }
+
+    fn read(&self, device: Device, register: u8) -> u32 {
+        match (device, register) {
+            (Device::Rom, _) => self.rom.read(register),
+            (Device::Bridge, ID) => u32::from(VENDOR_ID) | u32::from(BRIDGE_DEVICE_ID) << 16,
+            (Device::Bridge, COMMAND) => BRIDGE_COMMAND,
+            (Device::Bridge, CLASS) => BRIDGE_CLASS << 8,
+            // Header type 0, one function, and none of what is optional.
+            (Device::Bridge, _) => 0,
+        }
+    }
+}
+
+/// Which bytes of the configuration data register an access is about.
+#[derive(Clone, Copy)]
+struct Lanes {
+    shift: u32,
+    size: PortSize,
+}
+
+impl Lanes {
+    /// `None` if the access does not begin in the register.
+    const fn of(port: u16, size: PortSize) -> Option<Self> {
+        if !Pci::is_data_port(port) {
+            return None;
+        }
+        Some(Self { shift: (port - CONFIG_DATA) as u32 * 8, size })
+    }
+
+    /// The bits of the register.
+    const fn mask(self) -> u32 {
+        self.size.all_ones() << self.shift
+    }
+
+    /// A port's value as the register has it.
+    const fn to_register(self, value: u32) -> u32 {
+        value << self.shift
+    }
+
+    /// The register's value as the port has it.
+    const fn to_port(self, value: u32) -> u32 {
+        let beyond = !(u32::MAX >> self.shift);
+        (value >> self.shift | beyond) & self.size.all_ones()
+    }
+}

@@ -1,0 +1,83 @@
+//! Where an Arm64 guest finds its devices: QEMU's `virt` board, as far as it goes.
+//!
+//! | from | size | what |
+//! |---|---|---|
+//! | [`GICD`] | [`GICD_SIZE`] | GIC distributor |
+//! | [`redistributors`] | 128 KiB per vCPU | GIC redistributors |
+//! | [`UART`] | [`UART_SIZE`] | PL011, INTID [`UART_INTID`] |
+//! | [`RTC`] | [`RTC_SIZE`] | PL031 |
+//! | [`RAM`] | | all of the RAM |
+
+use crate::devices::region::Region;
+use core::ops::Range;
+
+/// The distributor.
+pub const GICD: u64 = 0x0800_0000;
+/// Bytes of the distributor's frame.
+pub const GICD_SIZE: u64 = 0x1_0000;
+/// The redistributors, if all of them fit between here and [`UART`].
+const GICR_NEAR: u64 = 0x080a_0000;
+/// The redistributors of a guest with more vCPUs than that: QEMU's window for PCI devices, which we do not have.
+const GICR_FAR: u64 = 0x1000_0000;
+/// Bytes of one vCPU's redistributor: the RD and the SGI frame of 64 KiB each.
+pub const GICR_SIZE: u64 = 0x2_0000;
+/// The serial port.
+pub const UART: u64 = 0x0900_0000;
+/// Bytes of the serial port's page.
+pub const UART_SIZE: u64 = 0x1000;
+/// The serial port's interrupt.
+pub const UART_INTID: u8 = 33;
+/// What the serial port's clock input is said to run at, in hertz.
+pub const UART_CLOCK_HZ: u32 = 24_000_000;
+/// The clock that tells the date.
+pub const RTC: u64 = 0x0901_0000;
+/// Bytes of its page.
+pub const RTC_SIZE: u64 = 0x1000;
+/// RAM, up to wherever it ends.
+pub const RAM: u64 = 0x4000_0000;
+
+/// The virtual timer's interrupt, a PPI.
+pub const VIRTUAL_TIMER_INTID: u8 = 27;
+/// The EL1 physical timer's interrupt, a PPI.
+pub const PHYSICAL_TIMER_INTID: u8 = 30;
+/// What the device tree must name, although a guest at EL1 has no such timer: the secure one's PPI.
+pub const SECURE_TIMER_INTID: u8 = 29;
+/// Likewise that of EL2.
+pub const EL2_TIMER_INTID: u8 = 26;
+const _: () = assert!(GICD + GICD_SIZE <= GICR_NEAR && GICR_FAR + 255 * GICR_SIZE <= RAM);
+
+/// Where the redistributors of `vcpu_count` vCPUs lie, one after the other.
+#[must_use]
+pub const fn redistributors(vcpu_count: u8) -> Range<u64> {
+    let size = vcpu_count as u64 * GICR_SIZE;
+    let start = if GICR_NEAR + size <= UART { GICR_NEAR } else { GICR_FAR };
+    start..start + size
+}
+
+/// Addresses that are devices' of a guest with so many vCPUs.
+#[must_use]
+pub const fn regions(vcpu_count: u8) -> [Region; 4] {
+    [
+        Region::new("the GIC's distributor", GICD, GICD_SIZE),
+        Region { name: "the GIC's redistributors", range: redistributors(vcpu_count) },
+        Region::new("the PL011", UART, UART_SIZE),
+        Region::new("the PL031", RTC, RTC_SIZE),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redistributors_never_overlap_anything() {
+        for count in 0..=u8::MAX {
+            let range = redistributors(count);
+            assert_eq!(range.end - range.start, u64::from(count) * 0x2_0000);
+            assert!(range.start >= GICD + GICD_SIZE && range.end <= RAM);
+            assert!(range.end <= UART || range.start >= UART + UART_SIZE, "{count}");
+        }
+        assert_eq!(redistributors(123).start, GICR_NEAR, "as on QEMU");
+        assert_eq!(redistributors(124).start, GICR_FAR);
+    }
+}

@@ -1,0 +1,5 @@
+//! Kernels of a PC: a Linux bzImage, an ELF with a PVH note, and the memory that both find.
+
+pub(super) mod bzimage;
+pub(super) mod elf_pvh;
+pub mod layout;
