@@ -59,7 +59,8 @@ mod model;
 
 pub use broadcast::broadcast;
 pub use flush::{
-    Dispatched, Hardware, Issued, Ledger, Outcome, Receipt, Stalled, Targets, flush, issue, issue_in_space,
+    Dispatched, FlushOutcome, Hardware, Issued, Ledger, Receipt, Stalled, Targets, flush, issue,
+    issue_in_space,
 };
 pub use mailbox::{Generation, GvaRange, RANGE_CAPACITY, Scope};
 pub use owner::{FlushWork, InGuest, Owner, Pending, Translation};

@@ -35,7 +35,7 @@ const POINTS_PER_OPERATION: u64 = 40_000;
 
 /// What all actors share.
 #[derive(Debug)]
-pub(crate) struct Machine {
+pub(crate) struct AbstractMachine {
     /// Processors and memory. Borrowed for the length of one access only.
     pub(crate) hw: RefCell<Hw>,
     /// What was promised.
@@ -56,7 +56,7 @@ pub(crate) struct Machine {
     latency: RefCell<Vec<Option<u32>>>,
 }
 
-impl Machine {
+impl AbstractMachine {
     /// A machine for a program of `operations` operations. With `traced`, it takes down what
     /// happens.
     pub(crate) fn new(config: Config, seed: u64, operations: usize, bug: Option<Bug>, traced: bool) -> Self {
@@ -229,13 +229,13 @@ impl Machine {
 /// Where the nested tables of one virtual machine come from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TablePool<'m> {
-    machine: &'m Machine,
+    machine: &'m AbstractMachine,
     vm: usize,
 }
 
 impl<'m> TablePool<'m> {
     /// The tables of a virtual machine.
-    pub(crate) fn new(machine: &'m Machine, vm: usize) -> Self {
+    pub(crate) fn new(machine: &'m AbstractMachine, vm: usize) -> Self {
         Self { machine, vm }
     }
 }
@@ -303,7 +303,7 @@ unsafe impl TableMemory for TablePool<'_> {
     }
 }
 
-impl Mistakes for Machine {
+impl Mistakes for AbstractMachine {
     fn makes(&self, mistake: Mistake) -> bool {
         self.hook();
         self.has(Bug::Step(mistake))

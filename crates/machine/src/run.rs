@@ -5,7 +5,7 @@ use paging::{Amd64Nested, Arm64Stage2};
 use crate::bug::Bug;
 use crate::driver::{Architecture, Vm, check_end, run_cpu, run_host};
 use crate::hw::format::Arch;
-use crate::machine::Machine;
+use crate::machine::AbstractMachine;
 use crate::program::Program;
 use crate::sched::{Actor, Ended};
 
@@ -30,7 +30,7 @@ pub fn run(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
 }
 
 fn run_with<F: Architecture>(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
-    let machine = Machine::new(program.config, program.seed, program.len(), bug, traced);
+    let machine = AbstractMachine::new(program.config, program.seed, program.len(), bug, traced);
     let vms: Vec<Vm<'_, F>> =
         (0..program.config.vms).map(|index| Vm::new(&machine, index, program)).collect();
     let mut actors: Vec<Actor<'_>> = Vec::new();

@@ -14,7 +14,7 @@ use stay::{Mistake, Mistakes};
 use crate::bug::Bug;
 use crate::hw::cpu::{Roots, Tag};
 use crate::hw::instruction::Tlbi;
-use crate::machine::Machine;
+use crate::machine::AbstractMachine;
 use crate::program::Config;
 
 /// Most physical CPUs.
@@ -56,7 +56,7 @@ impl Stage2 {
 
 /// Instructions, as one CPU executes them.
 pub(crate) struct Tlb<'m> {
-    machine: &'m Machine,
+    machine: &'m AbstractMachine,
     cpu: usize,
     vttbr: Cell<u64>,
     /// Tables that come into use with VTTBR_EL2; `None` if it is written for a sequence only, while nobody walks.
@@ -176,7 +176,7 @@ fn setup(config: &Config) -> Setup {
     }
 }
 
-impl Machine {
+impl AbstractMachine {
     /// How far a guest's instructions for its own processor reach.
     pub(crate) const fn reach(&self) -> LocalMaintenance {
         match self.config.arm.forces_broadcast {

@@ -10,14 +10,14 @@ use crate::{Editor, Format, Gather, Level, MapError, PageTable, Permissions, Phy
 
 /// The memory that a range is mapped to.
 #[derive(Clone, Copy)]
-struct Target {
+struct Backing {
     /// Address less the offset of the input address: input offset plus this is the output address.
     shift: u64,
     permissions: Permissions,
     largest: Level,
 }
 
-impl Target {
+impl Backing {
     fn pa(self, offset: u64) -> PhysAddr {
         PhysAddr(offset.wrapping_add(self.shift))
     }
@@ -53,7 +53,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
             _ => Ok(()),
         })?;
         let shift = pa.0.wrapping_sub(span.start);
-        let target = Target { shift, permissions, largest: level.min(F::LARGEST) };
+        let target = Backing { shift, permissions, largest: level.min(F::LARGEST) };
         let result = self.map_in(self.root, F::ROOT, span, target);
         self.memory.publish();
         result
@@ -118,7 +118,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
 
     /// Maps a span in which nothing is mapped. Plain stores are enough: nobody else writes absent
     /// entries while the table is taken exclusively, and processors write present ones only.
-    fn map_in(&self, table: PhysAddr, level: Level, span: Span, target: Target) -> Result<(), MapError> {
+    fn map_in(&self, table: PhysAddr, level: Level, span: Span, target: Backing) -> Result<(), MapError> {
         let Some(below) = level.below() else {
             let first = level.index(span.start);
             let count = ((span.end - span.start) >> level.shift()) as usize;

@@ -52,7 +52,9 @@ extern crate std;
 
 use quell_coherence::TargetSet;
 use quell_coherence::shootdown::{Flush, PageRange, Pinned, Remote};
-use quell_tlfs::encode::{EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
+use quell_tlfs::encode::{
+    CallProgress, EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, VaRange,
+};
 use quell_tlfs::{HvResult, MAX_BANKS, MAX_VPS, PAGE_WORDS, PageSize, Targets, VPS_PER_BANK, VpSet};
 
 /// The index by which the hypervisor knows a CPU (HV_X64_MSR_VP_INDEX). It need not be the CPU's number, nor near it.
@@ -133,9 +135,9 @@ where
             // Each unfinished call has done an element more, of at most 4095.
             loop {
                 match call.progress((self.execute)(&call, self.page)) {
-                    Progress::Done => break,
-                    Progress::Unfinished(rest) => call = rest,
-                    Progress::Failed { .. } => return false,
+                    CallProgress::Done => break,
+                    CallProgress::Unfinished(rest) => call = rest,
+                    CallProgress::Failed { .. } => return false,
                 }
             }
         }

@@ -10,14 +10,14 @@ pub trait Stay<'a>: Mistakes {
     /// Its own state.
     type State;
     /// What it has in common with others: its machine.
-    type Machine: ?Sized;
+    type Vm: ?Sized;
 
     /// Whether sections are counted: they have to be where flushes are broadcast ([`Owner::begin_translation`]); where all are
     /// requests they need not be ([`Owner::begin_uncounted_translation`]).
     const COUNTED: bool;
 
     /// The owner, and what software that uses translations wants besides.
-    fn split(&mut self) -> (&mut Owner<'a>, &mut Self::State, &Self::Machine);
+    fn split(&mut self) -> (&mut Owner<'a>, &mut Self::State, &Self::Vm);
 
     /// Takes the flush that pends: carries it out, or has the next entry do so.
     fn take_flush(&mut self);
@@ -31,7 +31,7 @@ pub trait Stay<'a>: Mistakes {
 ///
 /// `look` has to begin its walks in memory.
 #[inline(always)] // On the way of most exits.
-pub fn in_section<'a, S: Stay<'a>, R>(stay: &mut S, look: impl FnOnce(&mut S::State, &S::Machine) -> R) -> R {
+pub fn in_section<'a, S: Stay<'a>, R>(stay: &mut S, look: impl FnOnce(&mut S::State, &S::Vm) -> R) -> R {
     if stay.makes(Mistake::NoSection) {
         let (_, state, machine) = stay.split();
         return look(state, machine);

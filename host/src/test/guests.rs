@@ -6,7 +6,7 @@ use super::cases::{
     Body, Case, Expect, FLOOD_CLAIM, FLOOD_REPORTS, Hostile, ProbeEnd, Stock, Talk, TestFile,
 };
 use super::checks::Check;
-use super::progress::Progress;
+use super::progress::ProgressView;
 use super::second::SecondTries;
 use super::siege::{self, Siege};
 use super::stage2;
@@ -112,7 +112,7 @@ pub(super) fn run_all(
     mut next: impl FnMut() -> Option<&'static Case>,
     parts: &Parts,
     long: bool,
-    progress: &Progress,
+    progress: &ProgressView,
     signals: &Signals,
 ) -> Result<Tally> {
     let directory = tempfile::Builder::new().prefix("quell-test-").tempdir()?;

@@ -1,6 +1,6 @@
 //! Tests that cargo runs: unit, property and model tests, and the linters.
 
-use super::progress::{Progress, Running};
+use super::progress::{ProgressView, Running};
 use super::{Tally, lines};
 use crate::machine::signals::Signals;
 use crate::workspace;
@@ -243,7 +243,7 @@ impl Reading {
 
 impl Step {
     /// Runs it. A step without tests of its own counts as one.
-    pub(super) fn run(&self, progress: &Progress, signals: &Signals) -> Result<Tally> {
+    pub(super) fn run(&self, progress: &ProgressView, signals: &Signals) -> Result<Tally> {
         let running = progress.begin(self.name);
         let (status, reading) = self.read(&running, signals)?;
         let mut tally = reading.tally;

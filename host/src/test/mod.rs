@@ -30,7 +30,7 @@ mod talk;
 use crate::cli::TestArgs;
 use crate::machine::signals::Signals;
 use anyhow::{Result, anyhow};
-use progress::Progress;
+use progress::ProgressView;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -97,7 +97,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
         Queue::of(all_cases().filter(is_due))
     });
-    let (progress, parts) = (Progress::new(), guests::Parts::new());
+    let (progress, parts) = (ProgressView::new(), guests::Parts::new());
     // Cargo's steps wait for each other, so one lane has all of them, and helps with the guests
     // when they are done.
     let lane = |is_first: bool| -> Result<Tally> {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Shows what is under way and what has ended.
-pub(crate) struct Progress {
+pub(crate) struct ProgressView {
     bar: ProgressBar,
     /// What is under way: name, and what it is doing.
     running: Mutex<Vec<(&'static str, String)>>,
@@ -15,12 +15,12 @@ pub(crate) struct Progress {
 
 /// A test under way.
 pub(crate) struct Running<'a> {
-    progress: &'a Progress,
+    progress: &'a ProgressView,
     name: &'static str,
     started: Instant,
 }
 
-impl Progress {
+impl ProgressView {
     pub(crate) fn new() -> Self {
         let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{spinner} {elapsed}  {msg}");
@@ -80,7 +80,7 @@ impl Drop for Running<'_> {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressView {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

@@ -235,12 +235,12 @@ mod tests {
         words
     }
 
-    struct Machine {
+    struct Books {
         vcpus: [VcpuBooks; 2],
         cpus: [CpuBooks; 2],
     }
 
-    impl Machine {
+    impl Books {
         fn new() -> Self {
             Self { vcpus: [VcpuBooks::new(0), VcpuBooks::new(1)], cpus: Default::default() }
         }
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_life_without_mistakes_is_not_complained_about() {
-        let mut machine = Machine::new();
+        let mut machine = Books::new();
         assert_eq!(machine.enter(0, 0, &vmcb(1, FLUSH_ALL, 0)), Ok(()));
         assert_eq!(machine.enter(0, 0, &vmcb(1, DO_NOTHING, !0)), Ok(()));
         assert_eq!(machine.enter(1, 0, &vmcb(2, DO_NOTHING, 0)), Ok(()), "nobody has used it");
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a1_a4_an_asid_of_somebody_else_is_found() {
-        let mut machine = Machine::new();
+        let mut machine = Books::new();
         assert_eq!(machine.enter(0, 0, &vmcb(1, DO_NOTHING, 0)), Err(Finding::NeverFlushed(1)));
         assert_eq!(machine.enter(0, 0, &vmcb(1, FLUSH_ASID, 0)), Err(Finding::NeverFlushed(1)));
         assert_eq!(machine.enter(0, 0, &vmcb(1, FLUSH_ALL, 0)), Ok(()));
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn a2_a_vcpu_that_was_elsewhere_is_found() {
-        let mut machine = Machine::new();
+        let mut machine = Books::new();
         assert_eq!(machine.enter(0, 0, &vmcb(1, FLUSH_ALL, 0)), Ok(()));
         assert_eq!(machine.enter(0, 1, &vmcb(1, FLUSH_ALL, 0)), Ok(()));
         assert_eq!(machine.enter(0, 0, &vmcb(1, DO_NOTHING, 0)), Err(Finding::Elsewhere));
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_flush_that_is_not_carried_out_is_found() {
-        let mut machine = Machine::new();
+        let mut machine = Books::new();
         assert_eq!(machine.enter(0, 0, &vmcb(1, FLUSH_ALL, 0)), Ok(()));
         machine.vcpus[0].take_flush();
         assert_eq!(machine.enter(0, 0, &vmcb(1, DO_NOTHING, 0)), Err(Finding::Owed));
@@ -299,7 +299,7 @@ mod tests {
     fn a13_a_register_that_owes_nothing_is_found() {
         for (at, bits, name) in REGISTERS {
             for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
-                let mut machine = Machine::new();
+                let mut machine = Books::new();
                 assert_eq!(machine.enter(0, 0, &vmcb(1, FLUSH_ALL, 0)), Ok(()));
                 let mut changed = vmcb(1, DO_NOTHING, 0);
                 changed[at / 8] ^= 1 << bit;
@@ -322,7 +322,7 @@ mod tests {
     fn a6_what_is_marked_clean_has_not_changed_and_is_here() {
         for (bit, name, ranges) in GROUPS {
             for at in ranges.iter().flat_map(|&(start, end)| start..end) {
-                let mut machine = Machine::new();
+                let mut machine = Books::new();
                 assert_eq!(machine.enter(0, 0, &vmcb(1, FLUSH_ALL, 0)), Ok(()));
                 let mut changed = vmcb(1, FLUSH_ALL, 1 << bit);
                 changed[at / 8] ^= 1 << (at % 8 * 8);

@@ -17,7 +17,7 @@ use super::state::VcpuState;
 use super::vmcb::{CR4_PAE, CR4_PCIDE, Vmcb, clean};
 use crate::hyperv::eoi_assist::{ApicView, NO_EOI_REQUIRED, Settled};
 use crate::vm::files::Defects;
-use crate::vm::{Context, Machine, PerCpu, increase};
+use crate::vm::{Context, PerCpu, Vm, increase};
 
 /// Enters the guest and comes back with an exit in the VMCB; or does not enter, because something
 /// has to be looked at first, and returns false.
@@ -122,7 +122,7 @@ fn settle_offer<A: Amd64>(context: &mut Context<'_, A>, gpa: u64) {
 
 /// The processor with a vCPU's state.
 struct Svm<'a, A: Amd64> {
-    vm: &'a Machine<A>,
+    vm: &'a Vm<A>,
     cpu: &'a PerCpu<A>,
     vmcb: &'a mut Vmcb,
     registers: &'a mut Registers,
@@ -132,7 +132,7 @@ struct Svm<'a, A: Amd64> {
 impl<'a, A: Amd64> Svm<'a, A> {
     /// With this vCPU's state; and its tag.
     #[inline(always)]
-    fn of(vm: &'a Machine<A>, cpu: &'a PerCpu<A>, state: &'a mut VcpuState) -> (Self, &'a mut AsidSlot) {
+    fn of(vm: &'a Vm<A>, cpu: &'a PerCpu<A>, state: &'a mut VcpuState) -> (Self, &'a mut AsidSlot) {
         let VcpuState { vmcb, registers, asid, auditor, .. } = state;
         (Self { vm, cpu, vmcb, registers, auditor }, asid)
     }

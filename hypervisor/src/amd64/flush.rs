@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use coherence::{CpuId, Hardware, Members, Outcome};
+use coherence::{CpuId, FlushOutcome, Hardware, Members};
 use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots};
 use stay::amd64::{self, Asked, Initiator, Why};
@@ -12,12 +12,12 @@ use stay::{Mistake, Mistakes};
 use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
 use super::processor::Amd64;
-use crate::hyperv::{Platform, Services};
+use crate::hyperv::{PartitionTraits, Services};
 use crate::vm::files::Defects;
 use crate::vm::machine::{self, CounterRow};
 use crate::vm::percpu;
 use crate::vm::space::FlushScratch;
-use crate::vm::{Machine, Vcpu, end};
+use crate::vm::{Vcpu, Vm, end};
 
 /// Turns of waiting for a CPU to leave guest mode before the machine is declared broken: seconds,
 /// where a kick takes microseconds.
@@ -29,7 +29,7 @@ const REKICK_TURNS: u64 = 1 << 14;
 /// What is done on behalf of the vCPU that calls.
 pub struct CallServices<'a, A: Amd64> {
     /// The machine.
-    pub vm: &'a Machine<A>,
+    pub vm: &'a Vm<A>,
     /// The vCPU that calls.
     pub caller: &'a Vcpu<A>,
     /// Where it is noted who is waited for.
@@ -115,7 +115,7 @@ fn hold_back<A: Amd64>(cpu: CpuId) {
 
 impl<A: Amd64> Initiator for Caller<'_, A> {
     #[inline(always)]
-    fn has_asked(&self, asked: Asked, outcome: &Outcome) {
+    fn has_asked(&self, asked: Asked, outcome: &FlushOutcome) {
         let counter = match asked {
             Asked::Everything => Counter::FlushWholeAsked,
             Asked::Whole(Why::ManyRanges) => Counter::FlushWholeRanges,
@@ -130,7 +130,7 @@ impl<A: Amd64> Initiator for Caller<'_, A> {
     }
 
     #[inline(always)]
-    fn is_over(&self, outcome: &Outcome) {
+    fn is_over(&self, outcome: &FlushOutcome) {
         self.count(Counter::FlushDeferred, outcome.deferred);
         if outcome.joined != 0 {
             self.count(Counter::FlushJoined, outcome.joined);
@@ -142,7 +142,7 @@ impl<A: Amd64> Initiator for Caller<'_, A> {
         A::now()
     }
 
-    fn has_waited(&self, outcome: &Outcome, since: u64) {
+    fn has_waited(&self, outcome: &FlushOutcome, since: u64) {
         let waited = A::us_of_ticks(A::now().wrapping_sub(since));
         for (counter, amount) in [
             (Counter::FlushBusy, outcome.targets - outcome.deferred),
@@ -188,7 +188,7 @@ pub struct MemorySource<'a, A> {
     /// Guest memory.
     pub memslots: &'a Memslots,
     /// How wide addresses are.
-    pub platform: &'a Platform,
+    pub platform: &'a PartitionTraits,
     /// The one whose vector registers are read.
     pub processor: PhantomData<A>,
 }

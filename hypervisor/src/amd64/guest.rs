@@ -23,7 +23,7 @@ use crate::devices::pc::apic_ids::Assignment;
 use crate::devices::pc::lapic::TimerClock;
 use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::devices::pc::pci::rom_device::RomLen;
-use crate::devices::pc::platform::{Platform, PortSize, SerialPort};
+use crate::devices::pc::platform::{PcBoard, PortSize, SerialPort};
 use crate::devices::pc::power;
 use crate::hyperv::{self, CrashReport, Partition, crash};
 use crate::loader::pc::layout;
@@ -31,8 +31,8 @@ use crate::loader::{self, LoadError, MemoryLayout};
 use crate::sched::VcpuIndex;
 use crate::vm::GUEST;
 use crate::vm::machine::place;
-use crate::vm::space::{FlushScratch, Space};
-use crate::vm::{CreateError, Files, Machine, PerCpu, Vcpu, control};
+use crate::vm::space::{FlushScratch, VmMemory};
+use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, control};
 use stay::{Cost, Measured};
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
@@ -78,7 +78,7 @@ pub struct Shared {
     /// The Hyper-V partition.
     pub partition: Partition,
     /// Devices.
-    pub platform: Mutex<Platform>,
+    pub platform: Mutex<PcBoard>,
     /// Pages laid over guest memory.
     pub overlays: Mutex<Overlays>,
     /// The memory behind the expansion ROM.
@@ -90,8 +90,8 @@ pub struct Shared {
 
 impl Shared {
     /// For a guest whose nested page table is `space`'s.
-    pub fn new<A: Amd64>(config: &Config<'_>, space: &Space<A>) -> Result<Self, CreateError> {
-        let platform = hyperv::Platform {
+    pub fn new<A: Amd64>(config: &Config<'_>, space: &VmMemory<A>) -> Result<Self, CreateError> {
+        let platform = hyperv::PartitionTraits {
             flush_hypercall: config.flush == hostlink::config::FlushMode::Hypercall,
             invariant_tsc: cpuid::host_has_invariant_tsc::<A>(),
             nested_paging: true,
@@ -104,7 +104,7 @@ impl Shared {
             cr4_mask: cpuid::guest_cr4_mask::<A>(),
             flush_cost: measure_flushes::<A>(config.switches.flush_pages),
             partition: Partition::new(platform, A::now()).ok_or(CreateError::Clock)?,
-            platform: Mutex::new(Platform::new()),
+            platform: Mutex::new(PcBoard::new()),
             overlays: Mutex::new(Overlays::default()),
             rom: Mutex::new(Rom::new(RomLen::default())),
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
@@ -191,7 +191,7 @@ fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
     address
 }
 
-impl<A: Amd64> Machine<A> {
+impl<A: Amd64> Vm<A> {
     /// All devices as after power-on. No vCPU runs.
     pub fn reset_devices(&'static self, cpu: &PerCpu<A>) {
         self.guest.partition.reset();

@@ -26,8 +26,8 @@ macro_rules! offer_amd64 {
             use $crate::vm::arch::{Arch, Cpus};
             use $crate::vm::awaited::Word;
             use $crate::vm::memory::NestedTables;
-            use $crate::vm::space::{FlushScratch, Flushed, Space};
-            use $crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu};
+            use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
+            use $crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm};
 
             // SAFETY: `Amd64::run` is called in `enter::enter` alone, for the owner's guest.
             // `enter::take_flush` drops what is named, or notes that the vCPU's next entry drops
@@ -69,7 +69,7 @@ macro_rules! offer_amd64 {
                     pool
                 }
 
-                fn share(config: &Config<'_>, space: &Space<Self>) -> Result<Shared, CreateError> {
+                fn share(config: &Config<'_>, space: &VmMemory<Self>) -> Result<Shared, CreateError> {
                     Shared::new::<Self>(config, space)
                 }
 
@@ -96,21 +96,21 @@ macro_rules! offer_amd64 {
                     shared.load(files, vcpus, slots, state, pause)
                 }
 
-                fn reset_devices(vm: &'static Machine<Self>, cpu: &PerCpu<Self>) {
+                fn reset_devices(vm: &'static Vm<Self>, cpu: &PerCpu<Self>) {
                     vm.reset_devices(cpu);
                 }
 
-                fn device_regions(_: &Machine<Self>) -> impl IntoIterator<Item = Region> {
+                fn device_regions(_: &Vm<Self>) -> impl IntoIterator<Item = Region> {
                     platform::REGIONS
                 }
 
-                fn receive_console(vm: &Machine<Self>) {
+                fn receive_console(vm: &Vm<Self>) {
                     vm.receive_console();
                 }
 
                 /// Nested translations are tagged by ASID alone, so no range can be named: everything goes.
                 fn flush_space(
-                    vm: &Machine<Self>,
+                    vm: &Vm<Self>,
                     _: Invalidation<'_>,
                     scratch: &mut FlushScratch,
                 ) -> Result<Flushed, Stalled> {

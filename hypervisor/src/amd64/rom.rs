@@ -10,9 +10,9 @@ use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
 use super::guest::allocate_pages;
 use super::processor::Amd64;
 use crate::devices::pc::pci::rom_device::RomLen;
-use crate::vm::Machine;
+use crate::vm::Vm;
 use crate::vm::machine::{CounterRow, increase};
-use crate::vm::space::{FlushScratch, SpaceJob};
+use crate::vm::space::{FlushScratch, MemoryJob};
 
 /// Name of the ROM's slot; RAM has the first ones.
 const SLOT: SlotId = SlotId(u16::MAX);
@@ -49,7 +49,7 @@ impl Rom {
     /// be tried again.
     pub fn follow<A: Amd64>(
         &mut self,
-        vm: &Machine<A>,
+        vm: &Vm<A>,
         wanted: Option<Gpa>,
         scratch: &mut FlushScratch,
     ) -> Result<Option<Report>, Busy> {
@@ -93,9 +93,9 @@ impl Rom {
 #[derive(Clone, Copy, Debug)]
 pub struct Busy;
 
-impl<A: Amd64> Machine<A> {
+impl<A: Amd64> Vm<A> {
     /// Carries a short job through.
-    fn finish_job(&self, mut job: SpaceJob<'_, A>, scratch: &mut FlushScratch) -> Report {
+    fn finish_job(&self, mut job: MemoryJob<'_, A>, scratch: &mut FlushScratch) -> Report {
         while self.step_job(&mut job, scratch).is_continue() {}
         let report = job.report();
         drop(job);

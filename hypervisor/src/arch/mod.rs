@@ -22,7 +22,7 @@ use crate::vm;
 use crate::vm::arch::{Board, Clock, Cpus};
 
 /// What the core is made of, for the architecture of this image.
-pub(crate) type Machine = vm::Machine<Local>;
+pub(crate) type Vm = vm::Vm<Local>;
 pub(crate) type PerCpu = vm::PerCpu<Local>;
 
 /// The architecture of this image.
@@ -82,7 +82,7 @@ unsafe impl Cpus for Local {
 /// AMD64's data caches are coherent whatever a guest does: nothing is cleaned there.
 impl Board for Local {
     #[inline(always)]
-    fn machine() -> Option<&'static Machine> {
+    fn machine() -> Option<&'static Vm> {
         image::machine()
     }
 

@@ -6,7 +6,7 @@ use coherence::tlbi::Stage2Tlb;
 #[cfg(feature = "audit")]
 use super::audit::VcpuBooks;
 use super::processor::{Arm64, Processor};
-use crate::vm::{Machine, PerCpu};
+use crate::vm::{PerCpu, Vm};
 
 /// What it knows of a vCPU.
 #[derive(Clone, Copy)]
@@ -24,7 +24,7 @@ impl Auditor {
     }
 
     /// Right before ERET.
-    pub fn check<A: Arm64>(&self, cpu: &PerCpu<A>, vm: &Machine<A>) {
+    pub fn check<A: Arm64>(&self, cpu: &PerCpu<A>, vm: &Vm<A>) {
         let (is, should) = (A::TLB.vttbr(), vm.guest.current_vttbr());
         if let Err(finding) = self.books.check(&cpu.arch.books.borrow(), is, should) {
             panic!("audit: {finding}");
@@ -52,7 +52,7 @@ impl Auditor {
 
     /// Nothing.
     #[inline(always)]
-    pub const fn check<A: Arm64>(&self, _: &PerCpu<A>, _: &Machine<A>) {}
+    pub const fn check<A: Arm64>(&self, _: &PerCpu<A>, _: &Vm<A>) {}
 
     /// Nothing.
     #[inline(always)]

@@ -5,10 +5,10 @@ use super::system;
 use crate::devices::virt::gic::{self, Distributor, Effect, RegisterEffect};
 use crate::devices::virt::map;
 use crate::devices::virt::pl011;
-use crate::vm::{Context, Machine};
+use crate::vm::{Context, Vm};
 
 /// Carries out what an access to the distributor asks for, under its lock.
-pub fn perform<A: Arm64>(vm: &Machine<A>, effect: Effect, distributor: &Distributor) {
+pub fn perform<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) {
     if effect.is_empty() {
         return;
     }
@@ -26,7 +26,7 @@ pub fn perform<A: Arm64>(vm: &Machine<A>, effect: Effect, distributor: &Distribu
 }
 
 /// Tells the interrupt controller what the serial port asserts.
-fn update_uart_line<A: Arm64>(vm: &Machine<A>, level: bool) {
+fn update_uart_line<A: Arm64>(vm: &Vm<A>, level: bool) {
     let mut distributor = vm.guest.distributor.lock();
     let effect = distributor.set_line(map::UART_INTID, level);
     perform(vm, effect, &distributor);
@@ -34,7 +34,7 @@ fn update_uart_line<A: Arm64>(vm: &Machine<A>, level: bool) {
 
 /// Passes on what the real console has received. What the guest has no room for waits in a queue of
 /// the machine's, so that the real console is quiet.
-pub fn receive_console<A: Arm64>(vm: &Machine<A>) {
+pub fn receive_console<A: Arm64>(vm: &Vm<A>) {
     let level = {
         let mut uart = vm.guest.uart.lock();
         while let Some(byte) = A::receive() {
@@ -113,7 +113,7 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
     true
 }
 
-fn redistributor<A: Arm64>(vm: &Machine<A>, gpa: u64) -> Option<gic::Place> {
+fn redistributor<A: Arm64>(vm: &Vm<A>, gpa: u64) -> Option<gic::Place> {
     let count = vm.vcpu_count() as u8;
     let range = map::redistributors(count);
     let offset = gpa.checked_sub(range.start)?;

@@ -21,10 +21,10 @@ use crate::devices::virt::pl011::Pl011;
 use crate::devices::virt::pl031::Pl031;
 use crate::devices::virt::psci::Start;
 use crate::loader::LoadError;
-use crate::loader::virt::{self, Entry, Machine as Wanted};
+use crate::loader::virt::{self, Entry, GuestConfig};
 use crate::sched::VcpuIndex;
 use crate::vm::percpu::{self, MAX_CPUS};
-use crate::vm::space::Space;
+use crate::vm::space::VmMemory;
 use crate::vm::{CreateError, Files, machine};
 
 /// Bytes of input that wait for the guest's serial port.
@@ -49,7 +49,7 @@ pub fn check(config: &Config<'_>) -> Result<(), CreateError> {
 ///
 /// If so much has no place.
 pub fn ram<A: Arm64>(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
-    let ram = Wanted { memory_size: size, vcpu_count: 1, command_line: "" }.ram()?;
+    let ram = GuestConfig { memory_size: size, vcpu_count: 1, command_line: "" }.ram()?;
     if ram.end > 1 << A::physical_address_bits() {
         return Err(LoadError::MemoryTooLarge { memory: size });
     }
@@ -113,7 +113,11 @@ impl Shared {
     /// # Errors
     ///
     /// If there are not enough VMIDs.
-    pub fn new<A: Arm64>(config: &Config<'_>, space: &Space<A>, setup: Setup) -> Result<Self, CreateError> {
+    pub fn new<A: Arm64>(
+        config: &Config<'_>,
+        space: &VmMemory<A>,
+        setup: Setup,
+    ) -> Result<Self, CreateError> {
         let broadcasts = config.switches.local_tlbi == LocalTlbi::Broadcast;
         let features = A::features();
         let most = if features.contains(Features::VMID16) { 16 } else { 8 };
@@ -172,7 +176,7 @@ impl Shared {
         (inbox, boot): (&Inbox, &mut VcpuState<A>),
         pause: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
-        let wanted = Wanted {
+        let wanted = GuestConfig {
             memory_size: files.config.memory,
             vcpu_count: vcpus as u8,
             command_line: files.config.cmdline,

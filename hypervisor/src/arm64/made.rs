@@ -356,7 +356,7 @@ offer_arm64! {
             pool
         }
 
-        fn share(config: &Config<'_>, space: &Space<Self>) -> Result<Shared, CreateError> {
+        fn share(config: &Config<'_>, space: &VmMemory<Self>) -> Result<Shared, CreateError> {
             let features = coherence::tlbi::Features::from_id(0, 0, 0);
             let speculative_at = hardware(|hardware| hardware.speculates);
             let errata = Errata { repeat_tlbi: false, speculative_at };

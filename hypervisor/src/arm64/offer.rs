@@ -26,8 +26,8 @@ macro_rules! offer_arm64 {
             use $crate::sched::{Turn, VcpuIndex};
             use $crate::vm::arch::Arch;
             use $crate::vm::awaited::Word;
-            use $crate::vm::space::{FlushScratch, Flushed, Space};
-            use $crate::vm::{Context, CreateError, Files, Machine, Next, PerCpu};
+            use $crate::vm::space::{FlushScratch, Flushed, VmMemory};
+            use $crate::vm::{Context, CreateError, Files, Vm, Next, PerCpu};
 
             // SAFETY: `Processor::run_guest` is called in `vcpu::enter` alone, for the owner's
             // guest. `vcpu::take_flush` drops what this processor holds of the machine before it
@@ -82,20 +82,20 @@ macro_rules! offer_arm64 {
                     shared.load::<Self>(files, vcpus, slots, boot, pause)
                 }
 
-                fn reset_devices(vm: &'static Machine<Self>, _: &PerCpu<Self>) {
+                fn reset_devices(vm: &'static Vm<Self>, _: &PerCpu<Self>) {
                     vm.guest.reset();
                 }
 
-                fn device_regions(vm: &Machine<Self>) -> impl IntoIterator<Item = Region> {
+                fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region> {
                     map::regions(vm.vcpu_count() as u8)
                 }
 
-                fn receive_console(vm: &Machine<Self>) {
+                fn receive_console(vm: &Vm<Self>) {
                     devices::receive_console(vm);
                 }
 
                 fn flush_space(
-                    vm: &Machine<Self>,
+                    vm: &Vm<Self>,
                     invalidation: Invalidation<'_>,
                     scratch: &mut FlushScratch,
                 ) -> Result<Flushed, Stalled> {

@@ -18,7 +18,7 @@ const CORRECTED: u64 = 6;
 
 /// What an SError is for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SErrorOutcome {
     /// Corrected, or nothing that was used has suffered: the guest goes on.
     Harmless,
     /// The guest gets a virtual one.
@@ -27,11 +27,11 @@ pub enum Outcome {
 
 /// What follows from this syndrome. Without FEAT_RAS nothing is known of it.
 #[must_use]
-pub const fn outcome(syndrome: u64, has_ras: bool) -> Outcome {
+pub const fn outcome(syndrome: u64, has_ras: bool) -> SErrorOutcome {
     let is_told = has_ras && syndrome & OWN == 0 && syndrome & STATUS == ASYNCHRONOUS;
     match syndrome >> TYPE_SHIFT & 7 {
-        RESTARTABLE | CORRECTED if is_told => Outcome::Harmless,
-        _ => Outcome::Virtual,
+        RESTARTABLE | CORRECTED if is_told => SErrorOutcome::Harmless,
+        _ => SErrorOutcome::Virtual,
     }
 }
 
@@ -53,11 +53,12 @@ mod tests {
     fn u8_an_serror_is_the_guests_whatever_it_says() {
         for kind in 0..8 {
             let syndrome = CLASS | kind << 10 | 0x11;
-            let expected = if matches!(kind, 2 | 6) { Outcome::Harmless } else { Outcome::Virtual };
+            let expected =
+                if matches!(kind, 2 | 6) { SErrorOutcome::Harmless } else { SErrorOutcome::Virtual };
             assert_eq!(outcome(syndrome, true), expected, "{kind}");
-            assert_eq!(outcome(syndrome, false), Outcome::Virtual);
-            assert_eq!(outcome(syndrome | 1 << 24, true), Outcome::Virtual, "an implementer's own");
-            assert_eq!(outcome(CLASS | kind << 10, true), Outcome::Virtual, "not categorized");
+            assert_eq!(outcome(syndrome, false), SErrorOutcome::Virtual);
+            assert_eq!(outcome(syndrome | 1 << 24, true), SErrorOutcome::Virtual, "an implementer's own");
+            assert_eq!(outcome(CLASS | kind << 10, true), SErrorOutcome::Virtual, "not categorized");
         }
     }
 

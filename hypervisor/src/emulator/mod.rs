@@ -128,7 +128,7 @@ pub trait Memory {
 /// What has become of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Outcome {
+pub enum EmulationOutcome {
     /// It is done: the guest goes on behind it.
     Done,
     /// A repeated instruction has more to do than one call does: the guest executes it again, and takes interrupts before.
@@ -155,7 +155,7 @@ pub fn execute<M: Memory>(
     instruction: &Instruction,
     cpu: &mut Cpu<'_>,
     memory: &mut M,
-) -> Result<Outcome, Failure<M::Error>> {
+) -> Result<EmulationOutcome, Failure<M::Error>> {
     if let Some(string) = StringOperation::of(instruction) {
         return string.execute(cpu, memory).map_err(Failure::Memory);
     }
@@ -163,13 +163,13 @@ pub fn execute<M: Memory>(
     let is_write = operation.action.writes();
     let place = Place::locate(memory, operation.linear, operation.size, is_write).map_err(Failure::Memory)?;
     if place.is_direct(memory, is_write) {
-        return Ok(Outcome::Retry);
+        return Ok(EmulationOutcome::Retry);
     }
     if is_write && operation.action.reads() && place.crosses_pages() {
         return Err(Failure::Unsupported);
     }
     operation.perform(cpu, memory, &place);
-    Ok(Outcome::Done)
+    Ok(EmulationOutcome::Done)
 }
 
 impl Operation {

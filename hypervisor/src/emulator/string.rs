@@ -2,7 +2,7 @@
 
 use super::operand::{Operand, mask};
 use super::place::Place;
-use super::{Cpu, DF, Memory, Outcome, RCX, RDI, RSI, TF};
+use super::{Cpu, DF, EmulationOutcome, Memory, RCX, RDI, RSI, TF};
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
 /// Elements that one call does.
@@ -50,7 +50,11 @@ impl StringOperation {
 
     /// Does the first element, and more as long as they are in the same pages as it and the processor cannot do them
     /// by itself: to find out whether it can take a new page is its business.
-    pub(super) fn execute<M: Memory>(&self, cpu: &mut Cpu<'_>, memory: &mut M) -> Result<Outcome, M::Error> {
+    pub(super) fn execute<M: Memory>(
+        &self,
+        cpu: &mut Cpu<'_>,
+        memory: &mut M,
+    ) -> Result<EmulationOutcome, M::Error> {
         let mask = self.address_mask;
         let count = if self.is_repeated { cpu.registers[RCX] & mask } else { 1 };
         // A trap follows each element.
@@ -59,12 +63,16 @@ impl StringOperation {
         let mut left = count;
         while left > 0 && count - left < limit && self.pages(cpu) == first_pages {
             if !self.element(cpu, memory)? {
-                return Ok(if left == count { Outcome::Retry } else { Outcome::Unfinished });
+                return Ok(if left == count {
+                    EmulationOutcome::Retry
+                } else {
+                    EmulationOutcome::Unfinished
+                });
             }
             left -= 1;
             self.advance(cpu);
         }
-        Ok(if left == 0 { Outcome::Done } else { Outcome::Unfinished })
+        Ok(if left == 0 { EmulationOutcome::Done } else { EmulationOutcome::Unfinished })
     }
 
     /// Pages in which the next element begins.

@@ -24,7 +24,7 @@ use super::hypercall::PROFILE;
 
 /// What the partition's platform is like. Constant for its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Platform {
+pub struct PartitionTraits {
     /// Recommend the flush hypercalls. They work either way; a guest that is not told sends IPIs.
     pub flush_hypercall: bool,
     /// The TSC ticks at one rate on all CPUs and never stops. Then Linux takes the TSC itself as its
@@ -40,7 +40,7 @@ pub struct Platform {
     pub gpa_bits: u8,
 }
 
-impl Platform {
+impl PartitionTraits {
     /// Whether a page at `gpa` lies in the guest physical address space.
     pub const fn has_gpa(&self, gpa: u64) -> bool {
         self.gpa_bits >= 64 || gpa >> self.gpa_bits == 0
@@ -66,7 +66,7 @@ pub struct CpuidResult {
 const SPIN_RETRIES: u32 = 0x1000;
 
 /// The leaf's contents; `None` if the hypervisor interface has no such leaf.
-pub fn leaf(leaf: u32, platform: &Platform) -> Option<CpuidResult> {
+pub fn leaf(leaf: u32, platform: &PartitionTraits) -> Option<CpuidResult> {
     Some(match leaf {
         LEAF_VENDOR => {
             let [ebx, ecx, edx] = VENDOR;
@@ -92,7 +92,7 @@ const VERSION_MAJOR: u32 = decimal(env!("CARGO_PKG_VERSION_MAJOR"));
 const VERSION_MINOR: u32 = decimal(env!("CARGO_PKG_VERSION_MINOR"));
 
 /// What the partition may use.
-fn privileges(platform: &Platform) -> u32 {
+fn privileges(platform: &PartitionTraits) -> u32 {
     // Linux takes no hypervisor without these two for Hyper-V at all.
     privilege::HYPERCALL
         | privilege::VP_INDEX
@@ -125,7 +125,7 @@ const fn features() -> u32 {
 }
 
 /// What the guest should do.
-fn hints(platform: &Platform) -> u32 {
+fn hints(platform: &PartitionTraits) -> u32 {
     // Linux sets its EOI to one that looks at the assist page first and writes the register only if
     // the page does not say that it need not. In x2APIC mode that is all it does; the other registers
     // are architectural there.

@@ -9,7 +9,7 @@ use tlfs::{
     CallCode, CallRegisters, Control, HvResult, InputError, InputPage, InputSource, Status, XMM_WORDS,
 };
 
-use super::hypercall::{self, Caller, Outcome, Services};
+use super::hypercall::{self, CallOutcome, Caller, Services};
 use super::partition::Partition;
 
 /// Words in front of the list, or of the banks, of a flush call: address space, flags, mask; or address space, flags,
@@ -36,15 +36,17 @@ pub fn handle(
     memory: &impl InputSource,
     services: &mut impl Services,
     page: &mut InputPage,
-) -> Outcome {
+) -> CallOutcome {
     let control = Control::from_bits(parameters.control);
     let caller = Caller { cpl: if defect == Defect::Ring3 { 0 } else { caller.cpl }, ..*caller };
     let source = Spoiled { memory, defect, control };
     match (defect, hypercall::handle(&caller, parameters, partition, &source, services, page)) {
-        (Defect::Status, Outcome::Complete(result)) if result.status() != Status::SUCCESS => {
-            Outcome::Complete(HvResult::of(Status::SUCCESS, control.rep_count()))
+        (Defect::Status, CallOutcome::Complete(result)) if result.status() != Status::SUCCESS => {
+            CallOutcome::Complete(HvResult::of(Status::SUCCESS, control.rep_count()))
         }
-        (Defect::RepsDone, Outcome::Complete(result)) => Outcome::Complete(HvResult::of(result.status(), 0)),
+        (Defect::RepsDone, CallOutcome::Complete(result)) => {
+            CallOutcome::Complete(HvResult::of(result.status(), 0))
+        }
         (_, outcome) => outcome,
     }
 }

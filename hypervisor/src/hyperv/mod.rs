@@ -21,8 +21,8 @@ pub mod stimer;
 pub mod time;
 pub mod vp;
 
-pub use cpuid::{CpuidResult, Platform};
-pub use hypercall::{Caller, Outcome, PROFILE, Services};
+pub use cpuid::{CpuidResult, PartitionTraits};
+pub use hypercall::{CallOutcome, Caller, PROFILE, Services};
 pub use msrs::{CrashReport, GpFault, MsrEffect, MsrRead, PageMove};
 pub use partition::Partition;
 pub use vp::Vp;

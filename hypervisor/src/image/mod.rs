@@ -20,7 +20,7 @@ use hostlink::counters::Beacon;
 use hostlink::exit::ExitCode;
 use spin::Once;
 
-use crate::arch::{Local, Machine};
+use crate::arch::{Local, Vm};
 use crate::free_memory::FreeMemory;
 use crate::vm::{self, Files, run};
 
@@ -28,11 +28,11 @@ use crate::vm::{self, Files, run};
 #[unsafe(no_mangle)]
 pub(crate) static QUELL_BEACON: Beacon = Beacon::new();
 
-static MACHINE: Once<Machine> = Once::new();
+static MACHINE: Once<Vm> = Once::new();
 
 /// The machine, if it is there already.
 #[inline(always)]
-pub(crate) fn machine() -> Option<&'static Machine> {
+pub(crate) fn machine() -> Option<&'static Vm> {
     MACHINE.get()
 }
 

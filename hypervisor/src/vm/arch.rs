@@ -15,7 +15,7 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use coherence::{Space as AddressSpace, Stalled};
+use coherence::{Space, Stalled};
 use hostlink::config::Config;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
@@ -26,10 +26,10 @@ use stay::MMIO_PAGES;
 use super::awaited::Word;
 use super::context::{Context, Next};
 use super::files::{CreateError, Files};
-use super::machine::Machine;
+use super::machine::Vm;
 use super::memory::NestedTables;
 use super::percpu::PerCpu;
-use super::space::{FlushScratch, Flushed, Space};
+use super::space::{FlushScratch, Flushed, VmMemory};
 use crate::devices::region::Region;
 use crate::loader::LoadError;
 use crate::sched::spinning::Look;
@@ -95,7 +95,7 @@ pub unsafe trait Cpus: Clock + Sized + 'static {
 /// The rest of the machine.
 pub trait Board: Cpus {
     /// The virtual machine that runs here, if it is there already.
-    fn machine() -> Option<&'static Machine<Self>>
+    fn machine() -> Option<&'static Vm<Self>>
     where
         Self: Arch;
 
@@ -139,7 +139,7 @@ pub trait State: Send {
     fn reset(&mut self, inbox: &Self::Inbox);
 
     /// The address space that it is in, as initiators of a flush may know it while it halts.
-    fn space(&self) -> AddressSpace;
+    fn space(&self) -> Space;
 
     /// Whether it has instructions to run: it neither waits for an interrupt nor to be started.
     fn is_running(&self) -> bool;
@@ -232,7 +232,7 @@ pub unsafe trait Arch: Board {
     /// # Errors
     ///
     /// What this machine lacks.
-    fn share(config: &Config<'_>, space: &Space<Self>) -> Result<Self::Shared, CreateError>;
+    fn share(config: &Config<'_>, space: &VmMemory<Self>) -> Result<Self::Shared, CreateError>;
 
     /// The private state of a vCPU after power-on.
     fn new_vcpu(shared: &Self::Shared, index: VcpuIndex) -> Self::State;
@@ -259,13 +259,13 @@ pub unsafe trait Arch: Board {
     ) -> Result<(), LoadError>;
 
     /// All devices as after power-on. No vCPU runs.
-    fn reset_devices(vm: &'static Machine<Self>, cpu: &PerCpu<Self>);
+    fn reset_devices(vm: &'static Vm<Self>, cpu: &PerCpu<Self>);
 
     /// Addresses where no memory can be added.
-    fn device_regions(vm: &Machine<Self>) -> impl IntoIterator<Item = Region>;
+    fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region>;
 
     /// Passes on what the real console has received, as far as the guest has room for it.
-    fn receive_console(vm: &Machine<Self>);
+    fn receive_console(vm: &Vm<Self>);
 
     /// Drops what `invalidation` names, of the guest's nested translations, on all CPUs. The tables
     /// have been changed.
@@ -274,7 +274,7 @@ pub unsafe trait Arch: Board {
     ///
     /// [`Stalled`] when a CPU does not do its part: nothing may be freed then.
     fn flush_space(
-        vm: &Machine<Self>,
+        vm: &Vm<Self>,
         invalidation: Invalidation<'_>,
         scratch: &mut FlushScratch,
     ) -> Result<Flushed, Stalled>;

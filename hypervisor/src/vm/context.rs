@@ -10,7 +10,7 @@ use stay::{Answer, MMIO_PAGES, Mistake, Mistakes, Source, Stay};
 use super::arch::{Arch, State};
 use super::end;
 use super::files::Defects;
-use super::machine::{CounterRow, Machine, Vcpu, increase};
+use super::machine::{CounterRow, Vcpu, Vm, increase};
 use super::percpu::PerCpu;
 
 /// How a vCPU goes on after an exit.
@@ -64,7 +64,7 @@ pub enum Led {
 /// A vCPU on a CPU, outside of guest mode.
 pub struct Context<'a, A: Arch> {
     /// The machine.
-    pub vm: &'static Machine<A>,
+    pub vm: &'static Vm<A>,
     /// The CPU.
     pub cpu: &'static PerCpu<A>,
     /// The vCPU.
@@ -125,12 +125,12 @@ impl<A: Arch> Mistakes for Context<'_, A> {
 
 impl<'a, A: Arch> Stay<'a> for Context<'a, A> {
     type State = A::State;
-    type Machine = Machine<A>;
+    type Vm = Vm<A>;
 
     const COUNTED: bool = A::COUNTS_SECTIONS;
 
     #[inline(always)]
-    fn split(&mut self) -> (&mut Owner<'a>, &mut A::State, &Machine<A>) {
+    fn split(&mut self) -> (&mut Owner<'a>, &mut A::State, &Vm<A>) {
         (&mut self.owner, self.state, self.vm)
     }
 

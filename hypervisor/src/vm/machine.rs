@@ -21,16 +21,16 @@ use super::files::{CreateError, Files};
 use super::memory::{FreeMemory, NestedTables};
 use super::percpu::{self, PerCpu};
 use super::slot_memory::{CLEAR_BYTES, SlotMemory};
-use super::space::Space;
+use super::space::VmMemory;
 use crate::devices::wall_clock::WallClock;
 use crate::loader::LoadError;
 use crate::sched::notify::{self, Reach};
 use crate::sched::{CpuIndex, Line, Nudge, Policy, Scheduler, VcpuIndex};
 
-/// See [`Machine::tick_max`].
+/// See [`Vm::tick_max`].
 const TICK_MAX_US: u64 = 20_000;
 
-/// Bits of [`Machine::attention`].
+/// Bits of [`Vm::attention`].
 pub mod attention {
     /// A reset is under way.
     pub const RESET: u32 = 1 << 0;
@@ -72,11 +72,11 @@ impl<A: Arch> Vcpu<A> {
 }
 
 /// The virtual machine.
-pub struct Machine<A: Arch> {
+pub struct Vm<A: Arch> {
     /// By index.
     pub vcpus: Vec<Vcpu<A>>,
     /// Its memory.
-    pub space: Space<A>,
+    pub space: VmMemory<A>,
     /// The memory behind slots that come and go.
     pub memory_of_slots: Mutex<SlotMemory>,
     /// Who runs where and when.
@@ -111,11 +111,7 @@ pub struct Machine<A: Arch> {
 /// # Errors
 ///
 /// What it lacks, or what is wrong with the files.
-pub fn create<A: Arch>(
-    files: Files,
-    free: &mut FreeMemory,
-    unix: Option<u64>,
-) -> Result<Machine<A>, CreateError> {
+pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -> Result<Vm<A>, CreateError> {
     let config = &files.config;
     A::check(config)?;
     let ram = A::ram(config.memory).map_err(CreateError::Load)?;
@@ -130,7 +126,8 @@ pub fn create<A: Arch>(
         NestedPage::Large => Level::Page2M,
         NestedPage::Huge => A::largest_page(),
     };
-    let space = Space::<A>::new(memslots, A::tables(tables), largest).map_err(|_| CreateError::NoTables)?;
+    let space =
+        VmMemory::<A>::new(memslots, A::tables(tables), largest).map_err(|_| CreateError::NoTables)?;
     let space = space.zapping(match (config.switches.zap, config.switches.stage2_unmap) {
         (config::Zap::Everything, _) => ZapWay::Everything,
         (_, config::Stage2Unmap::Page) => ZapWay::PageByPage,
@@ -155,7 +152,7 @@ pub fn create<A: Arch>(
     };
     let policy = Policy::new(A::ticks_of_us(config.slice_us.into()));
     let counters = (0..config.vcpus).map(|_| [const { AtomicU64::new(0) }; Counter::COUNT]).collect();
-    let machine = Machine {
+    let machine = Vm {
         vcpus: (0..config.vcpus).map(vcpu).collect(),
         space,
         memory_of_slots: Mutex::new(SlotMemory::new(core::mem::take(free))),
@@ -221,7 +218,7 @@ fn back_memory<A: Arch>(ram: &[Range<u64>], free: &mut FreeMemory) -> Result<Mem
     Ok(memslots)
 }
 
-impl<A: Arch> Machine<A> {
+impl<A: Arch> Vm<A> {
     /// Number of vCPUs.
     pub fn vcpu_count(&self) -> u32 {
         self.vcpus.len() as u32
@@ -391,7 +388,7 @@ impl<A: Arch> Machine<A> {
     }
 }
 
-impl<A: Arch> Reach for Machine<A> {
+impl<A: Arch> Reach for Vm<A> {
     #[inline]
     fn scheduler(&self) -> &Scheduler {
         &self.sched

@@ -32,7 +32,7 @@ use hostlink::exit::ExitCode;
 use super::arch::Arch;
 use super::context::Context;
 use super::files::{CreateError, Files};
-use super::machine::{self, Machine};
+use super::machine::{self, Vm};
 use super::percpu::PerCpu;
 use super::run;
 use crate::free_memory::FreeMemory;
@@ -110,7 +110,7 @@ impl Turns {
 /// The board.
 pub(crate) struct Made<A: Arch> {
     cpus: Vec<PerCpu<A>>,
-    machine: OnceLock<Machine<A>>,
+    machine: OnceLock<Vm<A>>,
     clock: AtomicU64,
     turns: Mutex<Turns>,
     /// One for each CPU.
@@ -217,7 +217,7 @@ impl<A: Arch> Made<A> {
     }
 
     /// The machine.
-    pub(crate) fn machine(&'static self) -> &'static Machine<A> {
+    pub(crate) fn machine(&'static self) -> &'static Vm<A> {
         self.machine.get().expect("it is made with the board")
     }
 
@@ -404,7 +404,7 @@ pub(crate) mod offer {
         here::<A>().0.cpus.get(index as usize)
     }
 
-    pub(crate) fn machine<A: Arch>() -> Option<&'static Machine<A>> {
+    pub(crate) fn machine<A: Arch>() -> Option<&'static Vm<A>> {
         here::<A>().0.machine.get()
     }
 
@@ -581,7 +581,7 @@ macro_rules! made_board {
         impl $crate::vm::arch::Board for $arch {
             $($item)*
 
-            fn machine() -> Option<&'static $crate::vm::Machine<Self>> {
+            fn machine() -> Option<&'static $crate::vm::Vm<Self>> {
                 $crate::vm::made::offer::machine()
             }
 

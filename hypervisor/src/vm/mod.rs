@@ -38,7 +38,7 @@ mod tests;
 
 pub use context::{Access, Context, Led, Next};
 pub use files::{CreateError, Files};
-pub use machine::{Machine, Vcpu, increase};
+pub use machine::{Vcpu, Vm, increase};
 pub use percpu::PerCpu;
 
 /// The target of log lines that a guest can cause as often as it likes: they have a quota

@@ -13,7 +13,7 @@ use hostlink::exit::ExitCode;
 
 use super::arch::{Arch, Cpus, State};
 use super::context::{Context, Next};
-use super::machine::{self, Machine, Vcpu, attention};
+use super::machine::{self, Vcpu, Vm, attention};
 use super::percpu::{self, PerCpu};
 use super::{control, files};
 use crate::sched::spinning::Look;
@@ -31,7 +31,7 @@ enum Leave {
 }
 
 /// Lets all CPUs begin. Call on the boot CPU when the machine is there.
-pub fn start<A: Arch>(vm: &Machine<A>) {
+pub fn start<A: Arch>(vm: &Vm<A>) {
     for vcpu in &vm.vcpus {
         // All of them, not just the boot vCPU: the others find that they wait for start-up, and
         // block.
@@ -53,7 +53,7 @@ pub fn come_online<A: Cpus>(cpu: &PerCpu<A>) {
 }
 
 /// Waits until the boot CPU says [`start`].
-pub fn wait_for_start<A: Arch>() -> &'static Machine<A> {
+pub fn wait_for_start<A: Arch>() -> &'static Vm<A> {
     loop {
         if let Some(vm) = A::machine().filter(|vm| vm.has_begun()) {
             return vm;
@@ -73,7 +73,7 @@ fn request_attention<A: Arch>() {
 }
 
 /// A kick has arrived. An emulator may lose what announces it until the tick comes
-/// ([`Machine::tick_max`]).
+/// ([`Vm::tick_max`]).
 pub fn on_kick<A: Arch>() {
     let cpu = A::this_cpu();
     cpu.was_kicked.set(true);
@@ -119,7 +119,7 @@ pub fn on_serial_interrupt<A: Arch>() {
 }
 
 /// The loop. Interrupts are off but right after an exit and while idling.
-pub fn cpu_loop<A: Arch>(vm: &'static Machine<A>) -> ! {
+pub fn cpu_loop<A: Arch>(vm: &'static Vm<A>) -> ! {
     let cpu = A::this_cpu();
     cpu.tick_max.set(vm.tick_max);
     while !vm.sched.has_cpu(cpu.index) {
@@ -144,7 +144,7 @@ pub fn cpu_loop<A: Arch>(vm: &'static Machine<A>) -> ! {
 
 /// Waits until it is somebody's turn.
 #[inline(never)] // Apart from the switch from one vCPU to another.
-fn wait_for_turn<A: Arch>(vm: &'static Machine<A>, cpu: &PerCpu<A>) -> Turn {
+fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Turn {
     note_current(cpu, None);
     let mut by_tick = false;
     loop {
@@ -165,7 +165,7 @@ fn wait_for_turn<A: Arch>(vm: &'static Machine<A>, cpu: &PerCpu<A>) -> Turn {
 }
 
 /// Waits for an interrupt. Says whether that was the tick, and no kick.
-fn idle<A: Arch>(vm: &Machine<A>, cpu: &PerCpu<A>) -> bool {
+fn idle<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
     let now = A::now();
     cpu.set_timer_and_tick(vm.sched.next_event(cpu.index), now);
     let is_for_tick = cpu.tick_due().is_some();
@@ -175,7 +175,7 @@ fn idle<A: Arch>(vm: &Machine<A>, cpu: &PerCpu<A>) -> bool {
 }
 
 /// Wakes the vCPUs that block on this CPU and whose timers have expired; whether there were any.
-fn wake_expired<A: Arch>(vm: &Machine<A>, cpu: &PerCpu<A>) -> bool {
+fn wake_expired<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
     let now = A::now();
     let mut any = false;
     while let Some(vcpu) = vm.sched.pop_expired(cpu.index, now) {
@@ -194,7 +194,7 @@ fn own<A: Arch>(vcpu: &Vcpu<A>) -> ManuallyDrop<Owner<'_>> {
 impl<'a, A: Arch> Context<'a, A> {
     /// Begins with the vCPU whose turn it is.
     pub(super) fn new(
-        vm: &'static Machine<A>,
+        vm: &'static Vm<A>,
         cpu: &'static PerCpu<A>,
         turn: &Turn,
         workspace: &'a mut A::Workspace,

@@ -12,7 +12,7 @@ use stay::Change;
 
 use super::arch::Arch;
 use super::end;
-use super::machine::Machine;
+use super::machine::Vm;
 
 /// A flush of all that was translated by the guest's nested page table, over.
 pub type Flushed = SpaceReceipt<Stamp>;
@@ -21,7 +21,7 @@ pub type Flushed = SpaceReceipt<Stamp>;
 // (`Arch::enter`); what a refused entry finds is carried out by `Arch::take_flush`. Software walks
 // the nested table on a vCPU's behalf in `stay::in_section`; an audit walks it as well, but never
 // while there is a job.
-unsafe impl<A: Arch> Walkers for Machine<A> {
+unsafe impl<A: Arch> Walkers for Vm<A> {
     type Stamp = Stamp;
 
     fn stamp(&self) -> Stamp {
@@ -34,11 +34,11 @@ unsafe impl<A: Arch> Walkers for Machine<A> {
 }
 
 /// The memory of the one guest.
-pub type Space<A> = GuestSpace<<A as Arch>::Nested, <A as Arch>::Tables>;
+pub type VmMemory<A> = GuestSpace<<A as Arch>::Nested, <A as Arch>::Tables>;
 /// A change of it.
-pub type SpaceJob<'a, A> = Job<'a, <A as Arch>::Nested, <A as Arch>::Tables>;
+pub type MemoryJob<'a, A> = Job<'a, <A as Arch>::Nested, <A as Arch>::Tables>;
 /// A fetch of a dirty log.
-pub type SpaceFetch<'a, A> = FetchJob<'a, 'static, <A as Arch>::Nested, <A as Arch>::Tables>;
+pub type DirtyFetch<'a, A> = FetchJob<'a, 'static, <A as Arch>::Nested, <A as Arch>::Tables>;
 
 /// Banks of 64 that all vCPUs fit into.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
@@ -50,7 +50,7 @@ pub type FlushScratch = Ledger<BANKS>;
 /// each.
 pub const STEP_ENTRIES: u32 = 6144;
 
-impl<A: Arch> Targets for Machine<A> {
+impl<A: Arch> Targets for Vm<A> {
     fn target(&self, index: usize) -> Option<&Target> {
         self.vcpus.get(index).map(|vcpu| &vcpu.target)
     }
@@ -61,7 +61,7 @@ impl<A: Arch> Targets for Machine<A> {
     }
 }
 
-impl<A: Arch> Machine<A> {
+impl<A: Arch> Vm<A> {
     /// Drops what `invalidation` names, of the guest's nested translations, on all CPUs.
     pub fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
         // A CPU that does not do its part is a broken machine: to go on would hand out memory that

@@ -4,4 +4,4 @@ mod operand;
 mod processor;
 
 pub use operand::{PAGES_MAX, Range, page};
-pub use processor::{Identity, Machine};
+pub use processor::{Identity, TlbFeatures};

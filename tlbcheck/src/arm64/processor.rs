@@ -22,7 +22,7 @@ pub struct Identity {
 
 /// What the image runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct TlbFeatures {
     /// MIDR_EL1.
     midr: u64,
     /// TLBI by range (FEAT_TLBIRANGE).
@@ -58,7 +58,7 @@ const fn field(register: u64, shift: u32) -> u64 {
     register >> shift & 0xf
 }
 
-impl Machine {
+impl TlbFeatures {
     /// The function of the call that asks a hypervisor for its UID.
     pub const UID_CALL: u32 = 0x8600_ff01;
 
@@ -92,7 +92,7 @@ impl Machine {
     }
 }
 
-impl fmt::Display for Machine {
+impl fmt::Display for TlbFeatures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, MIDR {:#x}", self.name(), self.midr)?;
         let offers = [
@@ -114,17 +114,17 @@ mod tests {
 
     #[test]
     fn nothing_is_offered_that_a_register_does_not_say() {
-        let machine = Machine::new(Identity::default(), NOBODY);
-        assert_eq!(machine, Machine::default());
+        let machine = TlbFeatures::new(Identity::default(), NOBODY);
+        assert_eq!(machine, TlbFeatures::default());
         let all_but =
             Identity { isar0: !(0xf << 56), mmfr1: !0xf, mmfr2: !(0xf << 48), ..Identity::default() };
-        assert_eq!(Machine::new(all_but, NOBODY), Machine::default());
+        assert_eq!(TlbFeatures::new(all_but, NOBODY), TlbFeatures::default());
     }
 
     #[test]
     fn fields_are_found() {
         let with = |isar0, mmfr0, mmfr1, mmfr2| {
-            Machine::new(Identity { midr: 0x410f_d083, isar0, mmfr0, mmfr1, mmfr2 }, NOBODY)
+            TlbFeatures::new(Identity { midr: 0x410f_d083, isar0, mmfr0, mmfr1, mmfr2 }, NOBODY)
         };
         let outer = with(1 << 56, 0, 1, 0);
         assert!(outer.has_outer && !outer.has_ranges && outer.sets_access_flag && !outer.sets_dirty_state);
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn hypervisors_are_told_apart() {
-        let name = |uid| Machine::new(Identity::default(), uid).name();
+        let name = |uid| TlbFeatures::new(Identity::default(), uid).name();
         assert_eq!(name(UID_KVM), "kvm");
         assert_eq!(name(UID_QUELL), "quell");
         assert_eq!(name([1, 2, 3, 4]), "another hypervisor");

@@ -12,7 +12,7 @@ use super::processors::MAX_PROCESSORS;
 use crate::sleep::sleep_type_s5;
 
 /// What the tables say.
-pub struct Machine {
+pub struct FirmwareTables {
     /// APIC ids of the processors that may be used, in the firmware's order, without one twice.
     pub apic_ids: ArrayVec<u32, MAX_PROCESSORS>,
     /// Processors for which there was no room.
@@ -69,11 +69,11 @@ unsafe fn tables(rsdp: u64) -> Result<AcpiTables<Identity>, &'static str> {
 /// # Safety
 ///
 /// `rsdp` is what the loader passed, or 0; everything below 4 GiB is mapped one to one.
-pub unsafe fn read(rsdp: u64) -> Result<Machine, &'static str> {
+pub unsafe fn read(rsdp: u64) -> Result<FirmwareTables, &'static str> {
     // SAFETY: the caller's.
     let tables = unsafe { tables(rsdp) }?;
     let madt = tables.find_table::<Madt>().map_err(|_| "ACPI has no list of processors")?;
-    let mut machine = Machine {
+    let mut machine = FirmwareTables {
         apic_ids: ArrayVec::new(),
         left_out: 0,
         io_apic: None,

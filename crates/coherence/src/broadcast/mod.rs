@@ -1,6 +1,6 @@
 //! Flushing where the hardware reaches every processor: no kick, no request, no wait for guest mode.
 
-use crate::flush::{Hardware, Ledger, Outcome, Stalled, Targets};
+use crate::flush::{FlushOutcome, Hardware, Ledger, Stalled, Targets};
 use crate::mailbox::Generation;
 use crate::space::{Everybody, SpaceReceipt, Walkers};
 use crate::sync::Ordering;
@@ -61,7 +61,7 @@ pub fn broadcast<W: Walkers + ?Sized, const BANKS: usize>(
 ) -> Result<SpaceReceipt<W::Stamp>, Stalled> {
     let stamp = walkers.stamp();
     let Invalidated { .. } = invalidate();
-    let (mut outcome, mut busy) = (Outcome::default(), 0u32);
+    let (mut outcome, mut busy) = (FlushOutcome::default(), 0u32);
     walkers.for_each(
         &Everybody::of(walkers),
         #[inline(always)]
@@ -90,7 +90,7 @@ fn wait<T: Targets + ?Sized, const BANKS: usize>(
     targets: &T,
     ledger: &Ledger<BANKS>,
     hardware: &impl Hardware,
-    outcome: &mut Outcome,
+    outcome: &mut FlushOutcome,
 ) -> Result<(), Stalled> {
     for index in ledger.awaited().iter() {
         let Some(target) = targets.target(index) else { continue };

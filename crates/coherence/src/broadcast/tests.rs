@@ -46,7 +46,7 @@ fn g5_guest_mode_is_neither_kicked_nor_waited_for() {
     let guests: Vec<_> = owners.iter_mut().map(|owner| owner.try_enter(CpuId(1)).unwrap()).collect();
     let receipt = run(&targets, &Bench::new(|_| ())).unwrap();
     assert_eq!(*receipt.stamp(), 77);
-    assert_eq!(receipt.outcome(), Outcome { targets: 70, deferred: 70, ..Outcome::default() });
+    assert_eq!(receipt.outcome(), FlushOutcome { targets: 70, deferred: 70, ..FlushOutcome::default() });
     drop(guests);
     // Nothing was asked of them.
     for owner in &mut owners {
@@ -73,7 +73,10 @@ fn g3_no_receipt_before_the_sections_that_were_found_have_ended() {
         sections.borrow_mut().pop();
     });
     let receipt = run(&targets, &bench).unwrap();
-    assert_eq!(receipt.outcome(), Outcome { targets: 70, deferred: 69, turns: 1, ..Outcome::default() });
+    assert_eq!(
+        receipt.outcome(),
+        FlushOutcome { targets: 70, deferred: 69, turns: 1, ..FlushOutcome::default() }
+    );
 }
 
 #[test]
@@ -124,7 +127,7 @@ fn the_sequence_comes_before_the_look_and_absent_targets_are_no_trouble() {
         section.replace(Some(owner.begin_translation().unwrap()));
         Invalidated::assumed()
     });
-    let outcome = Outcome { targets: 2, deferred: 1, turns: 1, ..Outcome::default() };
+    let outcome = FlushOutcome { targets: 2, deferred: 1, turns: 1, ..FlushOutcome::default() };
     assert_eq!(receipt.unwrap().outcome(), outcome);
 }
 

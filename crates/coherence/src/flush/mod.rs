@@ -113,7 +113,7 @@ impl<const BANKS: usize> Default for Ledger<BANKS> {
 
 /// What a flush did, for counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct FlushOutcome {
     /// Targets that were asked and whose vCPU is there.
     pub targets: u32,
     /// Targets whose vCPU is absent: not among the above, nor below.
@@ -186,7 +186,7 @@ fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize
     mut is_spared: impl FnMut(&Target) -> bool,
 ) -> Issued<'a, T, BANKS> {
     let everything = matches!(scope, Scope::All);
-    let mut issuing = Issuing { scope, ledger, outcome: Outcome::default() };
+    let mut issuing = Issuing { scope, ledger, outcome: FlushOutcome::default() };
     let mut asked = 0u32;
     targets.for_each(
         set,
@@ -215,7 +215,7 @@ struct Issuing<'s, 'l, const BANKS: usize> {
     scope: Scope<'s>,
     ledger: &'l mut Ledger<BANKS>,
     /// `targets` counts those in guest mode. As long as there are none, the ledger holds what an earlier flush has left.
-    outcome: Outcome,
+    outcome: FlushOutcome,
 }
 
 impl<const BANKS: usize> Issuing<'_, '_, BANKS> {
@@ -267,13 +267,13 @@ pub fn flush<T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
 pub struct Issued<'a, T: ?Sized, const BANKS: usize> {
     targets: &'a T,
     ledger: &'a mut Ledger<BANKS>,
-    outcome: Outcome,
+    outcome: FlushOutcome,
 }
 
 impl<'a, T: Targets + ?Sized, const BANKS: usize> Issued<'a, T, BANKS> {
     /// What is known so far.
     #[inline]
-    pub const fn outcome(&self) -> &Outcome {
+    pub const fn outcome(&self) -> &FlushOutcome {
         &self.outcome
     }
 
@@ -313,7 +313,7 @@ impl<'a, T: Targets + ?Sized, const BANKS: usize> Issued<'a, T, BANKS> {
 pub struct Dispatched<'a, T: ?Sized, const BANKS: usize> {
     targets: &'a T,
     ledger: &'a mut Ledger<BANKS>,
-    outcome: Outcome,
+    outcome: FlushOutcome,
 }
 
 impl<T: Targets + ?Sized, const BANKS: usize> Dispatched<'_, T, BANKS> {
@@ -350,12 +350,12 @@ impl<T: Targets + ?Sized, const BANKS: usize> Dispatched<'_, T, BANKS> {
 #[must_use = "nothing may be freed without it"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Receipt {
-    outcome: Outcome,
+    outcome: FlushOutcome,
 }
 
 impl Receipt {
     /// What the flush did.
-    pub const fn outcome(&self) -> Outcome {
+    pub const fn outcome(&self) -> FlushOutcome {
         self.outcome
     }
 }
@@ -369,7 +369,7 @@ pub struct Stalled {
     /// Where it was last in guest mode.
     pub cpu: CpuId,
     /// What the flush did until then.
-    pub outcome: Outcome,
+    pub outcome: FlushOutcome,
 }
 
 impl fmt::Display for Stalled {

@@ -38,7 +38,7 @@ fn g5_target_that_is_not_running_is_neither_kicked_nor_waited_for() {
     let (targets, bench) = (targets(3), Bench::default());
     let all = TargetSet::<1>::first(3);
     let receipt = flush(targets.as_slice(), &all, Scope::All, &mut Ledger::<1>::new(), &bench).unwrap();
-    assert_eq!(receipt.outcome(), Outcome { targets: 3, deferred: 3, ..Outcome::default() });
+    assert_eq!(receipt.outcome(), FlushOutcome { targets: 3, deferred: 3, ..FlushOutcome::default() });
     assert!(bench.kicked.borrow().is_empty() && bench.turns.get() == 0);
     for target in &targets {
         let mut owner = target.owner().unwrap();
@@ -69,13 +69,13 @@ fn targets_in_guest_mode_beyond_the_first_bank_are_kicked_once_each() {
     let mut ledger = std::boxed::Box::new(Ledger::<64>::new());
     let all = TargetSet::<64>::first(4096);
     let receipt = flush(targets.as_slice(), &all, Scope::All, &mut ledger, &bench).unwrap();
-    let outcome = Outcome { targets: 4096, deferred: 4092, kicks: 4, ..Outcome::default() };
+    let outcome = FlushOutcome { targets: 4096, deferred: 4092, kicks: 4, ..FlushOutcome::default() };
     assert_eq!(receipt.outcome(), outcome);
     assert!(bench.kicked.borrow().iter().copied().eq((0..4).map(CpuId)));
 
     // The ledger forgets: nobody is in guest mode now.
     let receipt = flush(targets.as_slice(), &all, Scope::All, &mut ledger, &bench).unwrap();
-    assert_eq!(receipt.outcome(), Outcome { targets: 4096, deferred: 4096, ..Outcome::default() });
+    assert_eq!(receipt.outcome(), FlushOutcome { targets: 4096, deferred: 4096, ..FlushOutcome::default() });
     assert_eq!(bench.kicked.borrow().len(), 4);
 }
 
@@ -92,9 +92,9 @@ fn kick_that_is_in_flight_serves_another_request() {
     let first = issue(targets.as_slice(), &set, scope, &mut one).dispatch(&bench);
     let second = issue(targets.as_slice(), &set, scope, &mut two).dispatch(&bench);
     guest.leave();
-    let merged = Outcome { targets: 1, merged: 1, ..Outcome::default() };
+    let merged = FlushOutcome { targets: 1, merged: 1, ..FlushOutcome::default() };
     assert_eq!(first.wait(&bench).unwrap().outcome(), merged);
-    assert_eq!(second.wait(&bench).unwrap().outcome(), Outcome { joined: 1, ..merged });
+    assert_eq!(second.wait(&bench).unwrap().outcome(), FlushOutcome { joined: 1, ..merged });
     assert!(bench.kicked.borrow().is_empty());
 }
 
@@ -110,7 +110,7 @@ fn target_that_left_before_the_dispatch_is_not_kicked() {
     owner.take_flush().unwrap().complete();
     let guest = owner.try_enter(CpuId(0)).unwrap();
     let receipt = issued.dispatch(&bench).wait(&bench).unwrap();
-    assert_eq!(receipt.outcome(), Outcome { targets: 1, ..Outcome::default() });
+    assert_eq!(receipt.outcome(), FlushOutcome { targets: 1, ..FlushOutcome::default() });
     assert_eq!(target.post_event(), Notify::Kick(CpuId(0)), "the dispatch claimed what it did not send");
     guest.leave();
 }
@@ -177,9 +177,9 @@ fn removed_target_is_neither_waited_for_nor_counted() {
     guest.leave();
     owner.remove();
     let receipt = issued.dispatch(&bench).wait(&bench).unwrap();
-    assert_eq!(receipt.outcome(), Outcome { targets: 1, ..Outcome::default() });
+    assert_eq!(receipt.outcome(), FlushOutcome { targets: 1, ..FlushOutcome::default() });
     let receipt = flush(targets.as_slice(), &set, Scope::All, &mut two, &bench).unwrap();
-    assert_eq!(receipt.outcome(), Outcome { absent: 1, ..Outcome::default() });
+    assert_eq!(receipt.outcome(), FlushOutcome { absent: 1, ..FlushOutcome::default() });
     assert!(bench.kicked.borrow().is_empty());
 }
 

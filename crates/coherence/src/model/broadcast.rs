@@ -5,7 +5,7 @@
 
 use core::ops::ControlFlow;
 
-use super::machine::{Cpu, Machine};
+use super::machine::{Cpu, ModelState};
 use super::mutants::mutant;
 use super::protocol::{Protocol, Real};
 use super::scenarios::{explore, replaced_beside};
@@ -16,25 +16,25 @@ use crate::{Hardware, Owner, Pending, Scope, Target, Translation, word};
 
 /// Software that uses the page in one section after the other, while it is replaced.
 fn sections<P: Protocol>() {
-    let vcpu = |machine: &Machine| {
+    let vcpu = |machine: &ModelState| {
         let mut owner = machine.targets[0].owner().expect("free");
         let mut cpu = Cpu::new(machine, 0);
         cpu.emulate::<P>(&mut owner, 0);
         cpu.emulate::<P>(&mut owner, 0);
     };
-    replaced_beside(Machine::new(1), vcpu, |machine| P::broadcast(machine), |_| ());
+    replaced_beside(ModelState::new(1), vcpu, |machine| P::broadcast(machine), |_| ());
 }
 
 /// The same with a request by somebody else, whose flush the target takes in between.
 fn beside_a_request<P: Protocol>() {
-    let vcpu = |machine: &Machine| {
+    let vcpu = |machine: &ModelState| {
         let mut owner = machine.targets[0].owner().expect("free");
         let mut cpu = Cpu::new(machine, 0);
         cpu.emulate::<P>(&mut owner, 0);
         let _outcome = machine.targets[0].request(Scope::All);
         cpu.emulate::<P>(&mut owner, 0);
     };
-    replaced_beside(Machine::new(1), vcpu, |machine| P::broadcast(machine), |_| ());
+    replaced_beside(ModelState::new(1), vcpu, |machine| P::broadcast(machine), |_| ());
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn g1_g2_sections_beside_a_request() {
 
 /// The real broadcast to one target, with another way of looking, and of looking again.
 fn broadcast_by(
-    machine: &Machine,
+    machine: &ModelState,
     look: impl FnOnce(&Target) -> u64,
     has_ended: impl Fn(&Target, u64) -> bool,
 ) {
@@ -74,7 +74,7 @@ fn look(target: &Target) -> u64 {
 mutant! {
     /// O3: the look is a load, which may be older than the change is to a section that begins.
     LookByLoad fails o3_broadcast_looks_by_a_load within 4: sections::<LookByLoad>, "used after", {
-        fn broadcast(machine: &Machine) {
+        fn broadcast(machine: &ModelState) {
             broadcast_by(machine, |target| target.word.load(Acquire), has_ended);
         }
     }
@@ -84,7 +84,7 @@ mutant! {
     /// The look releases nothing: a section that begins after it may walk the old tables.
     LookWithoutRelease fails broadcast_looks_without_release within 4:
     sections::<LookWithoutRelease>, "used after", {
-        fn broadcast(machine: &Machine) {
+        fn broadcast(machine: &ModelState) {
             broadcast_by(machine, |target| target.word.fetch_or(0, Acquire), has_ended);
         }
     }
@@ -93,7 +93,7 @@ mutant! {
 mutant! {
     /// Nobody is waited for.
     WaitForNobody fails g3_broadcast_without_a_wait within 4: sections::<WaitForNobody>, "used after", {
-        fn broadcast(machine: &Machine) {
+        fn broadcast(machine: &ModelState) {
             broadcast_by(machine, look, |_, _| true);
         }
     }
@@ -102,7 +102,7 @@ mutant! {
 mutant! {
     /// O2: the end of the section is seen, and what was done in it is not.
     WaitRelaxed fails o2_broadcast_waits_without_acquire within 4: sections::<WaitRelaxed>, "used after", {
-        fn broadcast(machine: &Machine) {
+        fn broadcast(machine: &ModelState) {
             broadcast_by(machine, look, |target, section| {
                 let word = target.word.load(Relaxed);
                 word & word::TRANSLATING == 0 || word::section(word) != section

@@ -1,7 +1,7 @@
 //! Flushes of one address space, and vCPUs that have halted in another: scenarios, and the mutants that fail
 //! there.
 
-use super::machine::{Cpu, Machine, Stay};
+use super::machine::{Cpu, ModelState, Stay};
 use super::mutants::mutant;
 use super::protocol::{Protocol, Real};
 use super::scenarios::{explore, replaced_beside};
@@ -15,7 +15,7 @@ const ELSEWHERE: u64 = 1;
 
 /// A vCPU runs in one address space, halts, and runs in the next; and so on. Nobody wakes it: some timer of its own
 /// CPU does.
-fn halting_in<P: Protocol>(machine: &Machine, spaces: &[u64]) {
+fn halting_in<P: Protocol>(machine: &ModelState, spaces: &[u64]) {
     let mut owner = machine.targets[0].owner().expect("free");
     let mut cpu = Cpu::new(machine, 0);
     for (index, &space) in spaces.iter().enumerate() {
@@ -29,25 +29,25 @@ fn halting_in<P: Protocol>(machine: &Machine, spaces: &[u64]) {
     }
 }
 
-fn flush_here<P: Protocol>(machine: &Machine) {
+fn flush_here<P: Protocol>(machine: &ModelState) {
     P::flush_in_space(machine, 1, HERE);
 }
 
 /// The page is used, then left for another address space, in which the vCPU halts, and used again.
 fn leaving<P: Protocol>() {
-    let vcpu = |machine: &Machine| halting_in::<P>(machine, &[HERE, ELSEWHERE, HERE]);
-    replaced_beside(Machine::new(1), vcpu, flush_here::<P>, |_| ());
+    let vcpu = |machine: &ModelState| halting_in::<P>(machine, &[HERE, ELSEWHERE, HERE]);
+    replaced_beside(ModelState::new(1), vcpu, flush_here::<P>, |_| ());
 }
 
 /// It halts elsewhere, and then in the address space itself, from where it goes on with what it has cached.
 fn coming_back<P: Protocol>() {
-    let vcpu = |machine: &Machine| halting_in::<P>(machine, &[ELSEWHERE, HERE, HERE]);
-    replaced_beside(Machine::new(1), vcpu, flush_here::<P>, |_| ());
+    let vcpu = |machine: &ModelState| halting_in::<P>(machine, &[ELSEWHERE, HERE, HERE]);
+    replaced_beside(ModelState::new(1), vcpu, flush_here::<P>, |_| ());
 }
 
 /// It halts elsewhere, and afterwards is out of guest mode without having halted.
 fn passing_on<P: Protocol>() {
-    let vcpu = |machine: &Machine| {
+    let vcpu = |machine: &ModelState| {
         let mut owner = machine.targets[0].owner().expect("free");
         let mut cpu = Cpu::new(machine, 0);
         cpu.switch_to(ELSEWHERE);
@@ -58,12 +58,12 @@ fn passing_on<P: Protocol>() {
         // Preempted, perhaps; it goes on without a switch.
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
     };
-    replaced_beside(Machine::new(1), vcpu, flush_here::<P>, |_| ());
+    replaced_beside(ModelState::new(1), vcpu, flush_here::<P>, |_| ());
 }
 
 /// It is seen halted in the address space, then uses the page once more, and halts again elsewhere.
 fn going_on<P: Protocol>() {
-    let vcpu = |machine: &Machine| {
+    let vcpu = |machine: &ModelState| {
         halting_in::<P>(machine, &[HERE, HERE]);
         let mut owner = machine.targets[0].owner().expect("free");
         let mut cpu = Cpu::new(machine, 0);
@@ -71,7 +71,7 @@ fn going_on<P: Protocol>() {
         cpu.run::<P>(&mut owner, Stay::Briefly, &[]);
         assert!(P::try_halt(&mut owner, Space::only(ELSEWHERE)), "nobody posts an event");
     };
-    replaced_beside(Machine::new(1), vcpu, flush_here::<P>, |_| ());
+    replaced_beside(ModelState::new(1), vcpu, flush_here::<P>, |_| ());
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn elsewhere(target: &Target, word: u64, space: u64) -> bool {
 }
 
 /// A flush that spares the target if `is_spared` says so.
-fn flush_unless(machine: &Machine, is_spared: impl FnOnce(&Target) -> bool) {
+fn flush_unless(machine: &ModelState, is_spared: impl FnOnce(&Target) -> bool) {
     if !is_spared(&machine.targets[0]) {
         Real::flush(machine, 1, crate::Scope::All);
     }
@@ -112,7 +112,7 @@ fn flush_unless(machine: &Machine, is_spared: impl FnOnce(&Target) -> bool) {
 mutant! {
     /// The look at the word is a load: whoever enters after it may not see the changed tables.
     SparedByLoad fails a22_spared_by_a_load: leaving::<SparedByLoad>, "used after", {
-        fn flush_in_space(machine: &Machine, _count: usize, space: u64) {
+        fn flush_in_space(machine: &ModelState, _count: usize, space: u64) {
             flush_unless(machine, |target| elsewhere(target, target.word.load(Acquire), space));
         }
     }
@@ -121,7 +121,7 @@ mutant! {
 mutant! {
     /// The address space is trusted although the vCPU has run since, and not halted.
     SparedAwake fails a22_spared_without_a_halt: passing_on::<SparedAwake>, "used after", {
-        fn flush_in_space(machine: &Machine, _count: usize, space: u64) {
+        fn flush_in_space(machine: &ModelState, _count: usize, space: u64) {
             flush_unless(machine, |target| {
                 let old = target.word.fetch_or(0, AcqRel);
                 elsewhere(target, old | word::HALTED, space)
@@ -145,7 +145,7 @@ mutant! {
 mutant! {
     /// O2: the address space is of a later halt than the word, and what the guest did before that is not seen.
     SpaceByRelaxedLoad fails a22_space_without_acquire: going_on::<SpaceByRelaxedLoad>, "used after", {
-        fn flush_in_space(machine: &Machine, _count: usize, space: u64) {
+        fn flush_in_space(machine: &ModelState, _count: usize, space: u64) {
             flush_unless(machine, |target| {
                 let old = target.word.fetch_or(0, AcqRel);
                 let halted_in = target.space.load(Relaxed);

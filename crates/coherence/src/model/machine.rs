@@ -23,7 +23,7 @@ pub(super) fn range(page: usize) -> GvaRange {
 }
 
 /// All that the CPUs share.
-pub(super) struct Machine {
+pub(super) struct ModelState {
     pub(super) targets: Vec<Target>,
     page_table: [AtomicU64; PAGES],
     /// Accesses to each page's old frame. An access is a read-modify-write, thus never overlooked;
@@ -36,7 +36,7 @@ pub(super) struct Machine {
     finished: AtomicU64,
 }
 
-impl Machine {
+impl ModelState {
     pub(super) fn new(cpus: usize) -> Self {
         Self {
             targets: (0..cpus).map(|_| Target::new()).collect(),
@@ -86,7 +86,7 @@ impl Machine {
     }
 }
 
-impl Hardware for Machine {
+impl Hardware for ModelState {
     fn kick(&self, cpu: CpuId) {
         // A read-modify-write, for loom may put a relaxed store off for ever.
         self.interrupt[cpu.0 as usize].swap(1, Relaxed);
@@ -127,7 +127,7 @@ pub(super) enum Stay {
 
 /// A CPU that runs one vCPU: its TLB, and what its next VMRUN is to flush.
 pub(super) struct Cpu<'m> {
-    machine: &'m Machine,
+    machine: &'m ModelState,
     id: usize,
     tlb: [Option<u64>; PAGES],
     armed: Vec<Option<Box<[GvaRange]>>>,
@@ -137,7 +137,7 @@ pub(super) struct Cpu<'m> {
 }
 
 impl<'m> Cpu<'m> {
-    pub(super) fn new(machine: &'m Machine, id: usize) -> Self {
+    pub(super) fn new(machine: &'m ModelState, id: usize) -> Self {
         Self { machine, id, tlb: [None; PAGES], armed: Vec::new(), space: 0, next_space: 0 }
     }
 
@@ -229,7 +229,7 @@ impl<'m> Cpu<'m> {
     }
 }
 
-impl Machine {
+impl ModelState {
     fn access(&self, page: usize, entry: u64) {
         if entry == OLD {
             self.old_frame[page].fetch_add(1, Relaxed);

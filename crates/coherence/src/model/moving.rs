@@ -7,42 +7,42 @@ use core::mem::forget;
 use loom::sync::Arc;
 use loom::thread;
 
-use super::machine::{Cpu, Machine, Stay};
+use super::machine::{Cpu, ModelState, Stay};
 use super::mutants::{flush_by, mutant};
 use super::protocol::{Protocol, Real};
 use super::scenarios::{explore, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sync::update;
 use crate::target::Claim;
-use crate::{CpuId, InGuest, Notify, Outcome, Owner, Scope, Target, word};
+use crate::{CpuId, FlushOutcome, InGuest, Notify, Owner, Scope, Target, word};
 
-fn flush_all<P: Protocol>(machine: &Machine) {
+fn flush_all<P: Protocol>(machine: &ModelState) {
     P::flush(machine, 1, Scope::All);
 }
 
 /// A vCPU that moves to another CPU, and stays there until it is kicked: the kick must follow.
 fn migrating<P: Protocol>() {
-    let vcpu = |machine: &Machine| move_and_stay::<P>(machine, &[0]);
-    replaced_beside(Machine::new(2), vcpu, flush_all::<P>, Machine::finish);
+    let vcpu = |machine: &ModelState| move_and_stay::<P>(machine, &[0]);
+    replaced_beside(ModelState::new(2), vcpu, flush_all::<P>, ModelState::finish);
 }
 
 /// As [`migrating`], under two initiators: one may kick where the other has seen the vCPU enter.
 /// Nothing is accessed, and the vCPU is on CPU 1 when they begin, to keep it small: a kick that goes astray hangs.
 fn migrating_under_two<P: Protocol>() {
-    let machine = Arc::new(Machine::new(2).under(2));
+    let machine = Arc::new(ModelState::new(2).under(2));
     let mut owner = machine.targets[0].owner().expect("free");
     forget(P::try_enter(&mut owner, CpuId(1)).expect("nothing pends"));
     forget(owner);
-    let vcpu = |machine: &Machine| {
+    let vcpu = |machine: &ModelState| {
         let target = &machine.targets[0];
         P::leave(InGuest { target });
         Cpu::new(machine, 0).run::<P>(&mut Owner { target }, Stay::UntilKicked, &[]);
     };
-    let initiator = |machine: &Machine| {
+    let initiator = |machine: &ModelState| {
         P::flush(machine, 1, Scope::All);
         machine.finish();
     };
-    let others = [vcpu, initiator].map(|act: fn(&Machine)| {
+    let others = [vcpu, initiator].map(|act: fn(&ModelState)| {
         let machine = machine.clone();
         thread::spawn(move || act(&machine))
     });
@@ -51,14 +51,14 @@ fn migrating_under_two<P: Protocol>() {
 }
 
 /// The first vCPU runs on CPU 1 for a moment and then on CPU 0 until it is kicked.
-fn move_and_stay<P: Protocol>(machine: &Machine, pages: &[usize]) {
+fn move_and_stay<P: Protocol>(machine: &ModelState, pages: &[usize]) {
     let target = &machine.targets[0];
     Cpu::new(machine, 1).run::<P>(&mut target.owner().expect("free"), Stay::Briefly, pages);
     Cpu::new(machine, 0).run::<P>(&mut target.owner().expect("free"), Stay::UntilKicked, pages);
 }
 
 /// A vCPU runs for a moment, takes what pends, and is removed, with or without the flush on record.
-fn run_and_remove<P: Protocol>(cpu: &mut Cpu<'_>, machine: &Machine) {
+fn run_and_remove<P: Protocol>(cpu: &mut Cpu<'_>, machine: &ModelState) {
     let mut owner = machine.targets[0].owner().expect("free");
     cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
     cpu.absorb::<P>(&mut owner);
@@ -67,12 +67,12 @@ fn run_and_remove<P: Protocol>(cpu: &mut Cpu<'_>, machine: &Machine) {
 
 /// A vCPU that is removed and never comes back.
 fn removed<P: Protocol>() {
-    let vcpu = |machine: &Machine| run_and_remove::<P>(&mut Cpu::new(machine, 0), machine);
-    let flush = |machine: &Machine| {
+    let vcpu = |machine: &ModelState| run_and_remove::<P>(&mut Cpu::new(machine, 0), machine);
+    let flush = |machine: &ModelState| {
         let outcome = P::flush(machine, 1, Scope::All);
         assert_eq!(outcome.targets + outcome.absent, 1);
     };
-    replaced_beside(Machine::new(1), vcpu, flush, |machine| {
+    replaced_beside(ModelState::new(1), vcpu, flush, |machine| {
         assert_ne!(machine.post_event::<P>(0), Notify::Wake, "it does not halt");
     });
 }
@@ -80,21 +80,21 @@ fn removed<P: Protocol>() {
 /// A vCPU that is removed, and another that comes in its place, on the same CPU under the same
 /// tag, and stays until it is kicked.
 fn replaced<P: Protocol>() {
-    let vcpu = |machine: &Machine| {
+    let vcpu = |machine: &ModelState| {
         let mut cpu = Cpu::new(machine, 0);
         run_and_remove::<P>(&mut cpu, machine);
         cpu.discard_record();
         let mut owner = P::add(&machine.targets[0]).expect("absent");
         cpu.run::<P>(&mut owner, Stay::UntilKicked, &[0]);
     };
-    replaced_beside(Machine::new(1), vcpu, flush_all::<P>, Machine::finish);
+    replaced_beside(ModelState::new(1), vcpu, flush_all::<P>, ModelState::finish);
 }
 
 /// A vCPU that is added while a page is replaced and flushed for it.
 fn added<P: Protocol>() {
-    let machine = Machine::new(1);
+    let machine = ModelState::new(1);
     machine.targets[0].owner().expect("free").remove();
-    let vcpu = |machine: &Machine| {
+    let vcpu = |machine: &ModelState| {
         let mut owner = P::add(&machine.targets[0]).expect("absent");
         Cpu::new(machine, 0).run::<P>(&mut owner, Stay::Briefly, &[0]);
     };
@@ -103,9 +103,9 @@ fn added<P: Protocol>() {
 
 /// Two that add the same vCPU: one does.
 fn added_by_two() {
-    let machine = Arc::new(Machine::new(1));
+    let machine = Arc::new(ModelState::new(1));
     machine.targets[0].owner().expect("free").remove();
-    let add = |machine: &Machine| match machine.targets[0].add() {
+    let add = |machine: &ModelState| match machine.targets[0].add() {
         Some(owner) => {
             core::mem::forget(owner); // the vCPU runs for ever
             1
@@ -155,7 +155,7 @@ mutant! {
     KickWhereIssued fails kick_of_the_cpu_before_a_migration within 2:
         migrating_under_two::<KickWhereIssued>, "maximum number of branches",
     {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let issued_to = Cell::new(CpuId(0));
             let request = |target: &Target| {
                 let requested = target.request(scope);
@@ -197,9 +197,9 @@ mutant! {
 mutant! {
     /// O3: an absent target is not asked, by a load that the page-table change may pass.
     SkipAbsent fails o3_absent_targets_skipped_by_a_load: added::<SkipAbsent>, "used after", {
-        fn flush(machine: &Machine, count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, count: usize, scope: Scope<'_>) -> FlushOutcome {
             if machine.targets[0].word.load(Acquire) & word::ABSENT != 0 {
-                return Outcome::default();
+                return FlushOutcome::default();
             }
             Real::flush(machine, count, scope)
         }

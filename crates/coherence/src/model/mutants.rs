@@ -4,7 +4,7 @@
 //! Not here, because loom cannot show it: a read-modify-write of the word or the header that is
 //! less than `AcqRel` where the other of the two still orders the same accesses.
 
-use super::machine::Machine;
+use super::machine::ModelState;
 use super::protocol::Protocol;
 use super::scenarios::{
     consecutive, event_in_guest, halting, overflow, passing, returning, staying, translating,
@@ -14,17 +14,17 @@ use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sync::update;
 use crate::target::{Claim, Requested};
 use crate::{
-    CpuId, FlushWork, GvaRange, Hardware, InGuest, Notify, Outcome, Owner, Pending, Scope, Space, Target,
-    Translation, word,
+    CpuId, FlushOutcome, FlushWork, GvaRange, Hardware, InGuest, Notify, Owner, Pending, Scope, Space,
+    Target, Translation, word,
 };
 
 /// What the real engine does to one target, in steps that a mutant can replace.
 pub(super) fn flush_by(
-    machine: &Machine,
+    machine: &ModelState,
     request: impl FnOnce(&Target) -> Requested,
     claim: impl FnOnce(&Target) -> Claim,
     is_quiet: impl Fn(&Target, Generation) -> bool,
-) -> Outcome {
+) -> FlushOutcome {
     let target = &machine.targets[0];
     let requested = request(target);
     if requested.busy {
@@ -37,7 +37,7 @@ pub(super) fn flush_by(
             turns += 1;
         }
     }
-    Outcome { targets: 1, ..Outcome::default() }
+    FlushOutcome { targets: 1, ..FlushOutcome::default() }
 }
 
 /// The real request, with another way of putting it into the mailbox.
@@ -215,7 +215,7 @@ mutant! {
 mutant! {
     /// O4: guest mode is looked at before the request is published.
     LookFirst fails o4_guest_mode_read_before_the_request: passing::<LookFirst>, "used after", {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let request = |target: &Target| {
                 let busy = target.word.load(Acquire) & word::BUSY != 0;
                 Requested { busy, ..target.request(scope) }
@@ -228,7 +228,7 @@ mutant! {
 mutant! {
     /// O1: the initiator kicks and returns.
     WaitNever fails o1_return_without_waiting: passing::<WaitNever>, "used after", {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             flush_by(machine, |target| target.request(scope), Target::claim_kick, |_, _| true)
         }
     }
@@ -237,7 +237,7 @@ mutant! {
 mutant! {
     /// The initiator waits without having kicked.
     KickNever fails wait_without_a_kick: staying::<KickNever>, "maximum number of branches", {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let claim = |_: &Target| Claim::Unneeded;
             flush_by(machine, |target| target.request(scope), claim, Target::is_quiet)
         }
@@ -247,7 +247,7 @@ mutant! {
 mutant! {
     /// KICKED is set on a target that has left and entered again, and no kick is sent.
     ClaimUnsent fails claim_without_a_kick: returning::<ClaimUnsent>, "maximum number of branches", {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let claim = |target: &Target| {
                 let old = target.word.fetch_or(word::KICKED, AcqRel);
                 let due = old & (word::IN_GUEST | word::FLUSH) == word::IN_GUEST | word::FLUSH;
@@ -262,7 +262,7 @@ mutant! {
 mutant! {
     /// O2: the initiator does not acquire what the exit released.
     WaitRelaxed fails o2_wait_without_acquire: passing::<WaitRelaxed>, "used after", {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let is_quiet = |target: &Target, generation: Generation| {
                 target.word.load(Relaxed) & word::BUSY == 0 || target.completed.load(Acquire) >= generation.0
             };
@@ -274,7 +274,7 @@ mutant! {
 mutant! {
     /// O2: the initiator does not acquire what the completion released.
     CompletedRelaxed fails o2_completion_without_acquire: passing::<CompletedRelaxed>, "used after", {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let is_quiet = |target: &Target, generation: Generation| {
                 target.word.load(Acquire) & word::BUSY == 0 || target.completed.load(Relaxed) >= generation.0
             };
@@ -286,7 +286,7 @@ mutant! {
 mutant! {
     /// O8: the generation is counted before the range is in the list.
     CountFirst fails o8_generation_counted_before_the_append: consecutive::<CountFirst>, "used after", {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let post = |target: &Target| {
                 let generation = target.mailbox.announce(2);
                 assert!(target.mailbox.locked(|| target.mailbox.append(ranges(scope))), "two fit");
@@ -300,7 +300,7 @@ mutant! {
 mutant! {
     /// O9: ranges that do not fit are lost.
     DropOverflow fails o9_overflow_loses_ranges: overflow::<DropOverflow>, "used after", {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let post = |target: &Target| {
                 target.mailbox.locked(|| {
                     let _fits = target.mailbox.append(ranges(scope));
@@ -328,7 +328,7 @@ mutant! {
 mutant! {
     /// O4: whether a target is idle is looked at before the request for everything is there.
     IdleSeenBefore fails o4_idle_seen_before_the_request: passing::<IdleSeenBefore>, "used after", {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let request = |target: &Target| {
                 let busy = target.word.load(Acquire) & word::BUSY != 0;
                 target.word.fetch_or(word::FLUSH | word::ALL, AcqRel);
@@ -363,7 +363,7 @@ mutant! {
 mutant! {
     /// H30: a section begins although a flush is pending, and nobody waits for a second one.
     WaitForGuestOnly fails h30_wait_for_guest_mode_only: translating::<WaitForGuestOnly>, "used after", {
-        fn flush(machine: &Machine, _count: usize, scope: Scope<'_>) -> Outcome {
+        fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             let is_quiet = |target: &Target, generation: Generation| {
                 target.word.load(Acquire) & word::IN_GUEST == 0
                     || target.completed.load(Acquire) >= generation.0

@@ -1,8 +1,8 @@
 //! The operations of the protocol one by one, so that a mutant can spoil one of them.
 
-use super::machine::Machine;
+use super::machine::ModelState;
 use crate::{
-    CpuId, FlushWork, InGuest, Ledger, Notify, Outcome, Owner, Pending, Scope, Space, Target, TargetSet,
+    CpuId, FlushOutcome, FlushWork, InGuest, Ledger, Notify, Owner, Pending, Scope, Space, Target, TargetSet,
     Translation,
 };
 
@@ -45,7 +45,7 @@ pub(super) trait Protocol: 'static {
     }
 
     /// A flush of everything of one address space on the first `count` targets.
-    fn flush_in_space(machine: &Machine, count: usize, space: u64) {
+    fn flush_in_space(machine: &ModelState, count: usize, space: u64) {
         let (set, mut ledger) = (TargetSet::<1>::first(count), Ledger::<1>::new());
         let issued = crate::issue_in_space(machine.targets.as_slice(), &set, Scope::All, space, &mut ledger);
         let receipt = issued.dispatch(machine).wait(machine);
@@ -53,7 +53,7 @@ pub(super) trait Protocol: 'static {
     }
 
     /// A flush by broadcast, of which only what concerns software is modelled.
-    fn broadcast(machine: &Machine) {
+    fn broadcast(machine: &ModelState) {
         let mut ledger = Ledger::<1>::new();
         let targets = &machine.targets[..1];
         let receipt = crate::broadcast(targets, &mut ledger, machine, crate::tlbi::Invalidated::assumed);
@@ -61,7 +61,7 @@ pub(super) trait Protocol: 'static {
     }
 
     /// A flush of the first `count` targets.
-    fn flush(machine: &Machine, count: usize, scope: Scope<'_>) -> Outcome {
+    fn flush(machine: &ModelState, count: usize, scope: Scope<'_>) -> FlushOutcome {
         let (set, mut ledger) = (TargetSet::<1>::first(count), Ledger::<1>::new());
         let receipt = crate::flush(machine.targets.as_slice(), &set, scope, &mut ledger, machine);
         receipt.expect("the model never gives up").outcome()

@@ -4,9 +4,9 @@ use loom::sync::Arc;
 use loom::thread;
 use std::vec::Vec;
 
-use super::machine::{Cpu, Machine, Stay, range};
+use super::machine::{Cpu, ModelState, Stay, range};
 use super::protocol::{Protocol, Real};
-use crate::{Notify, Outcome, Scope, Space};
+use crate::{FlushOutcome, Notify, Scope, Space};
 
 /// Runs `scenario` in every interleaving with at most `preemptions` involuntary switches.
 pub(crate) fn explore(preemptions: Option<usize>, scenario: fn()) {
@@ -18,10 +18,10 @@ pub(crate) fn explore(preemptions: Option<usize>, scenario: fn()) {
 /// Replaces page 0, which `flush` flushes for, while `vcpu` runs on another thread; checks the page when that has come
 /// to its end. `after` is called between the two.
 pub(super) fn replaced_beside(
-    machine: Machine,
-    vcpu: impl FnOnce(&Machine) + Send + 'static,
-    flush: impl FnOnce(&Machine),
-    after: impl FnOnce(&Machine),
+    machine: ModelState,
+    vcpu: impl FnOnce(&ModelState) + Send + 'static,
+    flush: impl FnOnce(&ModelState),
+    after: impl FnOnce(&ModelState),
 ) {
     let machine = Arc::new(machine);
     let vcpu = {
@@ -36,14 +36,14 @@ pub(super) fn replaced_beside(
 
 /// A target that goes in and out by itself while one page is replaced.
 pub(super) fn passing<P: Protocol>() {
-    let vcpu = |machine: &Machine| {
+    let vcpu = |machine: &ModelState| {
         let mut owner = machine.targets[0].owner().expect("free");
         let mut cpu = Cpu::new(machine, 0);
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
     };
-    let flush = |machine: &Machine| assert_eq!(P::flush(machine, 1, Scope::All).targets, 1);
-    replaced_beside(Machine::new(1), vcpu, flush, |_| {});
+    let flush = |machine: &ModelState| assert_eq!(P::flush(machine, 1, Scope::All).targets, 1);
+    replaced_beside(ModelState::new(1), vcpu, flush, |_| {});
 }
 
 /// A target that leaves only if it is kicked, twice: a lost kick hangs.
@@ -57,7 +57,7 @@ pub(super) fn returning<P: Protocol>() {
 }
 
 fn kicked_twice<P: Protocol>(first: Stay) {
-    let machine = Arc::new(Machine::new(1));
+    let machine = Arc::new(ModelState::new(1));
     let vcpu = {
         let machine = machine.clone();
         thread::spawn(move || {
@@ -86,13 +86,13 @@ pub(super) fn consecutive_all<P: Protocol>() {
     replaced_in_turn::<P>(|_page, machine| P::flush(machine, 1, Scope::All));
 }
 
-fn replaced_in_turn<P: Protocol>(flush: fn(usize, &Machine) -> Outcome) {
-    let replace = move |machine: &Machine, page: usize| {
+fn replaced_in_turn<P: Protocol>(flush: fn(usize, &ModelState) -> FlushOutcome) {
+    let replace = move |machine: &ModelState, page: usize| {
         machine.replace(page, || {
             flush(page, machine);
         })
     };
-    let machine = Arc::new(Machine::new(1));
+    let machine = Arc::new(ModelState::new(1));
     let mut owner = machine.targets[0].owner().expect("free");
     let mut cpu = Cpu::new(&machine, 0);
     cpu.run::<P>(&mut owner, Stay::Briefly, &[0, 1]);
@@ -110,7 +110,7 @@ fn replaced_in_turn<P: Protocol>(flush: fn(usize, &Machine) -> Outcome) {
 /// Requests that the mailbox has no room for (O9): two pages, replaced one by one, after a list
 /// that fills it.
 pub(super) fn overflow<P: Protocol>() {
-    let machine = Arc::new(Machine::new(1));
+    let machine = Arc::new(ModelState::new(1));
     let vcpu = {
         let machine = machine.clone();
         thread::spawn(move || {
@@ -130,7 +130,7 @@ pub(super) fn overflow<P: Protocol>() {
 
 /// Two initiators that replace a page each, one target between them.
 pub(super) fn merging<P: Protocol>(stay: Stay, listed: bool) {
-    let machine = Arc::new(Machine::new(1).under(2));
+    let machine = Arc::new(ModelState::new(1).under(2));
     let initiators = [0, 1].map(|page| {
         let machine = machine.clone();
         thread::spawn(move || {
@@ -155,8 +155,8 @@ pub(super) fn merging<P: Protocol>(stay: Stay, listed: bool) {
 
 /// Two vCPUs run, and then flush each other and themselves (O13, O14).
 pub(super) fn at_each_other<P: Protocol>() {
-    let machine = Arc::new(Machine::new(2));
-    let vcpu = |machine: &Machine, id: usize| {
+    let machine = Arc::new(ModelState::new(2));
+    let vcpu = |machine: &ModelState, id: usize| {
         let mut owner = machine.targets[id].owner().expect("free");
         let mut cpu = Cpu::new(machine, id);
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0, 1]);
@@ -178,7 +178,7 @@ pub(super) fn at_each_other<P: Protocol>() {
 
 /// A target that halts while two events are posted: woken exactly once, neither event lost.
 pub(super) fn halting<P: Protocol>() {
-    let machine = Arc::new(Machine::new(1));
+    let machine = Arc::new(ModelState::new(1));
     let posters: Vec<_> = (0..2)
         .map(|_| {
             let machine = machine.clone();
@@ -200,7 +200,7 @@ pub(super) fn halting<P: Protocol>() {
 
 /// A flush of a target that halts: it is not woken, and flushes when it enters.
 pub(super) fn halted_flush<P: Protocol>() {
-    let machine = Arc::new(Machine::new(1));
+    let machine = Arc::new(ModelState::new(1));
     let vcpu = {
         let machine = machine.clone();
         thread::spawn(move || {
@@ -221,7 +221,7 @@ pub(super) fn halted_flush<P: Protocol>() {
 
 /// An event for a target that leaves guest mode for nothing else, and a flush before it.
 pub(super) fn event_in_guest<P: Protocol>() {
-    let machine = Arc::new(Machine::new(1));
+    let machine = Arc::new(ModelState::new(1));
     let vcpu = {
         let machine = machine.clone();
         thread::spawn(move || {
@@ -237,7 +237,7 @@ pub(super) fn event_in_guest<P: Protocol>() {
 
 /// Software that accesses guest memory for a vCPU that is out of guest mode (H30).
 pub(super) fn translating<P: Protocol>() {
-    let machine = Arc::new(Machine::new(1));
+    let machine = Arc::new(ModelState::new(1));
     let vcpu = {
         let machine = machine.clone();
         thread::spawn(move || {

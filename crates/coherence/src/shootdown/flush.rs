@@ -16,7 +16,7 @@ use crate::shootdown::space::AddressSpace;
 
 /// What a flush did, for counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ShootdownOutcome {
     /// Other CPUs that had to flush.
     pub targets: u32,
     /// Of these, interrupted by this initiator.
@@ -38,7 +38,7 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct Done<K, C> {
     /// The proof.
-    pub receipt: Receipt<K>,
+    pub receipt: ShootdownReceipt<K>,
     /// What the batch held.
     pub cargo: C,
 }
@@ -46,18 +46,18 @@ pub struct Done<K, C> {
 /// Proof that a flush of a batch of kind `K` is over (G1, G2). It cannot be made in another way:
 ///
 /// ```compile_fail,E0451
-/// use quell_coherence::shootdown::{Outcome, Pages, Receipt};
-/// let _receipt = Receipt::<Pages> { outcome: Outcome::default(), kind: core::marker::PhantomData };
+/// use quell_coherence::shootdown::{ShootdownOutcome, Pages, ShootdownReceipt};
+/// let _receipt = ShootdownReceipt::<Pages> { outcome: ShootdownOutcome::default(), kind: core::marker::PhantomData };
 /// ```
 #[derive(Debug, PartialEq, Eq)]
-pub struct Receipt<K> {
-    outcome: Outcome,
+pub struct ShootdownReceipt<K> {
+    outcome: ShootdownOutcome,
     kind: PhantomData<K>,
 }
 
-impl<K> Receipt<K> {
+impl<K> ShootdownReceipt<K> {
     /// What the flush did.
-    pub const fn outcome(&self) -> Outcome {
+    pub const fn outcome(&self) -> ShootdownOutcome {
         self.outcome
     }
 
@@ -77,7 +77,7 @@ pub struct Stalled {
     /// The CPU.
     pub cpu: usize,
     /// What the flush did until then.
-    pub outcome: Outcome,
+    pub outcome: ShootdownOutcome,
 }
 
 impl fmt::Display for Stalled {
@@ -94,7 +94,7 @@ pub(super) struct Plan<'r> {
     pub(super) root: u64,
     /// `None` stands for everything.
     pub(super) ranges: Option<&'r [PageRange]>,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: ShootdownOutcome,
 }
 
 impl<S, const BANKS: usize, const TAGS: usize> LocalCpu<'_, S, BANKS, TAGS>
@@ -120,14 +120,14 @@ where
         let space = batch.space;
         let others = space.others_open(); // A'
         let outcome = if batch.is_empty() && !others {
-            Outcome::default()
+            ShootdownOutcome::default()
         } else {
             let ranges = batch.scope().filter(|_| !others);
             let (plan, targets) = self.issue::<K>(space, ranges); // B, C, D
             self.carry_through::<M>(plan, targets, remote, tlb)?
         };
         space.close();
-        Ok(Done { receipt: Receipt { outcome, kind: PhantomData }, cargo: batch.into_cargo() })
+        Ok(Done { receipt: ShootdownReceipt { outcome, kind: PhantomData }, cargo: batch.into_cargo() })
     }
 
     /// B, C, D: counts the change, and looks who has to flush.
@@ -143,11 +143,11 @@ where
         if !K::TABLES {
             lazy = self.spare_lazy(&mut targets); // D
         }
-        let outcome = Outcome {
+        let outcome = ShootdownOutcome {
             targets: targets.count() as u32,
             lazy,
             everything: ranges.is_none(),
-            ..Outcome::default()
+            ..ShootdownOutcome::default()
         };
         let change = Change { space: space.id, generation, tables: K::TABLES };
         (Plan { change, root: space.root(), ranges, outcome }, targets)
@@ -170,7 +170,7 @@ where
         mut targets: TargetSet<BANKS>,
         remote: &mut impl Remote<BANKS>,
         tlb: &mut impl Tlb,
-    ) -> Result<Outcome, Stalled> {
+    ) -> Result<ShootdownOutcome, Stalled> {
         if M::LOCAL_FIRST {
             self.flush_here(&plan, tlb); // G
         }

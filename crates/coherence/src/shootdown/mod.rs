@@ -93,7 +93,7 @@ mod space;
 
 pub use batch::{Batch, Cargo, Kind, Pages, Tables};
 pub use cpu::{Cpus, LocalCpu};
-pub use flush::{Done, Outcome, Receipt, Stalled};
+pub use flush::{Done, ShootdownOutcome, ShootdownReceipt, Stalled};
 pub use mode::{Async, Concurrent, Inline, Mode, NoUserAccess, Serial};
 pub use range::{PageRange, RangeCell};
 pub use remote::{Broadcast, ByBroadcast, ByInterrupt, Flush, Pinned, Remote, Tag, Tlb};

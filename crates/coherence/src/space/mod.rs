@@ -5,7 +5,7 @@
 //! nowhere else, and only when the last target has been waited for. It carries the stamp that the tables had before: a crate of page
 //! tables compares that with the change whose memory is to be freed (`paging`'s feature `coherence` does).
 
-use crate::flush::{Hardware, Ledger, Outcome, Stalled, Targets, flush};
+use crate::flush::{FlushOutcome, Hardware, Ledger, Stalled, Targets, flush};
 use crate::mailbox::Scope;
 use crate::set::Members;
 
@@ -57,19 +57,19 @@ impl Members for Everybody {
 /// It cannot be made in another way:
 ///
 /// ```compile_fail,E0451
-/// use quell_coherence::{Outcome, SpaceReceipt};
-/// let _receipt = SpaceReceipt { stamp: 7, outcome: Outcome::default() };
+/// use quell_coherence::{FlushOutcome, SpaceReceipt};
+/// let _receipt = SpaceReceipt { stamp: 7, outcome: FlushOutcome::default() };
 /// ```
 #[must_use = "nothing may be freed without it"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct SpaceReceipt<S> {
     stamp: S,
-    outcome: Outcome,
+    outcome: FlushOutcome,
 }
 
 impl<S> SpaceReceipt<S> {
     /// For the two ways alone, when the last walker has been waited for.
-    pub(crate) const fn after(stamp: S, outcome: Outcome) -> Self {
+    pub(crate) const fn after(stamp: S, outcome: FlushOutcome) -> Self {
         Self { stamp, outcome }
     }
 
@@ -80,7 +80,7 @@ impl<S> SpaceReceipt<S> {
 
     /// What the flush did. After a broadcast `targets` counts all that were looked at, `deferred` those of them that were in no
     /// section.
-    pub const fn outcome(&self) -> Outcome {
+    pub const fn outcome(&self) -> FlushOutcome {
         self.outcome
     }
 }

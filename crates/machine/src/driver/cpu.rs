@@ -13,7 +13,7 @@ use super::processor::Guest;
 use super::vm::{Activity, Architecture, Tags, Vcpu, Vm};
 use crate::bug::Bug;
 use crate::hw::format::Arch;
-use crate::machine::Machine;
+use crate::machine::AbstractMachine;
 
 /// Stays of one vCPU before the next gets its turn.
 const STAYS_MAX: usize = 12;
@@ -26,7 +26,7 @@ const LOOK_ONE_IN: usize = 3;
 
 /// What belongs to one physical CPU.
 pub(crate) struct Cpu<'m> {
-    pub(crate) machine: &'m Machine,
+    pub(crate) machine: &'m AbstractMachine,
     pub(crate) number: usize,
     pub(crate) ledger: Ledger<2>,
 }
@@ -50,7 +50,7 @@ pub(crate) enum Next {
 }
 
 /// The actor of a physical CPU: runs vCPUs until none has anything left to do.
-pub(crate) fn run_cpu<F: Architecture>(machine: &Machine, vms: &[Vm<'_, F>], number: usize) {
+pub(crate) fn run_cpu<F: Architecture>(machine: &AbstractMachine, vms: &[Vm<'_, F>], number: usize) {
     let tags = machine.config.tags.try_into().expect("there are tags");
     let mut cpu = Cpu { machine, number, ledger: Ledger::new() };
     let mut tagging = Tagging {
@@ -122,7 +122,7 @@ impl<F: Architecture> Mistakes for Visit<'_, '_, F> {
 
 impl<'v, 'm, F: Architecture> Stay<'v> for Visit<'v, 'm, F> {
     type State = Vcpu;
-    type Machine = Vm<'m, F>;
+    type Vm = Vm<'m, F>;
 
     const COUNTED: bool = matches!(F::ARCH, Arch::Arm64);
 

@@ -11,7 +11,7 @@ use crate::bug::Bug;
 use crate::hw::format::{Arch, Format, Stage};
 use crate::hw::walk::Step;
 use crate::layout::{PHYSICAL_BITS, VA_PAGES, table, va};
-use crate::machine::Machine;
+use crate::machine::AbstractMachine;
 
 /// An access that nested tables did not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ impl<'m, F: Architecture> Visit<'_, 'm, F> {
 }
 
 /// Mistakes that are made at one moment: nobody else goes on meanwhile.
-struct Unseen<'m>(&'m Machine);
+struct Unseen<'m>(&'m AbstractMachine);
 
 impl Mistakes for Unseen<'_> {
     fn makes(&self, mistake: Mistake) -> bool {

@@ -2,12 +2,12 @@
 
 use std::ops::ControlFlow;
 
-use coherence::{CpuId, Hardware, Ledger, Outcome, Scope, SpaceReceipt};
+use coherence::{CpuId, FlushOutcome, Hardware, Ledger, Scope, SpaceReceipt};
 use memslots::Gpa;
 use paging::{FlushReceipt, Invalidation, NeverWalked, Stamp};
 use stay::amd64::{self, Asked, Initiator};
 use stay::{Mistake, Mistakes, Proof};
-use tlfs::encode::{EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
+use tlfs::encode::{CallProgress, EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
 use tlfs::{
     Call, CallRegisters, FlushScope, HvResult, InputError, InputPage, InputSource, PAGE_WORDS, PageSize,
     Profile, Reject, Targets, VpSet, XMM_WORDS,
@@ -20,7 +20,7 @@ use crate::bug::Bug;
 use crate::hw::format::Arch;
 use crate::hw::memory::POISON;
 use crate::layout::{AREA_SIZE, PAGE_SIZE, PAGES, VA_PAGES, table, va, window};
-use crate::machine::Machine;
+use crate::machine::AbstractMachine;
 use crate::program::FlushOp;
 
 /// Ranges that nobody uses, of a list that is to be long, and where they are.
@@ -81,7 +81,7 @@ fn range(page: usize, large: bool) -> VaRange {
 
 /// Kicks by interrupts.
 #[derive(Clone, Copy)]
-struct Kicks<'m>(&'m Machine);
+struct Kicks<'m>(&'m AbstractMachine);
 
 impl Mistakes for Kicks<'_> {
     fn makes(&self, mistake: Mistake) -> bool {
@@ -90,12 +90,12 @@ impl Mistakes for Kicks<'_> {
 }
 
 impl Initiator for Kicks<'_> {
-    fn has_asked(&self, asked: Asked, outcome: &Outcome) {
+    fn has_asked(&self, asked: Asked, outcome: &FlushOutcome) {
         self.0.note(|| format!("asks for {asked:?}: {:?}", Brief(*outcome)));
         self.0.point();
     }
 
-    fn has_waited(&self, outcome: &Outcome, _: u64) {
+    fn has_waited(&self, outcome: &FlushOutcome, _: u64) {
         self.0.note(|| format!("flushed: {:?}", Brief(*outcome)));
     }
 }
@@ -186,17 +186,17 @@ impl Cpu<'_> {
         let Some(call) = &mut vcpu.call else { return };
         let begin = call.begin.unwrap_or(0);
         match call.calls[0].0.progress(result) {
-            Progress::Done => {
+            CallProgress::Done => {
                 call.calls.remove(0);
                 if !call.calls.is_empty() {
                     return;
                 }
             }
-            Progress::Unfinished(rest) => {
+            CallProgress::Unfinished(rest) => {
                 call.calls[0].0 = rest;
                 return;
             }
-            Progress::Failed { .. } => {
+            CallProgress::Failed { .. } => {
                 vcpu.call = None;
                 return self.finish_op(vcpu);
             }
@@ -232,22 +232,22 @@ impl Meant {
 }
 
 /// An outcome in few words.
-struct Brief(Outcome);
+struct Brief(FlushOutcome);
 
 impl core::fmt::Debug for Brief {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Outcome { targets, deferred, kicks, elsewhere, .. } = self.0;
+        let FlushOutcome { targets, deferred, kicks, elsewhere, .. } = self.0;
         write!(f, "{targets} targets, {deferred} deferred, {kicks} kicked, {elsewhere} elsewhere")
     }
 }
 
 /// What a flush leaves behind, or a mistake in the place of one.
-pub(crate) enum Receipt {
+pub(crate) enum FlushProof {
     Flushed(SpaceReceipt<Stamp>),
     Forged(NeverWalked),
 }
 
-impl Receipt {
+impl FlushProof {
     /// One for a flush that was not made.
     pub(crate) fn forged() -> Self {
         // SAFETY: the tables and the memory are the model's own, whose processors find out what is missing.
@@ -255,7 +255,7 @@ impl Receipt {
     }
 }
 
-impl Proof for Receipt {
+impl Proof for FlushProof {
     fn receipt(&self) -> &dyn FlushReceipt {
         match self {
             Self::Flushed(receipt) => receipt,
@@ -267,7 +267,7 @@ impl Proof for Receipt {
 impl<F: Architecture> Vm<'_, F> {
     /// Flushes what `invalidation` names of what was translated by this guest's nested table, or more. Afterwards nobody uses what
     /// was replaced before now.
-    pub(crate) fn flush(&self, invalidation: Invalidation<'_>) -> Receipt {
+    pub(crate) fn flush(&self, invalidation: Invalidation<'_>) -> FlushProof {
         let machine = self.machine;
         machine.point();
         let time = machine.now();
@@ -277,18 +277,18 @@ impl<F: Architecture> Vm<'_, F> {
                 let everybody = Targets::All;
                 let named = amd64::Named::new(&everybody, self.targets.len());
                 let _nobody_is_kicked = coherence::issue(self, &named, Scope::All, &mut ledger);
-                Ok(Receipt::forged())
+                Ok(FlushProof::forged())
             }
-            Arch::Amd64 => coherence::flush_space(self, &mut ledger, &hardware).map(Receipt::Flushed),
+            Arch::Amd64 => coherence::flush_space(self, &mut ledger, &hardware).map(FlushProof::Flushed),
             Arch::Arm64 => machine
                 .flush_stage2(self.index, self, invalidation, &mut ledger, &hardware)
-                .map(Receipt::Flushed),
+                .map(FlushProof::Flushed),
         };
         let receipt = flushed.unwrap_or_else(|stalled| {
             machine.fail(|| format!("G5: {stalled}"));
-            Receipt::forged()
+            FlushProof::forged()
         });
-        if let Receipt::Flushed(receipt) = &receipt {
+        if let FlushProof::Flushed(receipt) = &receipt {
             machine.note(|| format!("flushed: {:?}", Brief(receipt.outcome())));
         }
         let mut oracle = machine.oracle.borrow_mut();

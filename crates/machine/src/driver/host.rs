@@ -7,11 +7,11 @@ use memslots::{DirtyLog, Gpa, Retired, Slot, SlotError, SlotId};
 use paging::{Flushed, Invalidation, Level, MapError, Permissions, Tables};
 use stay::Proof;
 
-use super::flush::Receipt;
+use super::flush::FlushProof;
 use super::vm::{Architecture, Log, Vm, new_slot};
 use crate::bug::Bug;
 use crate::layout::{AREA_PAGES, AREA_SIZE, PAGE_SIZE, PAGES, area};
-use crate::machine::{Machine, TablePool};
+use crate::machine::{AbstractMachine, TablePool};
 use crate::program::{Backing, GpaPage, HostOp, Track};
 
 /// A bit for each page of the largest slot.
@@ -132,7 +132,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         loop {
             let flush = |invalidation: Invalidation<'_>| match is_forged {
                 true => self.forge(),
-                false if machine.has(Bug::TableFreedEarly) => Receipt::forged(),
+                false if machine.has(Bug::TableFreedEarly) => FlushProof::forged(),
                 false => self.flush(invalidation),
             };
             match stay::step(&mut job, machine.config.step, flush, |what| self.retire(what)) {
@@ -150,10 +150,10 @@ impl<'m, F: Architecture> Vm<'m, F> {
     }
 
     /// A receipt for a flush that was not made; what it would vouch for is promised all the same.
-    fn forge(&self) -> Receipt {
+    fn forge(&self) -> FlushProof {
         let time = self.machine.now();
         self.machine.oracle.borrow_mut().promise_nested_all(self.index, time);
-        Receipt::forged()
+        FlushProof::forged()
     }
 
     /// Takes back what an update has taken out of use.
@@ -227,7 +227,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         let mut job: FetchJob<'_, '_, F, TablePool<'m>> = self.space.fetch_log(SlotId(id), &mut words)?;
         loop {
             let flush = |invalidation: Invalidation<'_>| match machine.has(Bug::FetchWithoutFlush) {
-                true => Receipt::forged(),
+                true => FlushProof::forged(),
                 false => self.flush(invalidation),
             };
             match stay::step(&mut job, machine.config.step, flush, |_| ()) {
@@ -322,9 +322,9 @@ impl<'m, F: Architecture> Vm<'m, F> {
         machine.note(|| format!("{gather:?}"));
         let is_nothing = matches!(gather.invalidation(), Invalidation::Nothing) && gather.table_count() == 0;
         let receipt = match machine.bug {
-            _ if is_nothing => Receipt::forged(),
+            _ if is_nothing => FlushProof::forged(),
             Some(Bug::FlushBeforeUnmap) => self.forge(),
-            Some(Bug::TableFreedEarly) => Receipt::forged(),
+            Some(Bug::TableFreedEarly) => FlushProof::forged(),
             _ => self.flush(gather.invalidation()),
         };
         match gather.release_in_steps(receipt.receipt()) {
@@ -356,7 +356,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
 }
 
 /// Whether a run has ended as it should.
-pub(crate) fn check_end<F: Architecture>(machine: &Machine, vms: &[Vm<'_, F>]) -> Result<(), String> {
+pub(crate) fn check_end<F: Architecture>(machine: &AbstractMachine, vms: &[Vm<'_, F>]) -> Result<(), String> {
     machine.hw.borrow().memory.check_free_tables()?;
     for vm in vms {
         vm.check_logs()?;

@@ -21,7 +21,7 @@ use crate::hw::memory::REGION_SIZE;
 use crate::layout::{
     AREA_SIZE, LAST_TABLES, PAGE_SIZE, PAGES, PHYSICAL_BITS, SPACES, TABLE_FRAMES, WINDOWS, area, table,
 };
-use crate::machine::{Machine, TablePool};
+use crate::machine::{AbstractMachine, TablePool};
 use crate::program::{Backing, GuestOp, Program};
 
 /// Pages from the start of a region to the memory of a slot whose backing lies badly.
@@ -96,7 +96,7 @@ pub(crate) struct Vcpu {
 /// A virtual machine whose nested tables have the format `F`.
 #[derive(Debug)]
 pub(crate) struct Vm<'m, F: Architecture> {
-    pub(crate) machine: &'m Machine,
+    pub(crate) machine: &'m AbstractMachine,
     pub(crate) index: usize,
     pub(crate) space: GuestSpace<F, TablePool<'m>>,
     /// By VP index: vCPUs that never run come before the first that does.
@@ -123,7 +123,7 @@ pub(crate) struct Log {
 
 impl<'m, F: Architecture> Vm<'m, F> {
     /// The machine's virtual machine of this index, with what the program has its guests do.
-    pub(crate) fn new(machine: &'m Machine, index: usize, program: &Program) -> Self {
+    pub(crate) fn new(machine: &'m AbstractMachine, index: usize, program: &Program) -> Self {
         let count = machine.config.vcpus;
         let mut slots = match machine.has(Bug::ShortGeneration) {
             true => Memslots::with_numbers(PHYSICAL_BITS, Numbers::of_bits_that_wrap(3)),
@@ -272,7 +272,7 @@ unsafe impl<F: Architecture> Walkers for Vm<'_, F> {
 
 /// A slot with new memory behind it.
 pub(crate) fn new_slot(
-    machine: &Machine,
+    machine: &AbstractMachine,
     id: u16,
     in_area: usize,
     backing: Backing,

@@ -60,7 +60,7 @@ unsafe impl TableMemory for &Arena {
     }
 }
 
-pub(super) type Space = GuestSpace<Amd64Nested, &'static Arena>;
+pub(super) type TestMemory = GuestSpace<Amd64Nested, &'static Arena>;
 
 /// A flush that was issued at that stamp and is over.
 pub(super) struct Flushed(pub(super) Stamp);
@@ -83,7 +83,7 @@ pub(super) fn slot(id: u16, gpa: u64, size: u64) -> Slot {
     }
 }
 
-fn space(slots: &[Slot], largest: Level) -> (Space, &'static Arena) {
+fn space(slots: &[Slot], largest: Level) -> (TestMemory, &'static Arena) {
     space_of(slots, largest)
 }
 
@@ -148,7 +148,7 @@ pub(super) fn leaf_count<F: Format>(
 }
 
 /// The processor stores to `gpa`: its walk sets the dirty bit. Faults as often as it has to.
-pub(super) fn store(space: &Space, arena: &'static Arena, gpa: u64) {
+pub(super) fn store(space: &TestMemory, arena: &'static Arena, gpa: u64) {
     loop {
         let mut table = space.root().0;
         let mut level = Level::Page512G;
@@ -247,7 +247,7 @@ fn p6_faults_behind_the_zap_find_no_slot_and_bring_nothing_back() {
 fn p9_p10_marks_hold_for_one_generation_and_are_not_made_during_an_update() {
     let (space, _) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
     let device = Gpa(0xf000_0000);
-    let found = |space: &Space| match space.fault(device, false) {
+    let found = |space: &TestMemory| match space.fault(device, false) {
         Fault::Mmio { found, generation } => (found, generation.is_in_progress()),
         other => panic!("{other:?}"),
     };

@@ -14,9 +14,9 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 type Stage2 = Arm64Stage2<3>;
-type Space = GuestSpace<Stage2, &'static Arena>;
+type TestMemory = GuestSpace<Stage2, &'static Arena>;
 
-fn space(slots: &[Slot], largest: Level) -> (Space, &'static Arena) {
+fn space(slots: &[Slot], largest: Level) -> (TestMemory, &'static Arena) {
     space_of(slots, largest)
 }
 
@@ -26,7 +26,7 @@ fn log(pages: u64) -> DirtyLog {
 }
 
 /// A page in each of the tables of the gigabyte from 1 GiB on.
-fn scattered(space: &Space) {
+fn scattered(space: &TestMemory) {
     for at in (GIB..2 * GIB).step_by(2 * MIB as usize) {
         touch(space, at..at + PAGE);
     }
@@ -131,7 +131,7 @@ fn p14_a_log_that_is_cancelled_leaves_a_gigabyte_in_one_page() {
     assert_eq!((leaf.level, leaf.is_dirty, arena.count()), (Level::Page1G, true, 1));
 }
 
-fn run_wide(space: &Space, mut job: Job<'_, Stage2, &'static Arena>) -> Vec<Retired> {
+fn run_wide(space: &TestMemory, mut job: Job<'_, Stage2, &'static Arena>) -> Vec<Retired> {
     let mut retired = Vec::new();
     loop {
         match job.step(1 << 16, |what| retired.push(what)) {

@@ -40,12 +40,12 @@ fn contents<F: Format>(table: &PageTable<F, &Arena>) -> Model {
 }
 
 /// A page table, and what should be in it.
-struct Machine<'a, F: Format> {
+struct Compared<'a, F: Format> {
     table: PageTable<F, &'a Arena>,
     model: Model,
 }
 
-impl<'a, F: Format> Machine<'a, F> {
+impl<'a, F: Format> Compared<'a, F> {
     /// Performs an operation on both. Returns the pages that it may have touched, and what it owes.
     fn apply(&mut self, op: Op, pace: &Pace) -> (Range<u64>, Vec<Gather<&'a Arena>>) {
         match op {
@@ -283,7 +283,7 @@ fn check_covers(gathers: &[Gather<&Arena>], before: &Model, after: &Model, touch
 
 fn run<F: Format>(ops: Vec<(Op, Pace)>) {
     let arena = Arena::new(32);
-    let mut machine = Machine { table: PageTable::<F, _>::new(&arena).unwrap(), model: Model::new() };
+    let mut machine = Compared { table: PageTable::<F, _>::new(&arena).unwrap(), model: Model::new() };
     if !F::REPLACES_IN_PLACE {
         arena.watch(Observer::new::<F>(machine.table.root()));
     }

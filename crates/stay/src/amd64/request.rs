@@ -1,6 +1,6 @@
 //! A flush that a guest asks for by hypercall: the initiator's end.
 
-use coherence::{Hardware, Issued, Ledger, Members, Outcome, Scope, Stalled, Targets};
+use coherence::{FlushOutcome, Hardware, Issued, Ledger, Members, Scope, Stalled, Targets};
 use tlfs::{FlushCall, FlushScope, GvaList};
 
 use super::plan::{Plan, Why, plan};
@@ -23,12 +23,12 @@ pub enum Asked {
 /// Who initiates: the processor of the vCPU that calls. What it is told is for counters.
 pub trait Initiator: Hardware + Mistakes + Copy {
     /// A request was published.
-    fn has_asked(&self, asked: Asked, outcome: &Outcome) {
+    fn has_asked(&self, asked: Asked, outcome: &FlushOutcome) {
         let _ = (asked, outcome);
     }
 
     /// Nobody had to be interrupted: it is over.
-    fn is_over(&self, outcome: &Outcome) {
+    fn is_over(&self, outcome: &FlushOutcome) {
         let _ = outcome;
     }
 
@@ -38,7 +38,7 @@ pub trait Initiator: Hardware + Mistakes + Copy {
     }
 
     /// Targets were interrupted and waited for since then.
-    fn has_waited(&self, outcome: &Outcome, since: u64) {
+    fn has_waited(&self, outcome: &FlushOutcome, since: u64) {
         let _ = (outcome, since);
     }
 }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     impl Initiator for Told<'_> {
-        fn has_asked(&self, asked: Asked, outcome: &Outcome) {
+        fn has_asked(&self, asked: Asked, outcome: &FlushOutcome) {
             self.asked.set(Some((asked, outcome.targets, outcome.elsewhere)));
         }
     }

@@ -1,7 +1,7 @@
 //! The guest's end: from ranges and targets to hypercalls.
 //!
 //! ```
-//! use quell_tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, Progress, VaRange};
+//! use quell_tlfs::encode::{FlushCalls, FlushRequest, Interface, ListLimit, CallProgress, VaRange};
 //! use quell_tlfs::{HvResult, PAGE_WORDS, Status, Targets, VpSet};
 //!
 //! # fn hypercall(_: quell_tlfs::Control, _: &[u64]) -> HvResult { HvResult::of(Status::SUCCESS, 2) }
@@ -18,9 +18,9 @@
 //! while let Some(mut call) = calls.next_into(&mut page) {
 //!     loop {
 //!         match call.progress(hypercall(call.control, call.words(&page))) {
-//!             Progress::Done => break,
-//!             Progress::Unfinished(rest) => call = rest,
-//!             Progress::Failed { .. } => return Ok(()), // flush by interrupts instead
+//!             CallProgress::Done => break,
+//!             CallProgress::Unfinished(rest) => call = rest,
+//!             CallProgress::Failed { .. } => return Ok(()), // flush by interrupts instead
 //!         }
 //!     }
 //! }
@@ -96,15 +96,15 @@ impl EncodedCall {
     }
 
     /// What to do after the hypervisor has returned `result` for this call. TLFS, "Hypercall Outputs".
-    pub const fn progress(&self, result: HvResult) -> Progress {
+    pub const fn progress(&self, result: HvResult) -> CallProgress {
         let (start, count) = (self.control.rep_start(), self.control.rep_count());
         let done = result.reps_complete();
         match result.status() {
-            Status::SUCCESS if count == 0 || done >= count => Progress::Done,
+            Status::SUCCESS if count == 0 || done >= count => CallProgress::Done,
             Status::SUCCESS if done > start => {
-                Progress::Unfinished(Self { control: self.control.resumed_at(done), ..*self })
+                CallProgress::Unfinished(Self { control: self.control.resumed_at(done), ..*self })
             }
-            status => Progress::Failed { status, done: if done < count { done } else { count } },
+            status => CallProgress::Failed { status, done: if done < count { done } else { count } },
         }
     }
 }
@@ -114,7 +114,7 @@ impl EncodedCall {
 /// Exhaustive: a caller that overlooks an outcome takes a flush for done that is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Progress {
+pub enum CallProgress {
     /// All of it has been done.
     Done,
     /// A part of the list has been done; the call to make next, with the same page or registers, does the

@@ -107,7 +107,7 @@ fn flush<R: Iterator<Item = VaRange> + Clone>(
                     flushed.pages = Some(vec![]);
                 }
             }
-            assert_eq!(call.progress(flush.completed()), Progress::Done);
+            assert_eq!(call.progress(flush.completed()), CallProgress::Done);
         });
     }
     if let Some(Flushed { pages: listed @ Some(_), .. }) = &mut flushed {
@@ -338,22 +338,22 @@ fn h3_o16_what_a_result_means() {
     let call =
         FlushCalls::list(all(None), MEMORY, ranges.iter().copied(), NO_LIMIT).next_into(&mut page).unwrap();
     let after = |call: &EncodedCall, status, reps| call.progress(HvResult::of(status, reps));
-    assert_eq!(after(&call, Status::SUCCESS, 9), Progress::Done);
-    assert_eq!(after(&call, Status::SUCCESS, 10), Progress::Done);
-    let Progress::Unfinished(rest) = after(&call, Status::SUCCESS, 4) else { panic!() };
+    assert_eq!(after(&call, Status::SUCCESS, 9), CallProgress::Done);
+    assert_eq!(after(&call, Status::SUCCESS, 10), CallProgress::Done);
+    let CallProgress::Unfinished(rest) = after(&call, Status::SUCCESS, 4) else { panic!() };
     make(&rest, &page, MEMORY, |decoded| {
         let Call::Flush(FlushCall { scope: FlushScope::List(list), .. }) = decoded else { panic!() };
         assert!(list.elements().map(|(index, _)| index).eq(4..9));
     });
     for done in [0, 1, 4] {
-        let stuck = Progress::Failed { status: Status::SUCCESS, done };
+        let stuck = CallProgress::Failed { status: Status::SUCCESS, done };
         assert_eq!(after(&rest, Status::SUCCESS, done), stuck, "no progress is no success");
     }
-    let failed = Progress::Failed { status: Status::INVALID_PARAMETER, done: 3 };
+    let failed = CallProgress::Failed { status: Status::INVALID_PARAMETER, done: 3 };
     assert_eq!(after(&call, Status::INVALID_PARAMETER, 3), failed);
     let space = FlushCalls::space(all(None), MEMORY).next_into(&mut page).unwrap();
-    assert_eq!(after(&space, Status::SUCCESS, 0), Progress::Done);
-    let failed = Progress::Failed { status: Status::ACCESS_DENIED, done: 0 };
+    assert_eq!(after(&space, Status::SUCCESS, 0), CallProgress::Done);
+    let failed = CallProgress::Failed { status: Status::ACCESS_DENIED, done: 0 };
     assert_eq!(after(&space, Status::ACCESS_DENIED, 9), failed);
 }
 

@@ -10,7 +10,7 @@ use crate::table::{judge, table};
 const WALL_RATIO_MAX: f64 = 1.0 / 31.0;
 
 /// One row of the table.
-struct Target {
+struct Budget {
     name: &'static str,
     label: &'static str,
     /// Instructions of Linux KVM 6.1 and 6.12 in the same machine, by the same method; 0 where that was not measured. KVM's
@@ -42,38 +42,38 @@ fn kvm_of_max(cpu: ArmCpu, figures: [f64; 2]) -> [f64; 2] {
     if cpu == ArmCpu::Max { figures } else { [0.0; 2] }
 }
 
-const TARGETS: [Target; 6] = [
-    Target {
+const TARGETS: [Budget; 6] = [
+    Budget {
         name: BLOCKING,
         label: "1 GiB of 4K pages goes: until the guest may go on",
         kvm: kvm_deletion,
         limits: |cpu| if cpu == ArmCpu::Max { [5e3, 2.0] } else { [10e3, NONE] },
     },
-    Target {
+    Budget {
         name: TOTAL,
         label: "… until all of it is given back",
         kvm: kvm_deletion,
         limits: |cpu| if cpu == ArmCpu::Max { [4.0 * M, 4.0] } else { [0.5 * kvm_deletion(cpu)[0], NONE] },
     },
-    Target {
+    Budget {
         name: PER_PAGE,
         label: "… page by page, for comparison",
         kvm: kvm_deletion,
         limits: |_| [NONE, NONE],
     },
-    Target {
+    Budget {
         name: ENABLE,
         label: "stores to 1 GiB begin to be logged",
         kvm: |cpu| kvm_of_max(cpu, [14.0 * M, 0.0]),
         limits: |cpu| of_max(cpu, 2.0 * M),
     },
-    Target {
+    Budget {
         name: FETCH,
         label: "a log of 262,144 dirty pages is fetched",
         kvm: |cpu| kvm_of_max(cpu, [15.5 * M, 0.0]),
         limits: |cpu| of_max(cpu, 4.0 * M),
     },
-    Target {
+    Budget {
         name: FAULT_IN,
         label: "a page of 4K is installed after a fault",
         kvm: |cpu| kvm_of_max(cpu, [4800.0, 5000.0]),

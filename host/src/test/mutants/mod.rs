@@ -3,7 +3,7 @@
 
 mod survivors;
 
-use super::progress::Progress;
+use super::progress::ProgressView;
 use super::{Tally, lines, verdict};
 use crate::machine::signals::Signals;
 use crate::workspace;
@@ -77,7 +77,7 @@ pub(super) fn test(list: bool, wanted: &impl Fn(&str) -> bool, signals: &Signals
     let path = workspace::root().join(LIST);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let listed = Listed::parse(&text).context(LIST)?;
-    let progress = Progress::new();
+    let progress = ProgressView::new();
     install(&progress, signals)?;
     let mut total = Tally::default();
     for area in areas {
@@ -90,7 +90,7 @@ pub(super) fn test(list: bool, wanted: &impl Fn(&str) -> bool, signals: &Signals
 }
 
 /// Installs cargo-mutants where cargo keeps the user's programs, unless it is there.
-fn install(progress: &Progress, signals: &Signals) -> Result<()> {
+fn install(progress: &ProgressView, signals: &Signals) -> Result<()> {
     let mut command = workspace::cargo();
     command.args(["mutants", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
     if command.status().context("cannot start cargo")?.success() {
@@ -111,14 +111,14 @@ fn install(progress: &Progress, signals: &Signals) -> Result<()> {
 
 /// What became of the mutants of one area, by name.
 #[derive(Debug, Default)]
-struct Outcome {
+struct MutantOutcome {
     caught: Vec<String>,
     timed_out: Vec<String>,
     missed: Vec<String>,
     unviable: Vec<String>,
 }
 
-impl Outcome {
+impl MutantOutcome {
     /// Reads what cargo-mutants left in `directory`.
     fn read(directory: &Path) -> Result<Self> {
         let read = |file: &str| -> Result<Vec<String>> {
@@ -149,7 +149,7 @@ impl Outcome {
 
 impl Area {
     /// Runs it, and counts as one test.
-    fn run(&self, listed: &Listed, progress: &Progress, signals: &Signals) -> Result<Tally> {
+    fn run(&self, listed: &Listed, progress: &ProgressView, signals: &Signals) -> Result<Tally> {
         let running = progress.begin(self.name);
         let output = workspace::target_dir("mutants").join(self.package);
         fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
@@ -164,7 +164,7 @@ impl Area {
             running.end(false, &format!("cargo-mutants: {status}"), &seen.others.join("\n"));
             return Ok(Tally { failed: 1, ..Tally::default() });
         }
-        let outcome = Outcome::read(&output.join("mutants.out"))?;
+        let outcome = MutantOutcome::read(&output.join("mutants.out"))?;
         let unlisted = listed.unlisted(&outcome.missed);
         let mut detail = unlisted.iter().map(|name| format!("missed: {name}")).collect::<Vec<_>>();
         if !unlisted.is_empty() {

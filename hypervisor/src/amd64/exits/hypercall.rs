@@ -5,7 +5,7 @@ use crate::amd64::processor::Amd64;
 use crate::amd64::{CR0_PE, RFLAGS_VM};
 #[cfg(feature = "defects")]
 use crate::hyperv::defects;
-use crate::hyperv::{Caller, Outcome, hypercall};
+use crate::hyperv::{CallOutcome, Caller, hypercall};
 use crate::vm::{Context, Next};
 
 /// VMMCALL: a hypercall. Its instruction may have to be executed again.
@@ -30,20 +30,20 @@ pub(super) fn on_hypercall<A: Amd64>(context: &mut Context<'_, A>, _: Exit) -> T
         None => hypercall::handle(&caller, parameters, partition, &memory, &mut services, page),
     };
     let (result, next) = match outcome {
-        Outcome::Complete(result) => (result, Next::Resume),
-        Outcome::Yield(result) => (result, Next::Yield),
-        Outcome::Continue(control) => {
+        CallOutcome::Complete(result) => (result, Next::Resume),
+        CallOutcome::Yield(result) => (result, Next::Yield),
+        CallOutcome::Continue(control) => {
             caller.set_control(&mut context.state.registers.0, control);
             // Where the instruction before it holds interrupts off, it does so for the first part
             // only.
             context.state.vmcb.interrupt_shadow &= !1;
             return Then::Stay(Next::Resume);
         }
-        Outcome::UndefinedOpcode => {
+        CallOutcome::UndefinedOpcode => {
             context.state.raise_undefined();
             return Then::Stay(Next::Resume);
         }
-        Outcome::GeneralProtection => return Then::protection(context),
+        CallOutcome::GeneralProtection => return Then::protection(context),
     };
     caller.set_result(&mut context.state.registers.0, result);
     Then::Behind(next)

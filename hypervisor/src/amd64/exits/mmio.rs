@@ -6,7 +6,7 @@ use memslots::{GuestMemory, Resolution};
 use paging::Gpa;
 use paging::guest::Access;
 
-use crate::vm::{Context, Machine, Next, increase};
+use crate::vm::{Context, Next, Vm, increase};
 use hostlink::counters::Counter;
 
 use super::with_translation;
@@ -15,8 +15,8 @@ use crate::amd64::processor::Amd64;
 use crate::amd64::state::VcpuState;
 use crate::amd64::vmcb::{DR6_SINGLE_STEP, RFLAGS_TF, Vmcb, clean};
 use crate::devices::pc::lapic::{Effect, Lapic};
-use crate::devices::pc::platform::Platform;
-use crate::emulator::{Cpu, Failure, Memory, Outcome, SegmentBases, execute};
+use crate::devices::pc::platform::PcBoard;
+use crate::emulator::{Cpu, EmulationOutcome, Failure, Memory, SegmentBases, execute};
 
 const PAGE: u64 = 4096;
 
@@ -39,18 +39,18 @@ pub(super) fn emulate_access<A: Amd64>(context: &mut Context<'_, A>, mmio: Optio
         Err(error) => (Err(error), LapicEffects::default()),
     };
     match outcome {
-        Ok((Outcome::Done, length)) => {
+        Ok((EmulationOutcome::Done, length)) => {
             context.state.rsp_to_vmcb();
             context.state.skip(length);
         }
-        Ok((Outcome::Unfinished, _)) => {
+        Ok((EmulationOutcome::Unfinished, _)) => {
             // What the instruction before it holds off, it does for the first elements only.
             context.state.vmcb.interrupt_shadow &= !1;
             if context.state.vmcb.rflags & RFLAGS_TF != 0 {
                 context.state.raise_debug(DR6_SINGLE_STEP);
             }
         }
-        Ok((Outcome::Retry, _)) => {}
+        Ok((EmulationOutcome::Retry, _)) => {}
         Err(error) => {
             log::debug!("vCPU {}: access is not emulated: {error:?}", context.vcpu.index);
             context.state.raise_fetch_error(error);
@@ -83,12 +83,12 @@ struct LapicEffects {
 
 /// Carries out an instruction of a vCPU.
 fn emulate<A: Amd64>(
-    vm: &Machine<A>,
+    vm: &Vm<A>,
     state: &mut VcpuState,
     memory: &GuestMemory<'_>,
     mmio: Option<Gpa>,
     instruction: &Instruction,
-) -> (Result<Outcome, FetchError>, LapicEffects) {
+) -> (Result<EmulationOutcome, FetchError>, LapicEffects) {
     let vmcb = &*state.vmcb;
     let mut flags = vmcb.rflags;
     let mut cpu = Cpu {
@@ -114,7 +114,7 @@ fn emulate<A: Amd64>(
 
 /// What a vCPU reaches by its linear addresses.
 struct Reach<'a, A: Amd64> {
-    vm: &'a Machine<A>,
+    vm: &'a Vm<A>,
     vmcb: &'a Vmcb,
     memory: &'a GuestMemory<'a>,
     /// An address in a page that has no memory.
@@ -138,7 +138,7 @@ impl<A: Amd64> Reach<'_, A> {
 
     /// The devices here have 32-bit registers; any other access finds nothing.
     fn is_register(gpa: Gpa, len: usize) -> bool {
-        len == 4 && Platform::is_mmio(gpa.0)
+        len == 4 && PcBoard::is_mmio(gpa.0)
     }
 
     fn is_lapic(&self, gpa: Gpa, len: usize) -> bool {

@@ -167,7 +167,7 @@ offer_arm64! {
             Tables(pool)
         }
 
-        fn share(config: &Config<'_>, space: &Space<Self>) -> Result<Shared, CreateError> {
+        fn share(config: &Config<'_>, space: &VmMemory<Self>) -> Result<Shared, CreateError> {
             Shared::new::<Self>(config, space, stage2::set_up(config.switches.stage2_unmap))
         }
     }

@@ -77,7 +77,7 @@ fn unsupported(why: &dyn core::fmt::Display) -> ! {
     image::refuse(ExitCode::Unsupported, why)
 }
 
-fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'static str> {
+fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result<(), &'static str> {
     let pm_timer = firmware.pm_timer.ok_or("ACPI has no power management timer")?;
     let mut free = FreeMemory::default();
     let ram: ArrayVec<Range<u64>, RANGES> = info.ram.into_iter().map(Range::from).collect();
@@ -108,7 +108,7 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::Machine) -> Result<(), &'
 }
 
 /// APIC ids of all CPUs, the one that runs now first.
-fn boot_cpu_first(firmware: &firmware::Machine) -> ArrayVec<u64, { MAX_CPUS }> {
+fn boot_cpu_first(firmware: &firmware::FirmwareTables) -> ArrayVec<u64, { MAX_CPUS }> {
     let own = cpuid::host_apic_id::<Local>();
     let others = firmware.apic_ids.iter().copied().filter(|&id| id != own);
     core::iter::once(own).chain(others).take(MAX_CPUS).map(u64::from).collect()

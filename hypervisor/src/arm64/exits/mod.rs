@@ -22,7 +22,7 @@ use hostlink::counters::Counter;
 
 use super::inject;
 use super::processor::{Arm64, Features, Processor, Vector};
-use super::serror::{self, Outcome};
+use super::serror::{self, SErrorOutcome};
 use super::step;
 use crate::vm::{Context, GUEST, Next};
 use abort::Abort;
@@ -264,8 +264,8 @@ fn on_serror<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome) -> Next
     let vcpu = context.vcpu.index;
     log::warn!(target: GUEST, "asynchronous abort (SError) while vCPU {vcpu} ran, syndrome {:#x}", syndrome.0);
     match serror::outcome(syndrome.0, A::features().contains(Features::ERRORS)) {
-        Outcome::Harmless => {}
-        Outcome::Virtual => context.state.raise_serror(),
+        SErrorOutcome::Harmless => {}
+        SErrorOutcome::Virtual => context.state.raise_serror(),
     }
     Next::Resume
 }

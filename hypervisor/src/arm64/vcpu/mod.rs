@@ -14,7 +14,7 @@ use super::system;
 use crate::devices::virt::gic::{self, Deactivate, Maintenance};
 use crate::devices::virt::psci::Power;
 use crate::vm::files::Defects;
-use crate::vm::{Context, Machine, PerCpu};
+use crate::vm::{Context, PerCpu, Vm};
 
 /// What others post to a vCPU.
 #[derive(Debug)]
@@ -187,7 +187,7 @@ fn settle_interrupts<A: Arm64>(context: &mut Context<'_, A>) {
 
 /// The processor with a vCPU's state. Interrupts are masked.
 struct El1<'a, A: Arm64> {
-    vm: &'a Machine<A>,
+    vm: &'a Vm<A>,
     cpu: &'a PerCpu<A>,
     state: &'a mut VcpuState<A>,
     workspace: &'a mut Workspace,

@@ -17,7 +17,7 @@ use crate::devices::virt::gic::ListRegister;
 use crate::devices::virt::psci::Start;
 use crate::vm::arch::Cpus;
 
-type Vm = &'static Machine<Made>;
+type MadeVm = &'static Vm<Made>;
 
 fn workspace(cpu: u32) -> Workspace {
     Workspace::new(Made::cpu(cpu).expect("a CPU"))
@@ -25,7 +25,7 @@ fn workspace(cpu: u32) -> Workspace {
 
 /// The turn of a vCPU on a CPU.
 fn turn<R>(
-    vm: Vm,
+    vm: MadeVm,
     cpu: u32,
     vcpu: usize,
     place: &mut Workspace,

@@ -124,7 +124,7 @@ impl PlatformEffect {
 
 /// The devices of one VM.
 #[derive(Clone, Debug, Default)]
-pub struct Platform {
+pub struct PcBoard {
     com1: Uart16550,
     com2: Uart16550,
     ioapic: IoApic,
@@ -133,7 +133,7 @@ pub struct Platform {
     pit: Pit,
 }
 
-impl Platform {
+impl PcBoard {
     /// All devices after reset.
     #[must_use]
     pub fn new() -> Self {
@@ -269,8 +269,8 @@ mod tests {
     use crate::devices::pc::message::{Destination, MessageKind, Trigger};
 
     /// A platform whose I/O APIC sends the ports' interrupts: COM1 as 0x34 and COM2 as 0x33, edge-triggered.
-    fn platform() -> Platform {
-        let mut platform = Platform::new();
+    fn platform() -> PcBoard {
+        let mut platform = PcBoard::new();
         for port in SerialPort::ALL {
             let register = 0x10 + 2 * u32::from(port.pin());
             let _ = platform.mmio_write(ioapic::BASE, register);
@@ -279,7 +279,7 @@ mod tests {
         platform
     }
 
-    fn out(platform: &mut Platform, port: u16, value: u8) -> PlatformEffect {
+    fn out(platform: &mut PcBoard, port: u16, value: u8) -> PlatformEffect {
         platform.port_write(port, PortSize::Byte, value.into(), || 0)
     }
 
@@ -321,7 +321,7 @@ mod tests {
     fn the_clocks_ports_ask_for_the_time_and_a_reset_leaves_it() {
         let mut platform = platform();
         let now = || 1_795_383_836_000_000_000;
-        let year = |platform: &mut Platform| {
+        let year = |platform: &mut PcBoard| {
             let _ = platform.port_write(0x70, PortSize::Byte, 9, now);
             platform.port_read(0x71, PortSize::Byte, now)
         };
@@ -339,7 +339,7 @@ mod tests {
         for (port, value) in [(0x61, 1), (0x43, 0xb0), (0x42, 0xa9), (0x42, 0x04)] {
             let _ = platform.port_write(port, PortSize::Byte, value, || start);
         }
-        let output = |platform: &mut Platform, us: u64| {
+        let output = |platform: &mut PcBoard, us: u64| {
             platform.port_read(0x61, PortSize::Byte, || start + us * 1000) & 0x20 != 0
         };
         assert!(!output(&mut platform, 999) && output(&mut platform, 1001), "1193 ticks are 1 ms");
@@ -430,8 +430,8 @@ mod tests {
     #[test]
     fn registers_of_the_io_apic_are_where_the_tables_say() {
         let mut platform = platform();
-        assert!(Platform::is_mmio(0xfec0_0000) && Platform::is_mmio(0xfec0_0fff));
-        assert!(!Platform::is_mmio(0xfec0_1000) && !Platform::is_mmio(0xfebf_ffff) && !Platform::is_mmio(0));
+        assert!(PcBoard::is_mmio(0xfec0_0000) && PcBoard::is_mmio(0xfec0_0fff));
+        assert!(!PcBoard::is_mmio(0xfec0_1000) && !PcBoard::is_mmio(0xfebf_ffff) && !PcBoard::is_mmio(0));
         let _ = platform.mmio_write(0xfec0_0000, 1);
         assert_eq!(platform.mmio_read(0xfec0_0010), 0x0017_0020);
         assert_eq!(platform.mmio_read(0xfee0_0020), u32::MAX);

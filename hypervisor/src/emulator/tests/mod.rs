@@ -97,7 +97,7 @@ impl Memory for World {
 }
 
 /// A processor and its world.
-struct Machine {
+struct TestCpu {
     registers: Gprs,
     flags: u64,
     bases: SegmentBases,
@@ -105,7 +105,7 @@ struct Machine {
     world: World,
 }
 
-impl Machine {
+impl TestCpu {
     fn new() -> Self {
         // Each register tells which it is, and RDI points to the device.
         let mut registers = core::array::from_fn(|number| 0x1111_1111_1111_1111 * number as u64);
@@ -120,7 +120,7 @@ impl Machine {
         machine
     }
 
-    fn run(&mut self, code: &[u8]) -> Result<Outcome, Failure<u64>> {
+    fn run(&mut self, code: &[u8]) -> Result<EmulationOutcome, Failure<u64>> {
         let instruction = Decoder::with_ip(self.bits, code, 0x1000, DecoderOptions::NONE).decode();
         assert_eq!(instruction.len(), code.len(), "{code:02x?}");
         let mut cpu = Cpu {

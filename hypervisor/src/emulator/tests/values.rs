@@ -22,8 +22,8 @@ fn loads_of_every_size_and_extension() {
         (&[0x0f, 0x38, 0xf0, 0x1f], 0x9122_3344),         // movbe ebx, [rdi]
         (&[0x48, 0x0f, 0x38, 0xf0, 0x1f], OLD.swap_bytes()), // movbe rbx, [rdi]
     ] {
-        let mut machine = Machine::with(OLD);
-        assert_eq!(machine.run(code), Ok(Outcome::Done), "{code:02x?}");
+        let mut machine = TestCpu::with(OLD);
+        assert_eq!(machine.run(code), Ok(EmulationOutcome::Done), "{code:02x?}");
         assert_eq!(machine.registers[RBX], expected, "{code:02x?}");
         assert_eq!((machine.device(), machine.flags), (OLD, 2));
         assert_eq!(machine.world.seen.len(), 1);
@@ -45,9 +45,9 @@ fn stores_of_every_size() {
         (&[0x48, 0xc7, 0x07, 0xfe, 0xff, 0xff, 0xff], 8, u64::MAX - 1), // mov qword [rdi], -2
         (&[0x0f, 0x38, 0xf1, 0x07], 4, 0x2233_4455),                    // movbe [rdi], eax
     ] {
-        let mut machine = Machine::with(OLD);
+        let mut machine = TestCpu::with(OLD);
         machine.registers[RAX] = 0x5544_3322;
-        assert_eq!(machine.run(code), Ok(Outcome::Done), "{code:02x?}");
+        assert_eq!(machine.run(code), Ok(EmulationOutcome::Done), "{code:02x?}");
         assert_eq!(machine.world.seen, [Seen::Write(0, size, expected)], "{code:02x?}");
         assert_eq!(machine.device(), OLD & !mask(size as u32) | expected);
     }
@@ -63,30 +63,30 @@ fn arithmetic_on_memory_and_from_it() {
         (0x09, 0x7733_33b3),
         (0x31, 0x7700_11a2_u64),
     ] {
-        let mut machine = Machine::with(OLD);
-        assert_eq!(machine.run(&[0xf0, opcode, 0x1f]), Ok(Outcome::Done), "lock op [rdi], ebx");
+        let mut machine = TestCpu::with(OLD);
+        assert_eq!(machine.run(&[0xf0, opcode, 0x1f]), Ok(EmulationOutcome::Done), "lock op [rdi], ebx");
         assert_eq!(machine.world.seen, [Seen::Read(0, 4), Seen::Write(0, 4, expected)], "{opcode:#x}");
 
-        let mut machine = Machine::with(OLD);
-        assert_eq!(machine.run(&[opcode + 2, 0x1f]), Ok(Outcome::Done), "op ebx, [rdi]");
+        let mut machine = TestCpu::with(OLD);
+        assert_eq!(machine.run(&[opcode + 2, 0x1f]), Ok(EmulationOutcome::Done), "op ebx, [rdi]");
         let difference = if opcode == 0x29 { 0xef00_10a2 } else { expected };
         assert_eq!(machine.registers[RBX], difference, "{opcode:#x}");
         assert_eq!(machine.world.seen, [Seen::Read(0, 4)]);
     }
-    let mut machine = Machine::with(OLD);
-    assert_eq!(machine.run(&[0x83, 0x27, 0xf0]), Ok(Outcome::Done), "and dword [rdi], -16");
+    let mut machine = TestCpu::with(OLD);
+    assert_eq!(machine.run(&[0x83, 0x27, 0xf0]), Ok(EmulationOutcome::Done), "and dword [rdi], -16");
     assert_eq!(machine.device() as u32, 0x4433_2290);
-    assert_eq!(machine.run(&[0x80, 0x0f, 0x0f]), Ok(Outcome::Done), "or byte [rdi], 15");
+    assert_eq!(machine.run(&[0x80, 0x0f, 0x0f]), Ok(EmulationOutcome::Done), "or byte [rdi], 15");
     assert_eq!(machine.device() as u32, 0x4433_229f);
 }
 
 #[test]
 fn comparisons_write_nothing_but_flags() {
     let run = |code: &[u8], accumulator| {
-        let mut machine = Machine::with(OLD);
+        let mut machine = TestCpu::with(OLD);
         machine.flags = 2 | ARITHMETIC | TF;
         machine.registers[RAX] = accumulator;
-        assert_eq!(machine.run(code), Ok(Outcome::Done), "{code:02x?}");
+        assert_eq!(machine.run(code), Ok(EmulationOutcome::Done), "{code:02x?}");
         assert_eq!(machine.world.seen.len(), 1);
         assert!(matches!(machine.world.seen[0], Seen::Read(0, _)));
         assert_eq!(machine.flags & !ARITHMETIC, 2 | TF, "the other flags stay");
@@ -114,38 +114,38 @@ fn bit_tests_find_their_bit() {
         (&[0x48, 0x0f, 0xa3, 0x1f], 127, Seen::Read(8, 8), false), // bt [rdi], rbx
         (&[0x66, 0x0f, 0xa3, 0x1f], 0x0001_0010, Seen::Read(2, 2), true), // bt [rdi], bx: bit 0 of the second word
     ] {
-        let mut machine = Machine::with(OLD);
+        let mut machine = TestCpu::with(OLD);
         machine.registers[RBX] = rbx;
         machine.flags = 2 | ZF | if carry { 0 } else { CF };
-        assert_eq!(machine.run(code), Ok(Outcome::Done), "{code:02x?}");
+        assert_eq!(machine.run(code), Ok(EmulationOutcome::Done), "{code:02x?}");
         assert_eq!(machine.world.seen, [read], "{code:02x?}");
         assert!(machine.has(ZF | if carry { CF } else { 0 }), "{code:02x?}: CF alone changes");
     }
-    let mut machine = Machine::with(OLD);
+    let mut machine = TestCpu::with(OLD);
     machine.registers[RDI] += 8;
     machine.registers[RBX] = u64::MAX;
-    assert_eq!(machine.run(&[0x0f, 0xa3, 0x1f]), Ok(Outcome::Done));
+    assert_eq!(machine.run(&[0x0f, 0xa3, 0x1f]), Ok(EmulationOutcome::Done));
     assert_eq!(machine.world.seen, [Seen::Read(4, 4)], "bit -1 is the last one before");
     assert!(machine.has(CF));
 }
 
 #[test]
 fn exchanges() {
-    let mut machine = Machine::with(OLD);
-    assert_eq!(machine.run(&[0x87, 0x1f]), Ok(Outcome::Done), "xchg [rdi], ebx");
+    let mut machine = TestCpu::with(OLD);
+    assert_eq!(machine.run(&[0x87, 0x1f]), Ok(EmulationOutcome::Done), "xchg [rdi], ebx");
     assert_eq!(machine.world.seen, [Seen::Read(0, 4), Seen::Write(0, 4, 0x3333_3333)]);
     assert_eq!((machine.registers[RBX], machine.flags), (0x4433_2291, 2));
 
-    let mut machine = Machine::with(OLD);
+    let mut machine = TestCpu::with(OLD);
     machine.registers[RAX] = 0xdead_0000_4433_2291;
-    assert_eq!(machine.run(&[0xf0, 0x0f, 0xb1, 0x1f]), Ok(Outcome::Done), "lock cmpxchg [rdi], ebx");
+    assert_eq!(machine.run(&[0xf0, 0x0f, 0xb1, 0x1f]), Ok(EmulationOutcome::Done), "lock cmpxchg [rdi], ebx");
     assert_eq!(machine.world.seen, [Seen::Read(0, 4), Seen::Write(0, 4, 0x3333_3333)]);
     assert_eq!(machine.registers[RAX], 0xdead_0000_4433_2291, "equal: the accumulator stays");
     assert!(machine.has(ZF | PF));
 
-    let mut machine = Machine::with(OLD);
+    let mut machine = TestCpu::with(OLD);
     machine.registers[RAX] = 0xdead_0000_4433_2290;
-    assert_eq!(machine.run(&[0x0f, 0xb1, 0x1f]), Ok(Outcome::Done));
+    assert_eq!(machine.run(&[0x0f, 0xb1, 0x1f]), Ok(EmulationOutcome::Done));
     assert_eq!(
         machine.world.seen,
         [Seen::Read(0, 4), Seen::Write(0, 4, 0x4433_2291)],
@@ -187,9 +187,9 @@ proptest! {
         let (prefix, opcode_of_size, bits): (&[u8], u8, u32) =
             [(&[][..], opcode - 1, 8), (&[0x66], opcode, 16), (&[], opcode, 32), (&[0x48], opcode, 64)][size];
         let second = if near { first.wrapping_add(second % 3) } else { second };
-        let mut machine = Machine::with(first);
+        let mut machine = TestCpu::with(first);
         machine.registers[RBX] = second;
-        prop_assert_eq!(machine.run(&[prefix, &[opcode_of_size, 0x1f]].concat()), Ok(Outcome::Done));
+        prop_assert_eq!(machine.run(&[prefix, &[opcode_of_size, 0x1f]].concat()), Ok(EmulationOutcome::Done));
         let mask = mask(bits / 8);
         let (result, flags) = reference(opcode, first & mask, second & mask, bits);
         prop_assert_eq!(machine.device(), first & !mask | result);

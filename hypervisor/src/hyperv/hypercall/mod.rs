@@ -97,7 +97,7 @@ pub trait Services {
 /// How a hypercall ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Outcome {
+pub enum CallOutcome {
     /// Write the result ([`Caller::set_result`]) and go on after the instruction.
     Complete(HvResult),
     /// The same, and let another vCPU have the CPU: the caller waits for one that is not running. It is
@@ -126,24 +126,24 @@ pub fn handle(
     memory: &impl InputSource,
     services: &mut impl Services,
     page: &mut InputPage,
-) -> Outcome {
+) -> CallOutcome {
     if !caller.may_call() || !partition.hypercalls_enabled() {
-        return Outcome::UndefinedOpcode;
+        return CallOutcome::UndefinedOpcode;
     }
     // Looked at where it is: a call is large to move.
     match &tlfs::decode(parameters, memory, page, &PROFILE) {
         Ok(Call::Flush(flush)) => match services.flush(flush) {
-            done if done < flush.rep_count => Outcome::Continue(parameters.resumed_at(done).control),
-            _ => Outcome::Complete(flush.completed()),
+            done if done < flush.rep_count => CallOutcome::Continue(parameters.resumed_at(done).control),
+            _ => CallOutcome::Complete(flush.completed()),
         },
         Ok(call @ Call::ClusterIpi(ipi)) => {
             services.interrupt(ipi);
-            Outcome::Complete(call.completed())
+            CallOutcome::Complete(call.completed())
         }
-        Ok(call @ Call::LongSpinWait { .. }) => Outcome::Yield(call.completed()),
-        Err(Reject::Failed(result)) => Outcome::Complete(*result),
-        Err(Reject::UndefinedOpcode) => Outcome::UndefinedOpcode,
-        Err(Reject::InputNotMemory { .. }) => Outcome::GeneralProtection,
+        Ok(call @ Call::LongSpinWait { .. }) => CallOutcome::Yield(call.completed()),
+        Err(Reject::Failed(result)) => CallOutcome::Complete(*result),
+        Err(Reject::UndefinedOpcode) => CallOutcome::UndefinedOpcode,
+        Err(Reject::InputNotMemory { .. }) => CallOutcome::GeneralProtection,
     }
 }
 

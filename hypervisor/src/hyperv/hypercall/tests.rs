@@ -1,4 +1,4 @@
-use super::super::cpuid::Platform;
+use super::super::cpuid::PartitionTraits;
 use super::super::vp::Vp;
 use super::*;
 use tlfs::{FlushScope, InputError, Status, Targets, XMM_WORDS, msr};
@@ -7,7 +7,7 @@ const LONG: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: false,
 const LEGACY: Caller = Caller { long_mode_64: false, ..LONG };
 
 fn partition() -> Partition {
-    let platform = Platform {
+    let platform = PartitionTraits {
         flush_hypercall: false,
         invariant_tsc: false,
         nested_paging: true,
@@ -89,7 +89,7 @@ fn call(
     registers: &Gprs,
     partition: &Partition,
     words: &'static [u64],
-) -> (Outcome, Engine) {
+) -> (CallOutcome, Engine) {
     let mut engine = Engine::default();
     let (parameters, mut page) = (caller.parameters(registers), InputPage::new());
     let outcome = handle(caller, parameters, partition, &Memory(words), &mut engine, &mut page);
@@ -111,8 +111,8 @@ fn long(control: u64, input: u64) -> Gprs {
     gprs([(RCX, control), (RDX, input), (R8, 3)])
 }
 
-fn complete(status: Status, reps: u16) -> Outcome {
-    Outcome::Complete(HvResult::of(status, reps))
+fn complete(status: Status, reps: u16) -> CallOutcome {
+    CallOutcome::Complete(HvResult::of(status, reps))
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn h14_only_ring_0_in_protected_mode_may_call() {
     ] {
         let (outcome, engine) = call(&caller, &Gprs::default(), &enabled(), &[]);
         let expected =
-            if allowed { complete(Status::INVALID_HYPERCALL_CODE, 0) } else { Outcome::UndefinedOpcode };
+            if allowed { complete(Status::INVALID_HYPERCALL_CODE, 0) } else { CallOutcome::UndefinedOpcode };
         assert_eq!(outcome, expected, "{caller:?}");
         assert!(engine.flushes.is_empty());
     }
@@ -144,12 +144,12 @@ fn h17_calls_before_the_page_is_enabled_are_undefined() {
         assert!(vp.write_msr(&partition, number, value, 0).is_ok());
         call(&LONG, &flush, &partition, &[0, 0, 1]).0
     };
-    assert_eq!(outcome_after(msr::HYPERCALL, 0x7001), Outcome::UndefinedOpcode, "no identity");
-    assert_eq!(outcome_after(msr::GUEST_OS_ID, 1), Outcome::UndefinedOpcode, "no page");
+    assert_eq!(outcome_after(msr::HYPERCALL, 0x7001), CallOutcome::UndefinedOpcode, "no identity");
+    assert_eq!(outcome_after(msr::GUEST_OS_ID, 1), CallOutcome::UndefinedOpcode, "no page");
     assert_eq!(outcome_after(msr::HYPERCALL, 0x7001), complete(Status::SUCCESS, 0));
-    assert_eq!(outcome_after(msr::HYPERCALL, 0x7000), Outcome::UndefinedOpcode, "disabled");
+    assert_eq!(outcome_after(msr::HYPERCALL, 0x7000), CallOutcome::UndefinedOpcode, "disabled");
     assert_eq!(outcome_after(msr::HYPERCALL, 0x9001), complete(Status::SUCCESS, 0), "elsewhere");
-    assert_eq!(outcome_after(msr::GUEST_OS_ID, 0), Outcome::UndefinedOpcode, "identity taken back");
+    assert_eq!(outcome_after(msr::GUEST_OS_ID, 0), CallOutcome::UndefinedOpcode, "identity taken back");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn h20_32_bit_callers_use_pairs_of_registers() {
 fn h6_input_that_is_not_memory_faults_in_the_guest() {
     let partition = enabled();
     for (input, expected) in [
-        (0x800, Outcome::GeneralProtection),
+        (0x800, CallOutcome::GeneralProtection),
         (0x3000, complete(Status::INVALID_ALIGNMENT, 0)),
         (0xffff_ffff_ffff_fff8, complete(Status::INVALID_ALIGNMENT, 0)),
         (0x1004, complete(Status::INVALID_ALIGNMENT, 0)),
@@ -238,7 +238,7 @@ fn h25_a_call_that_is_done_in_part_goes_on_where_it_was() {
             handle(&caller, parameters, &partition, &Memory(words), &mut engine, &mut page)
         };
         for done in [2, 4] {
-            let Outcome::Continue(control) = step(&registers) else { panic!("not in parts") };
+            let CallOutcome::Continue(control) = step(&registers) else { panic!("not in parts") };
             assert_eq!(control, done << 48 | 5 << 32 | 3);
             let before = registers;
             caller.set_control(&mut registers, control);
@@ -280,7 +280,7 @@ fn h26_a_cluster_ipi_reaches_who_is_named() {
 fn h28_a_long_spin_wait_yields_whatever_the_count() {
     for spins in [0, 1, u64::MAX] {
         let (outcome, engine) = call(&LONG, &long(1 << 16 | 8, spins), &enabled(), &[]);
-        assert_eq!(outcome, Outcome::Yield(HvResult::of(Status::SUCCESS, 0)));
+        assert_eq!(outcome, CallOutcome::Yield(HvResult::of(Status::SUCCESS, 0)));
         assert!(engine.flushes.is_empty());
     }
 }

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use tlfs::msr::{self, CrashControl, HypercallMsr, PageMsr};
 
-use super::cpuid::Platform;
+use super::cpuid::PartitionTraits;
 use super::crash;
 use super::msrs::{CrashMessage, CrashReport, GpFault, MsrEffect, PageMove};
 use super::time::ReferenceClock;
@@ -16,7 +16,7 @@ pub const HYPERCALL_CODE: [u8; 4] = [0x0f, 0x01, 0xd9, 0xc3];
 /// The state that a partition's virtual processors share.
 #[derive(Debug)]
 pub struct Partition {
-    platform: Platform,
+    platform: PartitionTraits,
     clock: ReferenceClock,
     /// [`HypercallMsr`]. Written under the lock of `registers`. Read without it at each hypercall:
     /// relaxed, for nothing else is read on the strength of it, and a guest that disables the page while
@@ -38,7 +38,7 @@ struct Registers {
 impl Partition {
     /// A partition that is created when its TSC is `now`. `None` if the TSC is too slow for a
     /// [`ReferenceClock`].
-    pub fn new(platform: Platform, now: u64) -> Option<Self> {
+    pub fn new(platform: PartitionTraits, now: u64) -> Option<Self> {
         let clock = ReferenceClock::new(platform.tsc_hz, now)?;
         Some(Self {
             platform,
@@ -49,7 +49,7 @@ impl Partition {
     }
 
     /// What the partition's platform is like.
-    pub fn platform(&self) -> &Platform {
+    pub fn platform(&self) -> &PartitionTraits {
         &self.platform
     }
 

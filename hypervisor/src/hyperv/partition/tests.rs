@@ -1,7 +1,7 @@
 use super::*;
 
 fn partition() -> Partition {
-    let platform = Platform {
+    let platform = PartitionTraits {
         flush_hypercall: true,
         invariant_tsc: true,
         nested_paging: true,
@@ -139,7 +139,7 @@ fn invariant_tsc_is_shown_on_request_and_only_if_there_is_one() {
     assert_eq!(partition.write_msr(msr::TSC_INVARIANT_CONTROL, 2), Err(GpFault), "reserved bits");
     assert_eq!(partition.write_msr(msr::TSC_INVARIANT_CONTROL, 1), Ok(MsrEffect::None));
     assert!(partition.shows_invariant_tsc());
-    let without = Platform { invariant_tsc: false, ..*partition.platform() };
+    let without = PartitionTraits { invariant_tsc: false, ..*partition.platform() };
     let without = Partition::new(without, 0).unwrap();
     assert_eq!(without.read_msr(msr::TSC_INVARIANT_CONTROL, 0), None);
     assert_eq!(without.write_msr(msr::TSC_INVARIANT_CONTROL, 1), Err(GpFault));

@@ -1,10 +1,10 @@
-use super::super::cpuid::{Platform, leaf};
-use super::super::hypercall::{Caller, Outcome, Services, handle};
+use super::super::cpuid::{PartitionTraits, leaf};
+use super::super::hypercall::{CallOutcome, Caller, Services, handle};
 use super::*;
 use tlfs::cpuid::{LEAF_FEATURES, LEAF_HARDWARE, LEAF_HINTS, feature, hardware, hint, privilege};
 use tlfs::{CallRegisters, ClusterIpi, FlushCall, InputError, InputPage, InputSource, Status};
 
-const PLATFORM: Platform = Platform {
+const PLATFORM: PartitionTraits = PartitionTraits {
     flush_hypercall: true,
     invariant_tsc: true,
     nested_paging: true,
@@ -13,7 +13,7 @@ const PLATFORM: Platform = Platform {
     gpa_bits: 40,
 };
 
-fn partition(platform: Platform) -> Partition {
+fn partition(platform: PartitionTraits) -> Partition {
     let partition = Partition::new(platform, 0).unwrap();
     let mut vp = Vp::new(0);
     assert_eq!(vp.write_msr(&partition, msr::GUEST_OS_ID, 1, 0), Ok(MsrEffect::None));
@@ -62,7 +62,7 @@ const GRANTS: &[(u32, &[Access])] = &[
 
 #[test]
 fn h21_every_privilege_has_its_registers_and_no_other_does() {
-    for platform in [PLATFORM, Platform { invariant_tsc: false, ..PLATFORM }] {
+    for platform in [PLATFORM, PartitionTraits { invariant_tsc: false, ..PLATFORM }] {
         let offered = leaf(LEAF_FEATURES, &platform).unwrap().eax;
         let known = GRANTS.iter().fold(0, |bits, (bit, _)| bits | bit);
         assert_eq!(offered & !known, 0, "a privilege without a probe");
@@ -149,7 +149,7 @@ impl Services for Counted {
 const RING_0: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: false, long_mode_64: true };
 
 /// Makes a call whose input is `words` wherever it is looked for, and what it has done.
-fn call(partition: &Partition, control: u64, words: &[u64]) -> (Outcome, Counted) {
+fn call(partition: &Partition, control: u64, words: &[u64]) -> (CallOutcome, Counted) {
     // A fast call has words of zeros in its two general registers.
     let input = if control >> 16 & 1 == 0 { 0x1000 } else { 0 };
     let parameters = CallRegisters { control, input, output: 0 };
@@ -159,14 +159,14 @@ fn call(partition: &Partition, control: u64, words: &[u64]) -> (Outcome, Counted
 
 fn succeeds(partition: &Partition, control: u64, words: &[u64]) -> Counted {
     let (outcome, counted) = call(partition, control, words);
-    let Outcome::Complete(result) = outcome else { panic!("{control:#x}: {outcome:?}") };
+    let CallOutcome::Complete(result) = outcome else { panic!("{control:#x}: {outcome:?}") };
     assert_eq!(result.status(), Status::SUCCESS, "{control:#x}");
     counted
 }
 
 #[test]
 fn h21_every_hint_can_be_followed() {
-    let ipi = Platform { flush_hypercall: false, ..PLATFORM };
+    let ipi = PartitionTraits { flush_hypercall: false, ..PLATFORM };
     let (hypercall, ipi) = (leaf(LEAF_HINTS, &PLATFORM).unwrap(), leaf(LEAF_HINTS, &ipi).unwrap());
     assert_eq!(hypercall.eax ^ ipi.eax, hint::REMOTE_FLUSH, "the one difference between the modes");
     let probed = hint::APIC_REGISTERS | hint::RELAXED_TIMING | hint::NO_AUTO_EOI | hint::EX_PROCESSOR_MASKS;
@@ -187,7 +187,7 @@ fn h21_every_hint_can_be_followed() {
         assert_eq!(succeeds(&partition, control, words), Counted { flushes: 0, ipis: 1 });
     }
     // The spin limit in EBX is worth something only if the notification is taken.
-    assert!(matches!(call(&partition, 1 << 16 | 0x08, &[]).0, Outcome::Yield(_)));
+    assert!(matches!(call(&partition, 1 << 16 | 0x08, &[]).0, CallOutcome::Yield(_)));
     // EOI, ICR, TPR and the assist page; no interrupts that end by themselves.
     assert_eq!(vp.write_msr(&partition, msr::EOI, 0, 0), Ok(MsrEffect::ApicEoi));
     assert!(vp.write_msr(&partition, msr::VP_ASSIST_PAGE, 0x3001, 0).is_ok());

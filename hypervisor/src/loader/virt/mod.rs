@@ -83,7 +83,7 @@ pub struct Plan<'a> {
 
 /// What the guest is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Machine<'a> {
+pub struct GuestConfig<'a> {
     /// Bytes of memory; what is beyond a whole page is not used.
     pub memory_size: u64,
     /// How many vCPUs.
@@ -92,7 +92,7 @@ pub struct Machine<'a> {
     pub command_line: &'a str,
 }
 
-impl Machine<'_> {
+impl GuestConfig<'_> {
     /// Its RAM: its one memory slot.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl Machine<'_> {
 pub fn plan<'a>(
     kernel: &'a [u8],
     initrd: Option<&'a [u8]>,
-    machine: &Machine<'_>,
+    machine: &GuestConfig<'_>,
 ) -> Result<Plan<'a>, LoadError> {
     let ram = machine.ram()?;
     let image = Image::parse(kernel)?;

@@ -12,9 +12,9 @@ use memslots::{Gpa, Slot, SlotError};
 use super::Answer;
 use super::requests::{Progress, Refusal, Took, begin_fetch, begin_log, find, refusal};
 use super::runs::find_page;
-use crate::vm::Machine;
+use crate::vm::Vm;
 use crate::vm::arch::Arch;
-use crate::vm::space::{FlushScratch, SpaceFetch, SpaceJob};
+use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
 
 const PAGE: u64 = 4096;
 /// Pages that are copied in a step.
@@ -23,13 +23,13 @@ const COPY_PAGES: u64 = 16;
 /// How far it has got.
 enum Stage<A: Arch> {
     /// Stores begin to be logged.
-    Log(SpaceJob<'static, A>),
+    Log(MemoryJob<'static, A>),
     /// Everything is copied, from this page on.
     Whole(u64),
     /// The log of a round is to be fetched.
     NextRound,
     /// It is being fetched.
-    Fetch(SpaceFetch<'static, A>),
+    Fetch(DirtyFetch<'static, A>),
     /// What is in it is copied, from this page on.
     Pages(&'static mut [u64], u64),
     /// The round is over.
@@ -37,7 +37,7 @@ enum Stage<A: Arch> {
     /// The log is to end.
     Cancel,
     /// It ends, and pages become large again.
-    Undo(SpaceJob<'static, A>),
+    Undo(MemoryJob<'static, A>),
     /// All is as before.
     Ends,
 }
@@ -59,7 +59,7 @@ pub(super) struct Migration<A: Arch> {
 
 impl<A: Arch> Migration<A> {
     /// Begins.
-    pub(super) fn new(vm: &'static Machine<A>, slot: u16, way: LogWay, rounds: u16) -> Result<Self, Refusal> {
+    pub(super) fn new(vm: &'static Vm<A>, slot: u16, way: LogWay, rounds: u16) -> Result<Self, Refusal> {
         let former = find(vm, slot)?;
         let (to, largest) = {
             let mut memory = vm.memory_of_slots.lock();
@@ -85,7 +85,7 @@ impl<A: Arch> Migration<A> {
     }
 
     /// Goes on for a short while.
-    pub(super) fn step(&mut self, vm: &'static Machine<A>, answer: &mut Answer) -> Progress {
+    pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Progress {
         let start = A::now();
         let next = self.advance(vm);
         self.took.add(A::now() - start);
@@ -109,12 +109,12 @@ impl<A: Arch> Migration<A> {
     }
 
     /// Gives the other machine's memory back; once, at the end.
-    fn give_back(&self, vm: &Machine<A>) {
+    fn give_back(&self, vm: &Vm<A>) {
         vm.memory_of_slots.lock().put_memory(self.to, self.slot.size);
     }
 
     /// A step of the present stage; the next stage if it is over.
-    fn advance(&mut self, vm: &'static Machine<A>) -> Result<Option<Stage<A>>, Refusal> {
+    fn advance(&mut self, vm: &'static Vm<A>) -> Result<Option<Stage<A>>, Refusal> {
         Ok(match &mut self.stage {
             Stage::Log(job) => vm.step_job(job, &mut self.scratch).is_break().then_some(Stage::Whole(0)),
             Stage::Whole(page) => {
@@ -156,7 +156,7 @@ impl<A: Arch> Migration<A> {
         })
     }
 
-    fn fetched(&self, vm: &'static Machine<A>) -> Stage<A> {
+    fn fetched(&self, vm: &'static Vm<A>) -> Stage<A> {
         let mut memory = vm.memory_of_slots.lock();
         memory.put_result(self.slot.id);
         match memory.take_result(self.slot.id) {
@@ -167,7 +167,7 @@ impl<A: Arch> Migration<A> {
         }
     }
 
-    fn copy(&mut self, vm: &Machine<A>, first: u64, count: u64) {
+    fn copy(&mut self, vm: &Vm<A>, first: u64, count: u64) {
         let bytes = (count * PAGE) as usize;
         // SAFETY: the memory was free, is mapped one to one, and is nobody else's until it is put
         // back; the pages are the slot's, which is as large.

@@ -15,7 +15,7 @@ use core::marker::PhantomData;
 use hostlink::ctl::{LINE_MAX, LineBuffer, NEXT, Request};
 
 use super::arch::Arch;
-use super::machine::Machine;
+use super::machine::Vm;
 use super::percpu::PerCpu;
 use requests::{Progress, Work};
 
@@ -41,7 +41,7 @@ pub struct Answer {
 
 /// Serves requests for a short while if the calling CPU is the one that does; whether there is more
 /// to do at once.
-pub fn serve<A: Arch>(vm: &'static Machine<A>, cpu: &PerCpu<A>) -> bool {
+pub fn serve<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> bool {
     if cpu.index != 0 || !vm.requests_wait() {
         return false;
     }
@@ -70,7 +70,7 @@ impl<A: Arch> Channel<A> {
 
     /// Goes on with the request, or begins the next one; false if nothing can be done before more
     /// comes in.
-    fn step(&mut self, vm: &'static Machine<A>) -> bool {
+    fn step(&mut self, vm: &'static Vm<A>) -> bool {
         if !self.is_ready(vm) {
             return false;
         }
@@ -86,7 +86,7 @@ impl<A: Arch> Channel<A> {
     }
 
     /// Reads what has come in until there is something to do; whether there is.
-    fn is_ready(&mut self, vm: &'static Machine<A>) -> bool {
+    fn is_ready(&mut self, vm: &'static Vm<A>) -> bool {
         while self.active.is_none() || self.answer.awaits {
             let Some(byte) = A::receive_control() else { return false };
             if self.answer.awaits {
@@ -103,7 +103,7 @@ impl<A: Arch> Channel<A> {
         true
     }
 
-    fn take(&mut self, vm: &'static Machine<A>, byte: u8) {
+    fn take(&mut self, vm: &'static Vm<A>, byte: u8) {
         let parsed = self.line.push(byte, |line| match line.trim() {
             "" => None,
             line => Some(Request::parse(line)),

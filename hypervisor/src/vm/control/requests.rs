@@ -15,10 +15,10 @@ use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 use super::migrate::Migration;
 use super::{Answer, runs};
 use crate::devices::region::Region;
-use crate::vm::Machine;
+use crate::vm::Vm;
 use crate::vm::arch::{Arch, Board};
 use crate::vm::slot_memory::NewSlot;
-use crate::vm::space::{FlushScratch, SpaceFetch, SpaceJob};
+use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
 
 /// How far a step has got.
 pub(super) enum Progress {
@@ -91,7 +91,7 @@ pub(super) enum Work<A: Arch> {
     List { request: Request, next: usize },
     /// A change of the slots.
     Change {
-        job: Box<SpaceJob<'static, A>>,
+        job: Box<MemoryJob<'static, A>>,
         scratch: Box<FlushScratch>,
         after: After,
         took: Took,
@@ -100,7 +100,7 @@ pub(super) enum Work<A: Arch> {
     /// Memory that has come back is being cleaned.
     Clean,
     /// A fetch of a log.
-    Fetch { id: SlotId, job: Box<SpaceFetch<'static, A>>, scratch: Box<FlushScratch> },
+    Fetch { id: SlotId, job: Box<DirtyFetch<'static, A>>, scratch: Box<FlushScratch> },
     /// A migration in vain.
     Migrate(Box<Migration<A>>),
     /// Its result goes out, from this page on.
@@ -142,7 +142,7 @@ pub(super) enum After {
 
 impl<A: Arch> Work<A> {
     /// Begins to serve a request.
-    pub(super) fn new(vm: &'static Machine<A>, request: Request) -> Self {
+    pub(super) fn new(vm: &'static Vm<A>, request: Request) -> Self {
         let begun = match request {
             Request::Vms | Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
             Request::Add { gpa, size, read_only } => add(vm, Gpa(gpa), size, read_only),
@@ -174,7 +174,7 @@ impl<A: Arch> Work<A> {
         work
     }
 
-    fn change(job: SpaceJob<'static, A>, after: After, phase: Phase) -> Self {
+    fn change(job: MemoryJob<'static, A>, after: After, phase: Phase) -> Self {
         Self::Change {
             job: Box::new(job),
             scratch: Box::new(FlushScratch::new()),
@@ -185,7 +185,7 @@ impl<A: Arch> Work<A> {
     }
 
     /// Goes on for a short while.
-    pub(super) fn step(&mut self, vm: &'static Machine<A>, answer: &mut Answer) -> Progress {
+    pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Progress {
         match self {
             Self::Refused(why) => Progress::Refused(*why),
             Self::Over => Progress::Done,
@@ -266,7 +266,7 @@ impl<A: Arch> Work<A> {
     }
 
     /// Adds the slot whose memory is ready, when it is its turn.
-    fn publish(&mut self, vm: &'static Machine<A>, slot: Slot) {
+    fn publish(&mut self, vm: &'static Vm<A>, slot: Slot) {
         // SAFETY: the memory is mapped one to one, and nobody's until the slot is handed back.
         let begun = unsafe { vm.space.add(slot) };
         let is_later = matches!(begun, Err(SlotError::Busy));
@@ -282,7 +282,7 @@ impl<A: Arch> Work<A> {
     }
 
     /// What follows when a fetch is over.
-    fn fetched(vm: &Machine<A>, id: SlotId) -> Self {
+    fn fetched(vm: &Vm<A>, id: SlotId) -> Self {
         let mut memory = vm.memory_of_slots.lock();
         memory.put_result(id);
         match memory.take_result(id) {
@@ -307,11 +307,11 @@ pub(super) fn refusal(slot: u16, error: SlotError) -> Refusal {
     }
 }
 
-pub(super) fn find<A: Arch>(vm: &Machine<A>, slot: u16) -> Result<Slot, Refusal> {
+pub(super) fn find<A: Arch>(vm: &Vm<A>, slot: u16) -> Result<Slot, Refusal> {
     vm.space.slots().memory().get(SlotId(slot)).ok_or(Refusal::NoSlot(slot))
 }
 
-fn add<A: Arch>(vm: &'static Machine<A>, gpa: Gpa, size: u64, read_only: bool) -> Result<Work<A>, Refusal> {
+fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, read_only: bool) -> Result<Work<A>, Refusal> {
     let mut flags = SlotFlags::empty();
     flags.set(SlotFlags::READ_ONLY, read_only);
     let memory = vm.space.slots().memory();
@@ -336,7 +336,7 @@ fn add<A: Arch>(vm: &'static Machine<A>, gpa: Gpa, size: u64, read_only: bool) -
 }
 
 /// Says where the slot is that is in the way.
-fn named<A: Arch>(vm: &Machine<A>, error: SlotError) -> Refusal {
+fn named<A: Arch>(vm: &Vm<A>, error: SlotError) -> Refusal {
     match error {
         SlotError::Overlap(id) => match vm.space.slots().memory().get(id) {
             Some(Slot { gpa, size, .. }) => Refusal::Overlap { slot: id.0, gpa: gpa.0, size },
@@ -346,7 +346,7 @@ fn named<A: Arch>(vm: &Machine<A>, error: SlotError) -> Refusal {
     }
 }
 
-fn delete<A: Arch>(vm: &'static Machine<A>, slot: u16) -> Result<Work<A>, Refusal> {
+fn delete<A: Arch>(vm: &'static Vm<A>, slot: u16) -> Result<Work<A>, Refusal> {
     find(vm, slot)?;
     if !vm.memory_of_slots.lock().was_added(SlotId(slot)) {
         return Err(Refusal::NotAdded(slot));
@@ -361,10 +361,10 @@ fn delete<A: Arch>(vm: &'static Machine<A>, slot: u16) -> Result<Work<A>, Refusa
 
 /// Begins to log stores to a slot.
 pub(super) fn begin_log<A: Arch>(
-    vm: &'static Machine<A>,
+    vm: &'static Vm<A>,
     slot: u16,
     way: LogWay,
-) -> Result<SpaceJob<'static, A>, Refusal> {
+) -> Result<MemoryJob<'static, A>, Refusal> {
     let former = find(vm, slot)?;
     if former.is_read_only() {
         return Err(Refusal::ReadOnly(slot));
@@ -389,9 +389,9 @@ pub(super) fn begin_log<A: Arch>(
 
 /// Begins to fetch a slot's log.
 pub(super) fn begin_fetch<A: Arch>(
-    vm: &'static Machine<A>,
+    vm: &'static Vm<A>,
     id: SlotId,
-) -> Result<SpaceFetch<'static, A>, Refusal> {
+) -> Result<DirtyFetch<'static, A>, Refusal> {
     if !find(vm, id.0)?.is_logged() {
         return Err(Refusal::Slot(SlotError::NoLog));
     }
@@ -405,12 +405,7 @@ pub(super) fn begin_fetch<A: Arch>(
 
 /// Sends record `index` of a list, or the next that there is; returns which comes then, or `None`
 /// at the end.
-fn send_record<A: Arch>(
-    vm: &Machine<A>,
-    request: Request,
-    index: usize,
-    answer: &mut Answer,
-) -> Option<usize> {
+fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut Answer) -> Option<usize> {
     match request {
         Request::Vms if index == 0 => {
             let mut memory = 0;

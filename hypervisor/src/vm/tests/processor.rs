@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use alloc::vec;
 use alloc::vec::Vec;
-use coherence::{CpuId, Hardware, Space as AddressSpace, Stalled};
+use coherence::{CpuId, Hardware, Space, Stalled};
 use hostlink::config::Config;
 use hostlink::counters::Counter;
 use memslots::{Gpa, Memslots, MmioCache};
@@ -25,8 +25,8 @@ use crate::vm::arch::{Arch, Clock, Cpus, State};
 use crate::vm::awaited::Word;
 use crate::vm::made::{self, End, made_board, offer};
 use crate::vm::memory::NestedTables;
-use crate::vm::space::{FlushScratch, Flushed, Space};
-use crate::vm::{Access, Context, CreateError, Files, Led, Machine, Next, PerCpu, percpu};
+use crate::vm::space::{FlushScratch, Flushed, VmMemory};
+use crate::vm::{Access, Context, CreateError, Files, Led, Next, PerCpu, Vm, percpu};
 
 /// Where no memory is: a device.
 pub(super) const DEVICE: u64 = 0xf000_0000;
@@ -233,8 +233,8 @@ impl State for Vcpu {
         *self = Self { mmio: MmioCache::new(), ..Self::new(self.index, core::mem::take(&mut self.program)) };
     }
 
-    fn space(&self) -> AddressSpace {
-        AddressSpace::UNKNOWN
+    fn space(&self) -> Space {
+        Space::UNKNOWN
     }
 
     fn is_running(&self) -> bool {
@@ -307,7 +307,7 @@ impl Vcpu {
     }
 
     /// Executes some of the program; an exit if there is one.
-    fn execute(&mut self, vm: &Machine<Made>, inbox: &Inbox) -> Option<Exit> {
+    fn execute(&mut self, vm: &Vm<Made>, inbox: &Inbox) -> Option<Exit> {
         let Some(&op) = self.program.get(self.at) else {
             self.wants = 0;
             return Some(Exit::Halt);
@@ -467,7 +467,7 @@ impl Vcpu {
     }
 
     /// The host address that the TLB, or the nested table, has for a word.
-    fn access(&self, vm: &Machine<Made>, inbox: &Inbox, gpa: u64, is_store: bool) -> Result<u64, Exit> {
+    fn access(&self, vm: &Vm<Made>, inbox: &Inbox, gpa: u64, is_store: bool) -> Result<u64, Exit> {
         let page = gpa & !(PAGE - 1);
         let mut tlb = inbox.tlb.lock().unwrap();
         if let Some(entry) = tlb.get(&page).filter(|entry| entry.is_writable || !is_store) {
@@ -521,7 +521,7 @@ fn walk(root: u64, gpa: u64, is_store: bool) -> Option<Entry> {
 }
 
 /// Who flushes: by kicks.
-struct Kicks<'a>(&'a Machine<Made>);
+struct Kicks<'a>(&'a Vm<Made>);
 
 impl Hardware for Kicks<'_> {
     fn kick(&self, cpu: CpuId) {
@@ -574,7 +574,7 @@ unsafe impl Arch for Made {
         pool
     }
 
-    fn share(_: &Config<'_>, space: &Space<Self>) -> Result<Shared, CreateError> {
+    fn share(_: &Config<'_>, space: &VmMemory<Self>) -> Result<Shared, CreateError> {
         Ok(Shared {
             programs: PROGRAMS.take(),
             root: space.root().0,
@@ -611,7 +611,7 @@ unsafe impl Arch for Made {
         Ok(())
     }
 
-    fn reset_devices(vm: &'static Machine<Self>, _: &PerCpu<Self>) {
+    fn reset_devices(vm: &'static Vm<Self>, _: &PerCpu<Self>) {
         vm.guest.resets.fetch_add(1, Ordering::Relaxed);
         vm.guest.done.store(0, Ordering::Relaxed);
         for vcpu in &vm.vcpus {
@@ -619,18 +619,18 @@ unsafe impl Arch for Made {
         }
     }
 
-    fn device_regions(_: &Machine<Self>) -> impl IntoIterator<Item = Region> {
+    fn device_regions(_: &Vm<Self>) -> impl IntoIterator<Item = Region> {
         [Region { name: "the device", range: DEVICE..DEVICE + PAGE }]
     }
 
-    fn receive_console(vm: &Machine<Self>) {
+    fn receive_console(vm: &Vm<Self>) {
         while let Some(byte) = offer::receive_console::<Self>() {
             vm.guest.console.lock().unwrap().push(byte);
         }
     }
 
     fn flush_space(
-        vm: &Machine<Self>,
+        vm: &Vm<Self>,
         _: Invalidation<'_>,
         scratch: &mut FlushScratch,
     ) -> Result<Flushed, Stalled> {

@@ -18,7 +18,7 @@ use tlbcheck::report::{Measurement, Totals, Unit, Verdict};
 use tlbcheck::statistics::{Summary, processor_counts};
 
 use super::machine::{self, PATIENCE_MS};
-use super::tlbi::{self, Form, Kind, Scope, Target};
+use super::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use super::window::WINDOW;
 use crate::arch::console;
 
@@ -87,12 +87,12 @@ impl Way {
         match self {
             Self::Barriers => {}
             Self::Range => {
-                let target = Target { range: Self::range(pages), ..Target::page(WINDOW, 0) };
+                let target = TlbiOperand { range: Self::range(pages), ..TlbiOperand::page(WINDOW, 0) };
                 tlbi::issue(Form(scope, kind), target);
             }
             Self::Local | Self::Inner => {
                 for page in 0..pages.max(1) as u64 {
-                    tlbi::issue(Form(scope, kind), Target::page(WINDOW + page * PAGE, 0));
+                    tlbi::issue(Form(scope, kind), TlbiOperand::page(WINDOW + page * PAGE, 0));
                 }
             }
         }

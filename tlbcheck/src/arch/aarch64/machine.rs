@@ -5,7 +5,7 @@ use baremetal::aarch64::info::BootInfo;
 use baremetal::aarch64::processors::{self, MAX_PROCESSORS};
 use baremetal::aarch64::{clock, gic, interrupts, power};
 use spin::Once;
-use tlbcheck::arm64::{Identity, Machine as Platform};
+use tlbcheck::arm64::{Identity, TlbFeatures};
 use tlbcheck::command_line::Options;
 use tlbcheck::report::{Clock, Head, Verdict};
 use tlbcheck::{ensure, needs};
@@ -13,16 +13,16 @@ use tlbcheck::{ensure, needs};
 use crate::arch::console;
 
 /// What the image runs on.
-pub(super) struct Machine {
+pub(super) struct Testbed {
     /// How many processors run; they are numbered from 0.
     pub(super) processors: usize,
     /// What the processor offers.
-    pub(super) platform: Platform,
+    pub(super) platform: TlbFeatures,
     /// `rounds=` of the command line.
     rounds: Option<u32>,
 }
 
-static MACHINE: Once<Machine> = Once::new();
+static TESTBED: Once<Testbed> = Once::new();
 
 /// How long any processor may take for anything, in milliseconds.
 pub(super) const PATIENCE_MS: u64 = 20_000;
@@ -33,8 +33,8 @@ const ROUNDS_MIN: u32 = 10;
 const BUDGET_US: u64 = 300_000;
 
 /// The machine, which has been found.
-pub(super) fn get() -> &'static Machine {
-    MACHINE.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
+pub(super) fn get() -> &'static Testbed {
+    TESTBED.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
 }
 
 /// Finds out what there is, starts the processors, begins the report.
@@ -49,10 +49,10 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
         mmfr1: registers::read_id_aa64mmfr1_el1().bits(),
         mmfr2: registers::read_id_aa64mmfr2_el1().bits(),
     };
-    let platform = Platform::new(identity, power::call(Platform::UID_CALL, [0; 3]));
+    let platform = TlbFeatures::new(identity, power::call(TlbFeatures::UID_CALL, [0; 3]));
     let limit = options.cpus.map_or(MAX_PROCESSORS, |limit| limit as usize);
     let processors = start(&info.processors, limit);
-    MACHINE.call_once(|| Machine { processors, platform, rounds: options.rounds });
+    TESTBED.call_once(|| Testbed { processors, platform, rounds: options.rounds });
     let clock = Clock::VirtualCounter(clock::hz());
     let (name, protocol) = (platform.name(), "arm64 image");
     console::report(|report| report.head(&Head { name, platform: &platform, processors, clock, protocol }));

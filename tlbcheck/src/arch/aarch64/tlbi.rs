@@ -44,7 +44,7 @@ pub(super) struct Form(pub(super) Scope, pub(super) Kind);
 
 /// What it is applied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct TlbiOperand {
     /// An address of the page or block, or the first of the range.
     pub(super) address: u64,
     /// In which ASID.
@@ -55,7 +55,7 @@ pub(super) struct Target {
     pub(super) range: Option<Range>,
 }
 
-impl Target {
+impl TlbiOperand {
     /// A page or block.
     pub(super) const fn page(address: u64, asid: u16) -> Self {
         Self { address, asid, level: None, range: None }
@@ -105,8 +105,8 @@ macro_rules! by_kind {
 
 /// The instruction alone.
 #[inline(always)]
-pub(super) fn issue(Form(scope, kind): Form, target: Target) {
-    let Target { address, asid, level, range } = target;
+pub(super) fn issue(Form(scope, kind): Form, target: TlbiOperand) {
+    let TlbiOperand { address, asid, level, range } = target;
     if OMITS_TLBI.load(Ordering::Relaxed) || (kind == Kind::All && OMITS_ALL.load(Ordering::Relaxed)) {
         return;
     }
@@ -171,7 +171,7 @@ pub(super) fn synchronise() {
 
 /// The whole sequence, after the stores that change tables.
 #[inline(always)]
-pub(super) fn flush(form: Form, target: Target) {
+pub(super) fn flush(form: Form, target: TlbiOperand) {
     order(form.0);
     issue(form, target);
     complete(form.0);

@@ -71,12 +71,12 @@ pub(super) fn table_entry(table: &Page) -> u64 {
 
 /// An address space.
 #[derive(Clone, Copy)]
-pub(super) struct Space {
+pub(super) struct TestSpace {
     root: &'static Page,
     asid: u16,
 }
 
-impl Space {
+impl TestSpace {
     /// A new one, which maps what the image needs and nothing else.
     pub(super) fn new(asid: u16) -> Self {
         let root = &take(1, 1)[0];
@@ -91,7 +91,7 @@ impl Space {
 
     /// The one that most rows use; its ASID is 1.
     pub(super) fn shared() -> Self {
-        static SPACE: Once<Space> = Once::new();
+        static SPACE: Once<TestSpace> = Once::new();
         *SPACE.call_once(|| Self::new(1))
     }
 
@@ -150,7 +150,7 @@ pub(super) fn replace(entry: &AtomicU64, value: u64) {
     entry.store(value, Ordering::Release);
 }
 
-/// TTBR0_EL1 of the calling processor: a [`Space::register`].
+/// TTBR0_EL1 of the calling processor: a [`TestSpace::register`].
 pub(super) fn enter(register: u64) {
     // SAFETY: all spaces map all that the program uses, and the same.
     unsafe { asm!("msr ttbr0_el1, {}", "isb", in(reg) register, options(nostack, preserves_flags)) };

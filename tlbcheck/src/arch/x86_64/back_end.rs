@@ -14,7 +14,7 @@ use baremetal::x86_64::{apic, clock, processors, tables};
 use coherence::TargetSet;
 use coherence::shootdown::{
     AddressSpace, Async, Batch, ByInterrupt, Concurrent, CpuSlot, Cpus, Inline, LocalCpu, NoUserAccess,
-    Outcome, PageRange, Pages, RangeCell, Remote, Serial, Spaces, Tag, Tlb,
+    PageRange, Pages, RangeCell, Remote, Serial, ShootdownOutcome, Spaces, Tag, Tlb,
 };
 use pvflush::{ByHypercall, VpIndex};
 use spin::{Mutex, Once};
@@ -56,8 +56,8 @@ pub(super) enum BackEnd {
 
 const BANKS: usize = MAX_PROCESSORS / 64;
 type Set = TargetSet<BANKS>;
-type Space = AddressSpace<BANKS>;
-type Local = LocalCpu<'static, &'static Space, BANKS, 1>;
+type BankedSpace = AddressSpace<BANKS>;
+type Local = LocalCpu<'static, &'static BankedSpace, BANKS, 1>;
 
 /// Asks for a flush.
 const VECTOR_FLUSH: u8 = VECTOR_FREE;
@@ -67,11 +67,11 @@ static SLOTS: [CpuSlot; MAX_PROCESSORS] = [const { CpuSlot::new() }; MAX_PROCESS
 static CELLS: [RangeCell; MAX_PROCESSORS * RANGES_MAX] =
     [const { RangeCell::new() }; MAX_PROCESSORS * RANGES_MAX];
 static SPACES: Spaces = Spaces::new();
-static SPACE: Once<Space> = Once::new();
+static SPACE: Once<BankedSpace> = Once::new();
 /// Each processor's own; taken by it alone, with interrupts off.
 static LOCALS: [Mutex<Option<Local>>; MAX_PROCESSORS] = [const { Mutex::new(None) }; MAX_PROCESSORS];
 
-fn space() -> &'static Space {
+fn space() -> &'static BankedSpace {
     SPACE.call_once(|| SPACES.create(window::space()))
 }
 
@@ -193,7 +193,7 @@ impl BackEnd {
         let by_hypercall = if self == Self::Hypercall { Some(machine::flushes()?.interface()) } else { None };
         let outcome =
             x86_64::instructions::interrupts::without_interrupts(|| self.carry_out(scope, by_hypercall))?;
-        let Outcome { targets, direct, .. } = outcome;
+        let ShootdownOutcome { targets, direct, .. } = outcome;
         ensure!(
             targets as usize == others.len(),
             "{targets} processors were asked instead of {}",
@@ -204,7 +204,7 @@ impl BackEnd {
         Ok(())
     }
 
-    fn carry_out(self, scope: Scope<'_>, by_hypercall: Option<Interface>) -> Result<Outcome, Stop> {
+    fn carry_out(self, scope: Scope<'_>, by_hypercall: Option<Interface>) -> Result<ShootdownOutcome, Stop> {
         let mut local = LOCALS[tables::number()].lock();
         let Some(local) = &mut *local else {
             return Err(fail(format_args!("the calling processor does not take part")));
@@ -234,7 +234,7 @@ impl BackEnd {
         local: &mut Local,
         batch: Batch<'_, Pages, (), BANKS>,
         remote: &mut impl Remote<BANKS>,
-    ) -> Result<Outcome, Stop> {
+    ) -> Result<ShootdownOutcome, Stop> {
         let own = &mut Own::new();
         // SAFETY: the handler that serves touches no address of the window, and the only handler that interrupts-off does
         // not hold back, that of `nmi-handler-sees-stale-page`, is installed for flushes by hypercall alone.

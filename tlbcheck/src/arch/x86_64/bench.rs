@@ -40,7 +40,7 @@ const GAP: u64 = 16;
 const LOOKS: u32 = 2000;
 
 /// What a target tells.
-struct Target {
+struct Watched {
     /// Cycles of all gaps; the initiator sets it back between two flushes.
     lost: AtomicU64,
     /// Looks so far; 0 until the shortest time is known. Stored after `lost`, with release against the initiator's
@@ -48,15 +48,15 @@ struct Target {
     looks: AtomicU64,
 }
 
-static TARGETS: [Target; MAX_PROCESSORS] =
-    [const { Target { lost: AtomicU64::new(0), looks: AtomicU64::new(0) } }; MAX_PROCESSORS];
+static TARGETS: [Watched; MAX_PROCESSORS] =
+    [const { Watched { lost: AtomicU64::new(0), looks: AtomicU64::new(0) } }; MAX_PROCESSORS];
 static ENDS: AtomicBool = AtomicBool::new(false);
 /// Targets sleep.
 static HALTS: AtomicBool = AtomicBool::new(false);
 
 /// What a target does.
 fn lose_time(number: usize) {
-    let Target { lost, looks } = &TARGETS[number];
+    let Watched { lost, looks } = &TARGETS[number];
     interrupts::enable();
     let (mut last, mut shortest) = (clock::now(), u64::MAX);
     for _ in 0..LOOKS {

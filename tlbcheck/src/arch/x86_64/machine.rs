@@ -20,7 +20,7 @@ use super::{back_end, hypercall, window};
 use crate::arch::console;
 
 /// What the image runs on.
-pub(super) struct Machine {
+pub(super) struct Testbed {
     /// How many processors run; they are numbered from 0.
     pub(super) processors: usize,
     /// What CPUID shows.
@@ -31,15 +31,15 @@ pub(super) struct Machine {
     pub(super) rounds: Option<u32>,
 }
 
-static MACHINE: Once<Machine> = Once::new();
+static TESTBED: Once<Testbed> = Once::new();
 static SWITCH: Once<Option<Switch>> = Once::new();
 
 /// How long any processor may take for anything, in milliseconds.
 pub(super) const PATIENCE_MS: u64 = 20_000;
 
 /// The machine, which has been found.
-pub(super) fn get() -> &'static Machine {
-    MACHINE.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
+pub(super) fn get() -> &'static Testbed {
+    TESTBED.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
 }
 
 /// How to switch it off, as far as is known yet.
@@ -73,7 +73,7 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     back_end::listen();
     let below_4g = info.ram.iter().filter(|ram| ram.end <= 1 << 32 && ram.end - ram.start >= 4096);
     let last_ram = below_4g.max_by_key(|ram| ram.end).copied();
-    MACHINE.call_once(|| Machine { processors, platform, last_ram, rounds: options.rounds });
+    TESTBED.call_once(|| Testbed { processors, platform, last_ram, rounds: options.rounds });
     let (clock, protocol) = (Clock::Tsc(clock::hz()), info.protocol.name());
     let head = Head { name: platform.name(), platform: &platform, processors, clock, protocol };
     console::report(|report| report.head(&head));

@@ -83,7 +83,7 @@ impl Options {
 }
 
 /// What a run has come to.
-struct Outcome {
+struct RunOutcome {
     remaps: [u64; Way::ALL.len()],
     reads: Reads,
     /// How long it was.
@@ -101,7 +101,7 @@ fn pin(index: usize) -> io::Result<()> {
 }
 
 /// Lets threads remap and read for a while, or until a read is stale.
-fn hunt(options: &Options) -> io::Result<Outcome> {
+fn hunt(options: &Options) -> io::Result<RunOutcome> {
     guarded::install()?;
     let (remappers, pages) = (options.remappers() as u16, options.pages as u16);
     let region = &Region::new(WINDOW, remappers * pages)?;
@@ -150,7 +150,7 @@ fn hunt(options: &Options) -> io::Result<Outcome> {
             stale = stale.or(sighting);
         }
         let remaps = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
-        Ok(Outcome { remaps, reads, duration, stale })
+        Ok(RunOutcome { remaps, reads, duration, stale })
     })
 }
 

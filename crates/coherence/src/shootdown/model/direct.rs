@@ -7,7 +7,7 @@ use loom::thread;
 use crate::model::mutants::mutant;
 use crate::model::scenarios::explore;
 use crate::shootdown::batch::Kind;
-use crate::shootdown::model::machine::{Cpu, Machine, ModelTlb, NONE, On, Reach, range};
+use crate::shootdown::model::machine::{Cpu, ModelState, ModelTlb, NONE, On, Reach, range};
 use crate::shootdown::model::mutants::switch_by;
 use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{replace, run};
@@ -16,7 +16,7 @@ use crate::shootdown::{AddressSpace, Batch, Inline, Mode, PageRange};
 /// The hypervisor flushes what CPU 1 has loaded, and not what lies under its other tags, while that CPU switches to the
 /// space that is changed. It takes no interrupt.
 fn switching<P: Protocol>() {
-    beside::<P>(Machine::new(2), |machine, (cpu, tlb)| {
+    beside::<P>(ModelState::new(2), |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
         tlb.touch(0);
         P::switch_to(cpu, &machine.spaces[1], tlb);
@@ -27,7 +27,7 @@ fn switching<P: Protocol>() {
 
 /// CPU 1 is lazy for a while.
 fn lazing<P: Protocol>() {
-    beside::<P>(Machine::new(2), |machine, (cpu, tlb)| {
+    beside::<P>(ModelState::new(2), |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
         tlb.touch(0);
         P::enter_lazy(cpu);
@@ -38,7 +38,7 @@ fn lazing<P: Protocol>() {
 
 /// CPU 2 uses the space too, and is not known to the hypervisor: it is interrupted (O18).
 fn mixed<P: Protocol>() {
-    let machine = Machine::new(3);
+    let machine = ModelState::new(3);
     let machine = Arc::new(machine.on_hypervisor());
     let others = [1, 2].map(|index| {
         let machine = machine.clone();
@@ -59,7 +59,7 @@ fn mixed<P: Protocol>() {
 
 /// As [`switching`], but a table goes; CPU 1 walks ahead as soon as it has loaded the space.
 fn switching_tables(is_shallow: bool) {
-    let machine = Arc::new(Machine::new(2).counting_walks().on_hypervisor());
+    let machine = Arc::new(ModelState::new(2).counting_walks().on_hypervisor());
     let other = {
         let machine = machine.clone();
         thread::spawn(move || {
@@ -84,8 +84,8 @@ fn switching_tables(is_shallow: bool) {
 }
 
 fn beside<P: Protocol>(
-    machine: Machine,
-    program: impl for<'m> FnOnce(&'m Machine, &mut On<'m>) + Send + 'static,
+    machine: ModelState,
+    program: impl for<'m> FnOnce(&'m ModelState, &mut On<'m>) + Send + 'static,
 ) {
     let machine = Arc::new(machine.on_hypervisor());
     let other = {

@@ -47,7 +47,7 @@ struct Tree {
 }
 
 /// All that the CPUs share.
-pub(super) struct Machine {
+pub(super) struct ModelState {
     slots: Vec<CpuSlot>,
     cells: Vec<RangeCell>,
     pub(super) spaces: Vec<AddressSpace<1>>,
@@ -84,7 +84,7 @@ struct Tagged {
     entries: [Option<u64>; PAGES],
 }
 
-impl Machine {
+impl ModelState {
     pub(super) fn new(cpus: usize) -> Self {
         let spaces = Spaces::new();
         let tree =
@@ -197,7 +197,7 @@ pub(super) struct Freed {
 
 /// A CPU's TLB. It keeps all that it is not told to drop.
 pub(super) struct ModelTlb<'m> {
-    pub(super) machine: &'m Machine,
+    pub(super) machine: &'m ModelState,
     cpu: usize,
 }
 
@@ -359,7 +359,7 @@ impl TlbState {
 
 /// Interrupts for all but those that the hypervisor flushes.
 pub(super) struct Reach<'m> {
-    pub(super) machine: &'m Machine,
+    pub(super) machine: &'m ModelState,
     /// Whom the hypervisor flushes.
     pub(super) direct: TargetSet<1>,
     /// It flushes what is loaded and nothing else, even if tables go.
@@ -367,12 +367,12 @@ pub(super) struct Reach<'m> {
 }
 
 impl<'m> Reach<'m> {
-    pub(super) fn by_interrupt(machine: &'m Machine) -> Self {
+    pub(super) fn by_interrupt(machine: &'m ModelState) -> Self {
         Self { machine, direct: TargetSet::new(), is_shallow: false }
     }
 
     /// By the hypervisor where it is CPU 1, and by interrupt otherwise.
-    pub(super) fn by_hypercall(machine: &'m Machine) -> Self {
+    pub(super) fn by_hypercall(machine: &'m ModelState) -> Self {
         Self { direct: TargetSet::from_banks([0b10]), ..Self::by_interrupt(machine) }
     }
 }

@@ -17,7 +17,8 @@ use crate::shootdown::model::scenarios::{
 };
 use crate::shootdown::slot::{COUNT_SHIFT, Change, CpuSlot, EVERYTHING, LATE, LAZY, PENDING};
 use crate::shootdown::{
-    AddressSpace, Async, Batch, Concurrent, Inline, Mode, Outcome, PageRange, Pinned, Remote, Tag, Tlb,
+    AddressSpace, Async, Batch, Concurrent, Inline, Mode, PageRange, Pinned, Remote, ShootdownOutcome, Tag,
+    Tlb,
 };
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -113,7 +114,7 @@ fn issue_by<'r, K: Kind>(
     } else if !K::TABLES || parts.spares_lazy {
         cpu.spare_lazy(&mut targets);
     }
-    (Plan { change, root: space.root(), ranges, outcome: Outcome::default() }, targets)
+    (Plan { change, root: space.root(), ranges, outcome: ShootdownOutcome::default() }, targets)
 }
 
 fn slot<'m>(cpu: &Cpu<'m>, index: usize) -> &'m CpuSlot {
@@ -136,7 +137,7 @@ fn wait_by(cpu: &mut Cpu<'_>, plan: &mut Plan<'_>, tlb: &mut ModelTlb<'_>, wait:
     }
     for index in cpu.ledger.awaited().iter() {
         let (target, count) = (slot(cpu, index), cpu.ledger.generation(index).0);
-        let is_over = |machine: &super::machine::Machine| match wait {
+        let is_over = |machine: &super::machine::ModelState| match wait {
             Wait::Relaxed => target.completed.load(Relaxed) >= count,
             Wait::ForTheInterrupt => !machine.is_interrupt_pending(index),
             Wait::Never => true,

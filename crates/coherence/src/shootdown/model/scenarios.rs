@@ -6,7 +6,7 @@ use loom::thread;
 
 use crate::model::scenarios::explore;
 use crate::shootdown::model::machine::{
-    Cpu, DIRTY, Freed, Machine, ModelTlb, NEW, NONE, OLD, On, PAGES, Reach, range,
+    Cpu, DIRTY, Freed, ModelState, ModelTlb, NEW, NONE, OLD, On, PAGES, Reach, range,
 };
 use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::{Async, Concurrent, Inline, Mode, NoUserAccess, PageRange, Pages, Serial};
@@ -58,9 +58,9 @@ pub(super) fn replace<P: Protocol, M: Mode<Pages> + Made>(
 /// Replaces `pages` of the first space on CPU 0, one after the other, while `program` runs on CPU 1, which then serves until
 /// that is done.
 pub(super) fn replaced_beside<P: Protocol, M: Mode<Pages> + Made>(
-    machine: Machine,
+    machine: ModelState,
     pages: &[usize],
-    program: impl for<'m> FnOnce(&'m Machine, &mut On<'m>) + Send + 'static,
+    program: impl for<'m> FnOnce(&'m ModelState, &mut On<'m>) + Send + 'static,
 ) {
     let machine = Arc::new(machine);
     let other = {
@@ -78,9 +78,9 @@ pub(super) fn replaced_beside<P: Protocol, M: Mode<Pages> + Made>(
 
 /// Runs `program` on a CPU, then serves until the initiators have finished, and accesses once more what is loaded.
 pub(super) fn run<'m, P: Protocol>(
-    machine: &'m Machine,
+    machine: &'m ModelState,
     index: usize,
-    program: impl FnOnce(&'m Machine, &mut On<'m>),
+    program: impl FnOnce(&'m ModelState, &mut On<'m>),
 ) {
     let mut on = machine.cpu(index);
     program(machine, &mut on);
@@ -91,7 +91,7 @@ pub(super) fn run<'m, P: Protocol>(
 
 /// A CPU loads the space, and uses its page before and after interrupts.
 pub(super) fn using<P: Protocol, M: Mode<Pages> + Made>() {
-    replaced_beside::<P, M>(Machine::new(2), &[0], |machine, (cpu, tlb)| {
+    replaced_beside::<P, M>(ModelState::new(2), &[0], |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
         tlb.touch(0);
         tlb.poll::<P>(cpu);
@@ -101,7 +101,7 @@ pub(super) fn using<P: Protocol, M: Mode<Pages> + Made>() {
 
 /// It leaves for another space, and comes back to what it has kept under its tag (A12).
 pub(super) fn coming_back<P: Protocol, M: Mode<Pages> + Made>() {
-    replaced_beside::<P, M>(Machine::new(2), &[0], |machine, (cpu, tlb)| {
+    replaced_beside::<P, M>(ModelState::new(2), &[0], |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
         tlb.touch(0);
         P::switch_to(cpu, &machine.spaces[1], tlb);
@@ -112,7 +112,7 @@ pub(super) fn coming_back<P: Protocol, M: Mode<Pages> + Made>() {
 
 /// It is lazy for a while.
 pub(super) fn lazing<P: Protocol, M: Mode<Pages> + Made>() {
-    replaced_beside::<P, M>(Machine::new(2), &[0], |machine, (cpu, tlb)| {
+    replaced_beside::<P, M>(ModelState::new(2), &[0], |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
         tlb.touch(0);
         P::enter_lazy(cpu);
@@ -123,7 +123,7 @@ pub(super) fn lazing<P: Protocol, M: Mode<Pages> + Made>() {
 
 /// Two changes, while a CPU that fills its TLB as it likes serves the first: the flush of that is not one of the second (O8).
 pub(super) fn consecutive<P: Protocol, M: Mode<Pages> + Made>() {
-    replaced_beside::<P, M>(Machine::new(2).eager(), &[0, 1], |machine, (cpu, tlb)| {
+    replaced_beside::<P, M>(ModelState::new(2).eager(), &[0, 1], |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
         tlb.touch(1);
         tlb.poll::<P>(cpu);
@@ -133,7 +133,7 @@ pub(super) fn consecutive<P: Protocol, M: Mode<Pages> + Made>() {
 
 /// Two CPUs that use the space, each of which replaces a page and flushes the other's TLB and its own (O13, O14).
 pub(super) fn at_each_other<P: Protocol, M: Mode<Pages> + Made>() {
-    let program = |machine: &Machine, index: usize| {
+    let program = |machine: &ModelState, index: usize| {
         let (mut cpu, mut tlb) = machine.cpu(index);
         P::switch_to(&mut cpu, &machine.spaces[0], &mut tlb);
         (0..PAGES).for_each(|page| tlb.touch(page));
@@ -145,7 +145,7 @@ pub(super) fn at_each_other<P: Protocol, M: Mode<Pages> + Made>() {
         tlb.touch(1 - index);
         freed
     };
-    let machine = Arc::new(Machine::new(2).under(2));
+    let machine = Arc::new(ModelState::new(2).under(2));
     let other = {
         let machine = machine.clone();
         thread::spawn(move || program(&machine, 1))
@@ -157,13 +157,13 @@ pub(super) fn at_each_other<P: Protocol, M: Mode<Pages> + Made>() {
 
 /// Two initiators at one target, which fills its TLB as it likes: requests merge in its slot.
 pub(super) fn merging<P: Protocol, M: Mode<Pages> + Made>() {
-    let initiate = |machine: &Machine, index: usize| {
+    let initiate = |machine: &ModelState, index: usize| {
         let (mut cpu, mut tlb) = machine.cpu(index);
         let freed = replace::<P, M>((&mut cpu, &mut tlb), index, &mut Reach::by_interrupt(machine));
         machine.finish();
         freed
     };
-    let machine = Arc::new(Machine::new(3).under(2).eager());
+    let machine = Arc::new(ModelState::new(3).under(2).eager());
     let mut target = machine.cpu(2);
     P::switch_to(&mut target.0, &machine.spaces[0], &mut target.1);
     target.1.touch(0);
@@ -184,7 +184,7 @@ pub(super) fn merging<P: Protocol, M: Mode<Pages> + Made>() {
 /// Reclaim takes a page away and flushes late. Whoever wants to protect that page meanwhile finds it gone, and nothing
 /// to change: yet when its flush returns, nobody uses the page (3ea277194daa).
 pub(super) fn reclaimed<P: Protocol, M: Mode<Pages> + Made>() {
-    let machine = Arc::new(Machine::new(2));
+    let machine = Arc::new(ModelState::new(2));
     let protector = {
         let machine = machine.clone();
         thread::spawn(move || {
@@ -216,11 +216,11 @@ pub(super) fn reclaimed<P: Protocol, M: Mode<Pages> + Made>() {
 
 /// The dirty bit of a page is cleared, and then the page is copied. What is stored after the copy marks it again.
 pub(super) fn cleaned<P: Protocol, M: Mode<Pages> + Made>() {
-    let machine = Arc::new(Machine::new(2));
+    let machine = Arc::new(ModelState::new(2));
     let other = {
         let machine = machine.clone();
         thread::spawn(move || {
-            let store = |machine: &Machine, (cpu, tlb): &mut On<'_>| {
+            let store = |machine: &ModelState, (cpu, tlb): &mut On<'_>| {
                 // What it is to find is in its TLB: stores through that leave no other mark.
                 tlb.store(0);
                 tlb.poll::<P>(cpu);

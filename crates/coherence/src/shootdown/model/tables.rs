@@ -7,7 +7,7 @@ use loom::thread;
 use crate::model::mutants::mutant;
 use crate::model::scenarios::explore;
 use crate::shootdown::batch::Kind;
-use crate::shootdown::model::machine::{Cpu, Freed, Machine, ModelTlb, NONE, On, Reach, range};
+use crate::shootdown::model::machine::{Cpu, Freed, ModelState, ModelTlb, NONE, On, Reach, range};
 use crate::shootdown::model::mutants::{Parts, flush_by};
 use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{Made, run};
@@ -15,9 +15,9 @@ use crate::shootdown::{Batch, Concurrent, Inline, Mode, PageRange, Serial, Table
 
 /// Cuts the first space's table off while `program` runs on CPU 1; the CPU walks ahead whenever it can.
 fn freed_beside<P: Protocol, M: Mode<Tables> + Made>(
-    program: impl for<'m> FnOnce(&'m Machine, &mut On<'m>) + Send + 'static,
+    program: impl for<'m> FnOnce(&'m ModelState, &mut On<'m>) + Send + 'static,
 ) {
-    let machine = Arc::new(Machine::new(2).counting_walks());
+    let machine = Arc::new(ModelState::new(2).counting_walks());
     let other = {
         let machine = machine.clone();
         thread::spawn(move || run::<P>(&machine, 1, program))

@@ -46,7 +46,7 @@ fn o18_direct_and_interrupted_targets_are_both_completed() {
     let mut batch = kernel.spaces[0].batch(&mut room, ());
     batch.add(PageRange::small(0, 1));
     let receipt = from.0.flush(batch, Inline, &mut remote, &mut from.1).expect("served").receipt;
-    let expected = Outcome { targets: 2, direct: 1, interrupted: 1, ..Outcome::default() };
+    let expected = ShootdownOutcome { targets: 2, direct: 1, interrupted: 1, ..ShootdownOutcome::default() };
     assert_eq!((receipt.outcome(), completed.get()), (expected, 1));
     assert!(!receipt.excludes_walkers(), "P24: CPU 2 took no interrupt");
 }

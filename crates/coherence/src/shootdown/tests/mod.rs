@@ -11,8 +11,8 @@ mod direct;
 mod random;
 mod threads;
 
-type Space = AddressSpace<4>;
-type Cpu<'m> = LocalCpu<'m, &'m Space, 4, 2>;
+type SmallSpace = AddressSpace<4>;
+type Cpu<'m> = LocalCpu<'m, &'m SmallSpace, 4, 2>;
 
 /// What was asked of a TLB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Tlb for Log {
 struct Kernel {
     slots: Vec<CpuSlot>,
     cells: Vec<RangeCell>,
-    spaces: [Space; 2],
+    spaces: [SmallSpace; 2],
 }
 
 impl Kernel {
@@ -93,7 +93,7 @@ impl Kernel {
         mode: M,
         ranges: &[PageRange],
         to: &mut (Cpu<'_>, Log),
-    ) -> Outcome {
+    ) -> ShootdownOutcome {
         let mut room = [PageRange::default(); 8];
         let mut batch = self.spaces[0].batch(&mut room, ());
         ranges.iter().for_each(|range| batch.add(*range));
@@ -131,7 +131,7 @@ fn ranges_reach_the_target_and_the_own_tlb_in_each_mode() {
         kernel.flush(&mut from, Concurrent, ranges, &mut to);
         kernel.flush(&mut from, Inline, ranges, &mut to);
         let outcome = kernel.flush(&mut from, no_user(), ranges, &mut to);
-        assert_eq!(outcome, Outcome { targets: 1, interrupted: 1, ..Outcome::default() });
+        assert_eq!(outcome, ShootdownOutcome { targets: 1, interrupted: 1, ..ShootdownOutcome::default() });
         let expected = singly(ranges).repeat(4);
         assert_eq!((from.1.take(), to.1.take()), (expected.clone(), expected));
     }
@@ -230,9 +230,9 @@ fn a12_what_is_kept_under_a_tag_is_of_the_newest_generation() {
 #[test]
 fn a12_tag_of_another_space_is_never_kept() {
     let kernel = Kernel::new(1);
-    let third: Space = Spaces::new().create(0x3000);
+    let third: SmallSpace = Spaces::new().create(0x3000);
     let spaces = Spaces::new();
-    let many: [Space; 3] = core::array::from_fn(|index| spaces.create(index as u64));
+    let many: [SmallSpace; 3] = core::array::from_fn(|index| spaces.create(index as u64));
     let (mut cpu, mut log) = kernel.cpu(0);
     for round in 0..3 {
         for space in &many {
@@ -257,7 +257,7 @@ fn lazy_cpu_is_asked_only_when_tables_go_and_looks_afterwards() {
     batch.add(PageRange::small(0, 1));
     let nobody = &mut ByInterrupt(|_: &TargetSet<4>| panic!("it is lazy"));
     let receipt = from.0.flush(batch, Inline, nobody, &mut from.1).expect("nobody to wait for").receipt;
-    assert_eq!(receipt.outcome(), Outcome { lazy: 1, ..Outcome::default() });
+    assert_eq!(receipt.outcome(), ShootdownOutcome { lazy: 1, ..ShootdownOutcome::default() });
     assert!(!receipt.excludes_walkers());
     assert!(to.1.take().is_empty());
     to.0.leave_lazy(&mut to.1);
@@ -294,9 +294,9 @@ fn g7_request_that_wants_the_flush_first_makes_the_acknowledgement_late() {
 fn a_cpu_is_claimed_once_and_only_where_there_is_room_for_it() {
     let kernel = Kernel::new(65);
     let cpus = Cpus::new(&kernel.slots, &kernel.cells);
-    assert!(cpus.claim::<&Space, 4, 1>(64).is_some());
-    assert!(cpus.claim::<&Space, 4, 1>(64).is_none(), "claimed");
-    assert!(cpus.claim::<&Space, 4, 1>(65).is_none(), "no slot");
+    assert!(cpus.claim::<&SmallSpace, 4, 1>(64).is_some());
+    assert!(cpus.claim::<&SmallSpace, 4, 1>(64).is_none(), "claimed");
+    assert!(cpus.claim::<&SmallSpace, 4, 1>(65).is_none(), "no slot");
     let small = Kernel::new(65);
     let cpus = Cpus::new(&small.slots, &small.cells);
     assert!(cpus.claim::<&AddressSpace<1>, 1, 1>(64).is_none(), "no place in a set of one bank");

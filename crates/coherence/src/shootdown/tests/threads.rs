@@ -1,6 +1,6 @@
 //! Real threads, each of which is a CPU.
 
-use super::{Kernel, Space};
+use super::{Kernel, SmallSpace};
 use crate::TargetSet;
 use crate::shootdown::*;
 use core::ops::ControlFlow;
@@ -27,7 +27,7 @@ impl Tlb for Patient {
 /// Flushes the space in every mode, round after round, and then serves until all have.
 fn initiate(kernel: &Kernel, index: usize, done: &AtomicU32) -> u32 {
     let cpus = Cpus::new(&kernel.slots, &kernel.cells);
-    let mut cpu: LocalCpu<'_, &Space, 4, 1> = cpus.claim(index).expect("each once");
+    let mut cpu: LocalCpu<'_, &SmallSpace, 4, 1> = cpus.claim(index).expect("each once");
     cpu.switch_to(&kernel.spaces[0], &mut Patient);
     // Interrupts would only hurry what each does anyway.
     let remote = &mut ByInterrupt(|_: &TargetSet<4>| ());

@@ -57,7 +57,7 @@ impl Pending {
 
 /// The machine. The instructions are executed by processor 0.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(super) struct Processors {
     /// What each processor holds, by VMID.
     tlbs: RefCell<[Vec<(u16, Held)>; 2]>,
     pending: RefCell<Vec<(u16, Pending, bool)>>,
@@ -72,7 +72,7 @@ pub(super) struct Machine {
     pub(super) trace: RefCell<Vec<String>>,
 }
 
-impl Machine {
+impl Processors {
     /// Both processors hold `held`, and the change that should remove it has just been stored.
     pub(super) fn new(held: &[Held]) -> Self {
         let entries: Vec<_> = held.iter().map(|&held| (VMID, held)).collect();
@@ -159,7 +159,7 @@ impl Machine {
     }
 }
 
-impl Stage2Tlb for Machine {
+impl Stage2Tlb for Processors {
     fn order_stores(&self) {
         self.note("order_stores");
         self.hidden.borrow_mut().clear();

@@ -3,7 +3,7 @@
 use core::ops::Range;
 use std::vec::Vec;
 
-use super::machine::{Held, Machine, OTHER, ROOT, VMID};
+use super::machine::{Held, OTHER, Processors, ROOT, VMID};
 use crate::tlbi::{
     Context, Errata, Features, Granule, Instructions, LeafLevel, Limits, Plan, Setup, Stage2Tlb, Stale,
     Vttbr, break_before_make, clean, enter_vm, invalidate, invalidate_all_vms, plan,
@@ -33,7 +33,7 @@ fn vttbr() -> Vttbr {
 }
 
 /// What both processors hold after the sequence for `stale`.
-fn left_by<T: Stage2Tlb>(tlb: &T, machine: &Machine, setup: &Setup, stale: Stale) -> Vec<Held> {
+fn left_by<T: Stage2Tlb>(tlb: &T, machine: &Processors, setup: &Setup, stale: Stale) -> Vec<Held> {
     let context = Context::enter(tlb, vttbr(), setup.errata);
     let _done = invalidate(&context, setup, plan(setup, [stale]));
     drop(context);
@@ -42,7 +42,7 @@ fn left_by<T: Stage2Tlb>(tlb: &T, machine: &Machine, setup: &Setup, stale: Stale
 
 /// An implementation that does something else instead of one instruction.
 struct Spoilt<'m> {
-    machine: &'m Machine,
+    machine: &'m Processors,
     mistake: Mistake,
 }
 
@@ -125,14 +125,14 @@ impl Stage2Tlb for Spoilt<'_> {
 
 /// What is left if a mistake is made.
 fn left_with(mistake: Mistake, setup: &Setup) -> Vec<Held> {
-    let machine = Machine::new(&HELD);
+    let machine = Processors::new(&HELD);
     left_by(&Spoilt { machine: &machine, mistake }, &machine, setup, TABLE)
 }
 
 #[test]
 fn nothing_is_left_on_any_processor() {
     for setup in [SETUP, OLD, Setup { limits: Limits { pages_max: 0, ranges_max: 0 }, ..SETUP }] {
-        let machine = Machine::new(&HELD);
+        let machine = Processors::new(&HELD);
         machine.hold(1, OTHER, Held::Combined);
         assert_eq!(left_by(&machine, &machine, &setup, TABLE), []);
         assert_eq!(machine.held(OTHER), [Held::Combined], "another machine's");
@@ -141,7 +141,7 @@ fn nothing_is_left_on_any_processor() {
 
 #[test]
 fn the_sequence_of_a_range() {
-    let machine = Machine::new(&HELD);
+    let machine = Processors::new(&HELD);
     assert_eq!(left_by(&machine, &machine, &SETUP, TABLE), []);
     let expected = ["order_stores", "range", "complete", "combined", "complete", "context_sync"];
     assert_eq!(machine.trace(), expected);
@@ -149,7 +149,7 @@ fn the_sequence_of_a_range() {
 
 #[test]
 fn the_sequence_of_a_whole_vmid() {
-    let machine = Machine::new(&HELD);
+    let machine = Processors::new(&HELD);
     let context = Context::enter(&machine, vttbr(), NONE);
     let _done = invalidate(&context, &SETUP, Plan::<core::iter::Empty<Stale>>::Whole);
     assert_eq!(machine.trace(), ["order_stores", "everything", "complete", "context_sync"]);
@@ -163,7 +163,7 @@ fn a_gibibyte_takes_two_instructions_and_one_more_with_the_errata() {
         [(false, SETUP, 2), (true, SETUP, 3), (false, OLD, 1), (true, OLD, 2)]
     {
         let setup = Setup { errata: Errata { repeat_tlbi, ..NONE }, ..setup };
-        let machine = Machine::new(&HELD);
+        let machine = Processors::new(&HELD);
         let _left = left_by(&machine, &machine, &setup, gibibyte);
         assert_eq!(machine.tlbi_count(), expected, "{setup:?}");
         let trace = machine.trace();
@@ -179,12 +179,12 @@ fn a_gibibyte_takes_two_instructions_and_one_more_with_the_errata() {
 #[test]
 fn errata_repeat_the_broadcast_after_everything_else() {
     let repeated = Setup { errata: Errata { repeat_tlbi: true, ..NONE }, ..SETUP };
-    let machine = Machine::new(&HELD);
+    let machine = Processors::new(&HELD);
     let _left = left_by(&machine, &machine, &repeated, TABLE);
     let expected =
         ["order_stores", "range", "complete", "combined", "complete", "combined", "complete", "context_sync"];
     assert_eq!(machine.trace(), expected);
-    let machine = Machine::new(&[]);
+    let machine = Processors::new(&[]);
     let _done = invalidate_all_vms(&machine, &repeated);
     assert_eq!(machine.tlbi_count(), 2);
 }
@@ -213,7 +213,7 @@ fn p18_a_hint_where_tables_were_is_caught() {
 fn p18_blocks_go_by_one_instruction_with_their_hint() {
     let block = Stale { start: 4 << 20, len: 2 << 20, leaf: Some(LeafLevel::Two), tables: false };
     for setup in [SETUP, OLD, Setup { features: Features { ttl: false, ..SETUP.features }, ..SETUP }] {
-        let machine = Machine::new(&[Held::Leaf { ipa: 5 << 20, level: 2 }, Held::Combined]);
+        let machine = Processors::new(&[Held::Leaf { ipa: 5 << 20, level: 2 }, Held::Combined]);
         let context = Context::enter(&machine, vttbr(), NONE);
         let _done = break_before_make(&context, &setup, block);
         assert_eq!(machine.held(VMID), []);
@@ -232,7 +232,7 @@ fn p19_combined_entries_are_caught_if_they_are_forgotten() {
 
 #[test]
 fn p20_data_caches_are_cleaned_after_the_translation_is_gone() {
-    let machine = Machine::new(&HELD);
+    let machine = Processors::new(&HELD);
     let context = Context::enter(&machine, vttbr(), NONE);
     let done = invalidate(&context, &SETUP, plan(&SETUP, [TABLE]));
     clean(&machine, &done, &SETUP, [0..0x1000, 0x8000..0x9000], Instructions::Keep);
@@ -243,7 +243,7 @@ fn p20_data_caches_are_cleaned_after_the_translation_is_gone() {
     assert_eq!(trace[trace.len() - 3..], ["clean", "clean", "complete_caches"]);
 
     // The machine notices the other order.
-    let machine = Machine::new(&HELD);
+    let machine = Processors::new(&HELD);
     machine.clean(0..0x1000);
     assert!(machine.cleaned_early.get());
 }
@@ -251,7 +251,7 @@ fn p20_data_caches_are_cleaned_after_the_translation_is_gone() {
 #[test]
 fn p20_nothing_is_cleaned_where_stage_2_forces_write_back() {
     let forced = Setup { features: Features { forces_write_back: true, ..SETUP.features }, ..SETUP };
-    let machine = Machine::new(&[]);
+    let machine = Processors::new(&[]);
     let context = Context::enter(&machine, vttbr(), NONE);
     let done = invalidate(&context, &forced, Plan::<core::iter::Empty<Stale>>::Nothing);
     clean(&machine, &done, &forced, core::iter::once(0..0x1000), Instructions::Keep);
@@ -262,19 +262,19 @@ fn p20_nothing_is_cleaned_where_stage_2_forces_write_back() {
 fn p21_instruction_caches_by_policy() {
     let by_vmid = Setup { features: Features { instructions_by_vmid: true, ..SETUP.features }, ..SETUP };
     for (setup, expected) in [(SETUP, 0), (by_vmid, 1)] {
-        let machine = Machine::new(&HELD);
+        let machine = Processors::new(&HELD);
         let _left = left_by(&machine, &machine, &setup, TABLE);
         let trace = machine.trace();
         let at: Vec<_> = (0..trace.len()).filter(|&index| trace[index] == "instruction_cache").collect();
         assert_eq!(at.len(), expected);
         assert!(at.iter().all(|&at| trace[at - 1] == "complete" && trace[at + 1] == "complete"));
         // A VMID that is used again brings its lines along.
-        let machine = Machine::new(&[]);
+        let machine = Processors::new(&[]);
         enter_vm(&machine, &setup, vttbr(), Arrival::NOTHING.with_all_vms(true));
         let count = machine.trace().iter().filter(|what| *what == "local_instruction_cache").count();
         assert_eq!(count, expected);
     }
-    let machine = Machine::new(&[]);
+    let machine = Processors::new(&[]);
     let context = Context::enter(&machine, vttbr(), NONE);
     let done = invalidate(&context, &SETUP, Plan::<core::iter::Empty<Stale>>::Nothing);
     clean(&machine, &done, &SETUP, core::iter::once(0..0x1000), Instructions::Invalidate);
@@ -284,7 +284,7 @@ fn p21_instruction_caches_by_policy() {
 
 #[test]
 fn a20_the_former_vttbr_comes_back() {
-    let machine = Machine::new(&HELD).elsewhere();
+    let machine = Processors::new(&HELD).elsewhere();
     let before = machine.registers();
     assert_eq!(left_by(&machine, &machine, &SETUP, TABLE), []);
     assert_eq!(machine.registers(), before);
@@ -296,18 +296,18 @@ fn a20_the_former_vttbr_comes_back() {
 #[test]
 fn a20_no_walk_mixes_two_machines() {
     let careful = Setup { errata: Errata { speculative_at: true, ..NONE }, ..SETUP };
-    let machine = Machine::new(&[]).elsewhere();
+    let machine = Processors::new(&[]).elsewhere();
     machine.is_speculative.set(true);
     let before = machine.registers();
     assert_eq!(left_by(&machine, &machine, &careful, TABLE), []);
     assert_eq!(machine.registers(), before);
     // Without the care, and without the erratum being known.
-    let machine = Machine::new(&[]).elsewhere();
+    let machine = Processors::new(&[]).elsewhere();
     machine.is_speculative.set(true);
     let context = Context::enter(&machine, vttbr(), NONE);
     assert_eq!(machine.held(VMID), [Held::Mixed]);
     drop(context);
-    let machine = Machine::new(&[]).elsewhere();
+    let machine = Processors::new(&[]).elsewhere();
     machine.is_speculative.set(true);
     let spoilt = Spoilt { machine: &machine, mistake: Mistake::WalksGoOn };
     let context = Context::enter(&spoilt, vttbr(), careful.errata);
@@ -326,7 +326,7 @@ fn a3_a4_arrival_drops_after_the_vttbr_is_loaded() {
         (vmalle1.with_all_vms(true), &["local_all_vms", "complete_local", "context_sync"]),
     ];
     for (arrival, expected) in cases {
-        let machine = Machine::new(&[]).elsewhere();
+        let machine = Processors::new(&[]).elsewhere();
         machine.hold(0, VMID, Held::Combined);
         machine.hold(1, VMID, Held::Combined);
         enter_vm(&machine, &SETUP, vttbr(), arrival);
@@ -342,7 +342,7 @@ fn a3_a4_arrival_drops_after_the_vttbr_is_loaded() {
 #[test]
 fn a20_a_guests_own_registers_end_the_ban_on_walks() {
     let careful = Setup { errata: Errata { speculative_at: true, ..NONE }, ..SETUP };
-    let machine = Machine::new(&[]).elsewhere();
+    let machine = Processors::new(&[]).elsewhere();
     machine.is_speculative.set(true);
     enter_vm(&machine, &careful, vttbr(), Arrival::NOTHING);
     assert_eq!(machine.held(VMID), []);

@@ -31,7 +31,7 @@ enum Mode {
     DirtyBits,
 }
 
-struct Machine {
+struct ModelState {
     mode: Mode,
     slots: Memslots,
     words: Arc<[AtomicU64; 1]>,
@@ -41,7 +41,7 @@ struct Machine {
     tlbs: [Mutex<u64>; 2],
 }
 
-impl Machine {
+impl ModelState {
     fn new(mode: Mode) -> Self {
         let mut slots = Memslots::new(48);
         // SAFETY: the scenarios only look the slot up.
@@ -126,20 +126,20 @@ impl Machine {
 /// What the scenarios are made of. Everything that is provided is the real thing.
 trait Protocol: 'static {
     /// A write fault, in a section: a, b.
-    fn fault(machine: &Machine) {
+    fn fault(machine: &ModelState) {
         let memory = machine.slots.memory();
         machine.leaf.fetch_or(WRITABLE, Relaxed);
         memory.mark_dirty(0..1);
     }
 
     /// A store of the hypervisor: t, u.
-    fn emulate(machine: &Machine, value: u64) {
+    fn emulate(machine: &ModelState, value: u64) {
         let memory = machine.slots.memory();
         machine.page.store(value, Relaxed);
         memory.mark_dirty(0..1);
     }
 
-    fn fetch(machine: &Machine) -> u64 {
+    fn fetch(machine: &ModelState) -> u64 {
         let mut words = [0];
         let mut fetch = machine.slots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap();
         let is_marked = fetch.next_run(paging::Gpa(0)).is_some();
@@ -151,7 +151,7 @@ trait Protocol: 'static {
         words[0]
     }
 
-    fn give_up(machine: &Machine) {
+    fn give_up(machine: &ModelState) {
         let mut words = [0];
         drop(machine.slots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap());
     }
@@ -162,9 +162,9 @@ struct Real;
 impl Protocol for Real {}
 
 fn beside<P: Protocol>(
-    machine: Machine,
-    act: impl FnOnce(&Machine) + Send + 'static,
-    fetch: impl FnOnce(&Machine),
+    machine: ModelState,
+    act: impl FnOnce(&ModelState) + Send + 'static,
+    fetch: impl FnOnce(&ModelState),
 ) {
     let machine = Arc::new(machine);
     let other = {
@@ -178,32 +178,32 @@ fn beside<P: Protocol>(
 
 /// A vCPU stores twice, and each time must fault if it has been fetched in between.
 fn faulting<P: Protocol>() {
-    let store = |machine: &Machine| (1..=2).for_each(|value| machine.store::<P>(0, value));
-    beside::<P>(Machine::new(Mode::Protect), store, |machine| _ = machine.fetch::<P>());
+    let store = |machine: &ModelState| (1..=2).for_each(|value| machine.store::<P>(0, value));
+    beside::<P>(ModelState::new(Mode::Protect), store, |machine| _ = machine.fetch::<P>());
 }
 
 /// As [`faulting`], with dirty bits.
 fn tracking<P: Protocol>() {
-    let store = |machine: &Machine| (1..=2).for_each(|value| machine.store::<P>(0, value));
-    beside::<P>(Machine::new(Mode::DirtyBits), store, |machine| _ = machine.fetch::<P>());
+    let store = |machine: &ModelState| (1..=2).for_each(|value| machine.store::<P>(0, value));
+    beside::<P>(ModelState::new(Mode::DirtyBits), store, |machine| _ = machine.fetch::<P>());
 }
 
 /// The hypervisor stores twice.
 fn emulating<P: Protocol>() {
-    let store = |machine: &Machine| (1..=2).for_each(|value| P::emulate(machine, value));
-    beside::<P>(Machine::new(Mode::Protect), store, |machine| _ = machine.fetch::<P>());
+    let store = |machine: &ModelState| (1..=2).for_each(|value| P::emulate(machine, value));
+    beside::<P>(ModelState::new(Mode::Protect), store, |machine| _ = machine.fetch::<P>());
 }
 
 /// A fetch is given up while the hypervisor stores.
 fn giving_up<P: Protocol>() {
-    let store = |machine: &Machine| (1..=2).for_each(|value| P::emulate(machine, value));
-    beside::<P>(Machine::new(Mode::Protect), store, |machine| P::give_up(machine));
+    let store = |machine: &ModelState| (1..=2).for_each(|value| P::emulate(machine, value));
+    beside::<P>(ModelState::new(Mode::Protect), store, |machine| P::give_up(machine));
 }
 
 /// A vCPU stores by the leaf that another one's fault has just made writable; the fetch that begins after the store has
 /// the page, whether or not the fault has marked it yet.
 fn following<P: Protocol>() {
-    let machine = Arc::new(Machine::new(Mode::Protect));
+    let machine = Arc::new(ModelState::new(Mode::Protect));
     let has_stored = Arc::new(AtomicBool::new(false));
     let fault = {
         let machine = machine.clone();

@@ -2,13 +2,13 @@
 
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::{Machine, Protocol, WRITABLE, emulating, faulting, following, giving_up, tracking};
+use super::{ModelState, Protocol, WRITABLE, emulating, faulting, following, giving_up, tracking};
 use crate::model::mutant;
 
 mutant! {
     /// a and b change places: the mark is fetched before the leaf is writable.
     MarkFirst fails p14_page_marked_before_it_is_writable: faulting::<MarkFirst>, "a store was lost", {
-        fn fault(machine: &Machine) {
+        fn fault(machine: &ModelState) {
             machine.marks().mark(0, 0);
             machine.leaf.fetch_or(WRITABLE, Relaxed);
         }
@@ -18,7 +18,7 @@ mutant! {
 mutant! {
     /// t and u change places: the page is copied between them.
     StoreLast fails p14_page_marked_before_the_store: emulating::<StoreLast>, "a store was lost", {
-        fn emulate(machine: &Machine, value: u64) {
+        fn emulate(machine: &ModelState, value: u64) {
             machine.marks().mark(0, 0);
             machine.page.store(value, Relaxed);
         }
@@ -28,7 +28,7 @@ mutant! {
 mutant! {
     /// A mark that is there is relied on: the look overtakes the store.
     MarkIfClear fails p14_mark_left_out_if_it_is_there: emulating::<MarkIfClear>, "a store was lost", {
-        fn emulate(machine: &Machine, value: u64) {
+        fn emulate(machine: &ModelState, value: u64) {
             machine.page.store(value, Relaxed);
             if machine.words[0].load(Acquire) == 0 {
                 machine.marks().mark(0, 0);
@@ -40,7 +40,7 @@ mutant! {
 mutant! {
     /// u does not release the store.
     MarkRelaxed fails p14_mark_without_release: emulating::<MarkRelaxed>, "a store was lost", {
-        fn emulate(machine: &Machine, value: u64) {
+        fn emulate(machine: &ModelState, value: u64) {
             machine.page.store(value, Relaxed);
             machine.words[0].fetch_or(1, Relaxed);
         }
@@ -48,7 +48,7 @@ mutant! {
 }
 
 /// The real fetch in mode [`Mode::Protect`], with another A and another D.
-fn fetch_by(machine: &Machine, take: impl FnOnce() -> u64, look: impl FnOnce() -> u64) -> u64 {
+fn fetch_by(machine: &ModelState, take: impl FnOnce() -> u64, look: impl FnOnce() -> u64) -> u64 {
     let taken = take();
     let dirty = machine.protect(taken);
     machine.flush();
@@ -58,7 +58,7 @@ fn fetch_by(machine: &Machine, take: impl FnOnce() -> u64, look: impl FnOnce() -
 mutant! {
     /// A does not acquire the store.
     TakeRelaxed fails p14_take_without_acquire: emulating::<TakeRelaxed>, "a store was lost", {
-        fn fetch(machine: &Machine) -> u64 {
+        fn fetch(machine: &ModelState) -> u64 {
             fetch_by(machine, || machine.words[0].swap(0, Relaxed), || machine.marks().look(0))
         }
     }
@@ -67,7 +67,7 @@ mutant! {
 mutant! {
     /// A looks, and then clears: a mark in between is lost.
     TakeInTwoSteps fails p14_marks_read_and_then_cleared: emulating::<TakeInTwoSteps>, "a store was lost", {
-        fn fetch(machine: &Machine) -> u64 {
+        fn fetch(machine: &ModelState) -> u64 {
             let take = || {
                 let taken = machine.words[0].load(Acquire);
                 machine.words[0].store(0, Relaxed);
@@ -81,7 +81,7 @@ mutant! {
 mutant! {
     /// B comes before A: what is marked in between loses its mark, and its leaf stays writable.
     ProtectFirst fails p14_marks_taken_after_the_protection: faulting::<ProtectFirst>, "a store was lost", {
-        fn fetch(machine: &Machine) -> u64 {
+        fn fetch(machine: &ModelState) -> u64 {
             machine.protect(machine.marks().look(0));
             let taken = machine.marks().take(0);
             machine.flush();
@@ -93,7 +93,7 @@ mutant! {
 mutant! {
     /// There is no flush: a vCPU goes on storing by what it holds.
     FlushNever fails p14_no_flush_after_the_protection: faulting::<FlushNever>, "a store was lost", {
-        fn fetch(machine: &Machine) -> u64 {
+        fn fetch(machine: &ModelState) -> u64 {
             machine.protect(machine.marks().take(0)) | machine.marks().look(0)
         }
     }
@@ -102,7 +102,7 @@ mutant! {
 mutant! {
     /// There is no flush after dirty bits were cleared.
     CleanWithoutFlush fails p14_no_flush_after_cleaning: tracking::<CleanWithoutFlush>, "a store was lost", {
-        fn fetch(machine: &Machine) -> u64 {
+        fn fetch(machine: &ModelState) -> u64 {
             machine.protect(machine.marks().take(0)) | machine.marks().look(0)
         }
     }
@@ -111,7 +111,7 @@ mutant! {
 mutant! {
     /// The page is copied before the flush.
     FlushLast fails p14_page_copied_before_the_flush: faulting::<FlushLast>, "a store was lost", {
-        fn fetch(machine: &Machine) -> u64 {
+        fn fetch(machine: &ModelState) -> u64 {
             let dirty = machine.protect(machine.marks().take(0)) | machine.marks().look(0);
             if dirty != 0 {
                 machine.copy.store(machine.page.load(Relaxed), Relaxed);
@@ -126,7 +126,7 @@ mutant! {
 mutant! {
     /// D is left out.
     LookNever fails p14_marks_not_looked_at_again: following::<LookNever>, "not in the result", {
-        fn fetch(machine: &Machine) -> u64 {
+        fn fetch(machine: &ModelState) -> u64 {
             fetch_by(machine, || machine.marks().take(0), || 0)
         }
     }
@@ -135,7 +135,7 @@ mutant! {
 mutant! {
     /// D comes before C: the fault may be under way still.
     LookEarly fails p14_marks_looked_at_again_before_the_flush: following::<LookEarly>, "not in the result", {
-        fn fetch(machine: &Machine) -> u64 {
+        fn fetch(machine: &ModelState) -> u64 {
             let dirty = machine.protect(machine.marks().take(0)) | machine.marks().look(0);
             machine.flush();
             dirty
@@ -146,7 +146,7 @@ mutant! {
 mutant! {
     /// C is left out if B has changed nothing.
     FlushIfProtected fails p14_no_flush_if_nothing_was_protected: following::<FlushIfProtected>, "not in the result", {
-        fn fetch(machine: &Machine) -> u64 {
+        fn fetch(machine: &ModelState) -> u64 {
             let dirty = machine.protect(machine.marks().take(0));
             if dirty != 0 {
                 machine.flush();
@@ -159,7 +159,7 @@ mutant! {
 mutant! {
     /// D takes the marks: their leaves stay writable, and nobody knows.
     LookAndTake fails p14_marks_taken_when_looked_at_again: faulting::<LookAndTake>, "a store was lost", {
-        fn fetch(machine: &Machine) -> u64 {
+        fn fetch(machine: &ModelState) -> u64 {
             fetch_by(machine, || machine.marks().take(0), || machine.marks().take(0))
         }
     }
@@ -168,7 +168,7 @@ mutant! {
 mutant! {
     /// What was taken is not given back.
     GiveUpAll fails p14_marks_not_put_back: giving_up::<GiveUpAll>, "a store was lost", {
-        fn give_up(machine: &Machine) {
+        fn give_up(machine: &ModelState) {
             machine.marks().take(0);
         }
     }
@@ -177,7 +177,7 @@ mutant! {
 mutant! {
     /// What was taken is given back by a store, over what was marked meanwhile.
     PutBackByStore fails p14_marks_put_back_by_a_store: giving_up::<PutBackByStore>, "a store was lost", {
-        fn give_up(machine: &Machine) {
+        fn give_up(machine: &ModelState) {
             let taken = machine.marks().take(0);
             machine.words[0].store(taken, Release);
         }

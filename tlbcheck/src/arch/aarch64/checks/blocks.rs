@@ -11,10 +11,10 @@ use tlbcheck::report::Verdict;
 use super::broadcast::at_window;
 use super::local::block_memory;
 use crate::arch::aarch64::machine::rounds;
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use crate::arch::aarch64::watch::{self, Expected, Watch, What};
 use crate::arch::aarch64::window::{
-    self, BLOCK_WINDOW, PLACE_EVERY, PLACES, Space, block_entry, page_entry, replace, table_entry, write,
+    self, BLOCK_WINDOW, PLACE_EVERY, PLACES, TestSpace, block_entry, page_entry, replace, table_entry, write,
 };
 
 /// Rounds of each row.
@@ -51,14 +51,14 @@ struct Change {
 
 impl Change {
     fn entry(&self) -> &'static core::sync::atomic::AtomicU64 {
-        Space::shared().entry(BLOCK_WINDOW, 2)
+        TestSpace::shared().entry(BLOCK_WINDOW, 2)
     }
 
     /// Break: nobody sees the block or the pages any more. All of an ASID is flushed, since pages are many.
     fn take_away(&self, watch: &mut Watch, pages: bool) -> Verdict {
         replace(self.entry(), 0);
         let kind = if pages { Kind::Asid } else { Kind::Va };
-        tlbi::flush(Form(Scope::Inner, kind), Target::page(BLOCK_WINDOW + 0x12_3000, self.asid));
+        tlbi::flush(Form(Scope::Inner, kind), TlbiOperand::page(BLOCK_WINDOW + 0x12_3000, self.asid));
         watch.expect(Expected::Gone, BASE)
     }
 
@@ -75,7 +75,7 @@ fn with_block(is_table_first: bool, steps: impl FnOnce(&mut Watch, &Change) -> V
     for (page, word) in memory.iter().step_by((PLACE_EVERY / PAGE) as usize).zip(0..) {
         page.write(&[BASE + word]);
     }
-    let change = Change { asid: Space::shared().asid() };
+    let change = Change { asid: TestSpace::shared().asid() };
     fill(&spare()[0]);
     let first = if is_table_first { table_entry(&spare()[0]) } else { block_entry(memory[0].address()) };
     let what = What { address: BLOCK_WINDOW, words: PLACES, every: PLACE_EVERY, ..at_window(1, PAGE) };
@@ -135,7 +135,7 @@ pub(super) fn to_block() -> Verdict {
 /// A table that is cut off, flushed and used for something else is walked no more (P1): neither by what TLBs keep of its
 /// pages, nor by what they keep of the way to it. The flush names each page that was mapped; not the last level alone.
 pub(super) fn freed(form: Form) -> Verdict {
-    let space = Space::shared();
+    let space = TestSpace::shared();
     // 1 GiB behind the blocks: a table of its own.
     let address = BLOCK_WINDOW + (1 << 30);
     let entry = space.entry(address, 2);
@@ -165,8 +165,8 @@ pub(super) fn freed(form: Form) -> Verdict {
             watch.expect(Expected::Value, BASE)?;
             replace(entry, 0);
             tlbi::order(form.0);
-            tlbi::issue(form, Target::page(address, space.asid()));
-            tlbi::issue(form, Target::page(address + PAGE, space.asid()));
+            tlbi::issue(form, TlbiOperand::page(address, space.asid()));
+            tlbi::issue(form, TlbiOperand::page(address + PAGE, space.asid()));
             tlbi::complete(form.0);
             poison(table);
             watch.expect(Expected::Gone, 0)?;

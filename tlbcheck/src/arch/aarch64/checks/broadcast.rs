@@ -8,10 +8,10 @@ use tlbcheck::report::Verdict;
 
 use super::local::{RANGES, map_block, map_pages, page_of};
 use crate::arch::aarch64::machine::{self, rounds};
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use crate::arch::aarch64::watch::{self, Expected, What};
 use crate::arch::aarch64::window::{
-    BLOCK, BLOCK_WINDOW, PLACE_EVERY, PLACES, Space, WINDOW, page_entry, replace, write,
+    BLOCK, BLOCK_WINDOW, PLACE_EVERY, PLACES, TestSpace, WINDOW, page_entry, replace, write,
 };
 
 /// Rounds of each row.
@@ -19,7 +19,7 @@ const ROUNDS: u32 = 100;
 
 /// Words at [`WINDOW`] in the shared space.
 pub(super) fn at_window(words: u64, every: u64) -> What {
-    What { address: WINDOW, words, every, each: 0, space: Space::shared().register(), control: 0 }
+    What { address: WINDOW, words, every, each: 0, space: TestSpace::shared().register(), control: 0 }
 }
 
 /// `map` maps the words with a round's number or takes them away; after `take` nobody sees them any more.
@@ -61,14 +61,14 @@ fn needs_of(Form(scope, _): Form) -> Verdict {
 /// A page.
 pub(super) fn page(form: Form) -> Verdict {
     needs_of(form)?;
-    let target = Target::page(WINDOW, Space::shared().asid());
+    let target = TlbiOperand::page(WINDOW, TestSpace::shared().asid());
     gone_by(at_window(1, PAGE), |round| map_pages(WINDOW, 1, round), |_| tlbi::flush(form, target))
 }
 
 /// The same with the level in the operand.
 pub(super) fn with_level(form: Form) -> Verdict {
     needs!(machine::get().platform.has_levels, "the processor has no hints of the level (FEAT_TTL)");
-    let target = Target { level: Some(3), ..Target::page(WINDOW, Space::shared().asid()) };
+    let target = TlbiOperand { level: Some(3), ..TlbiOperand::page(WINDOW, TestSpace::shared().asid()) };
     gone_by(at_window(1, PAGE), |round| map_pages(WINDOW, 1, round), |_| tlbi::flush(form, target))
 }
 
@@ -78,7 +78,8 @@ pub(super) fn range(form: Form) -> Verdict {
     needs!(machine::get().platform.has_ranges, "the processor has no TLBI by range (FEAT_TLBIRANGE)");
     for (num, scale, words, every) in RANGES {
         let Some(range) = Range::new(num, scale) else { continue };
-        let target = Target { range: Some(range), ..Target::page(WINDOW, Space::shared().asid()) };
+        let target =
+            TlbiOperand { range: Some(range), ..TlbiOperand::page(WINDOW, TestSpace::shared().asid()) };
         let map = |round| map_pages(WINDOW, range.pages(), round);
         gone_by(at_window(words, every * PAGE), map, |_| tlbi::flush(form, target))?;
     }
@@ -88,18 +89,18 @@ pub(super) fn range(form: Form) -> Verdict {
 /// A flush of any address takes all of a block (A17).
 pub(super) fn block() -> Verdict {
     let what = What { address: BLOCK_WINDOW, words: PLACES, every: PLACE_EVERY, ..at_window(1, PAGE) };
-    let asid = Space::shared().asid();
+    let asid = TestSpace::shared().asid();
     gone_by(what, map_block, |round| {
-        let target = Target::page(BLOCK_WINDOW + round * 0x1_f123 % BLOCK, asid);
+        let target = TlbiOperand::page(BLOCK_WINDOW + round * 0x1_f123 % BLOCK, asid);
         tlbi::flush(Form(Scope::Inner, Kind::Va), target);
     })
 }
 
 /// A page is taken away, flushed, and another one put in its place at once: nobody sees the former.
 pub(super) fn remap() -> Verdict {
-    let leaf = Space::shared().leaf(WINDOW);
+    let leaf = TestSpace::shared().leaf(WINDOW);
     let map = |round: u64| page_entry(page_of(round).address());
-    let target = Target::page(WINDOW, Space::shared().asid());
+    let target = TlbiOperand::page(WINDOW, TestSpace::shared().asid());
     replace(leaf, 0);
     tlbi::settle();
     let verdict = watch::during(at_window(1, PAGE), |watch| {

@@ -11,8 +11,8 @@ use tlbcheck::report::Verdict;
 
 use super::moving::pause;
 use crate::arch::aarch64::machine;
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
-use crate::arch::aarch64::window::{self, Space, WINDOW, code_entry, replace, write};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
+use crate::arch::aarch64::window::{self, TestSpace, WINDOW, code_entry, replace, write};
 
 /// How long a row goes on, and its rounds at most.
 const BUDGET_US: u64 = 300_000;
@@ -50,7 +50,7 @@ fn call(address: u64) -> u64 {
 
 /// What each processor does: the two functions take turns at an address of its own.
 fn take_turns(number: usize) {
-    let space = Space::shared();
+    let space = TestSpace::shared();
     let (place, leaf) = (place(number), space.leaf(place(number)));
     let scope = if IS_BROADCAST.load(Ordering::Relaxed) != 0 { Scope::Inner } else { Scope::Local };
     window::enter(space.register());
@@ -61,7 +61,7 @@ fn take_turns(number: usize) {
         }
         let wanted = round % 2;
         replace(leaf, 0);
-        tlbi::flush(Form(scope, Kind::VaLast), Target::page(place, space.asid()));
+        tlbi::flush(Form(scope, Kind::VaLast), TlbiOperand::page(place, space.asid()));
         pause(round + 1);
         write(leaf, code_entry(FUNCTIONS[wanted as usize].address()));
         // Twice: the first time brings it in, and the turn may be given away between.
@@ -90,7 +90,7 @@ pub(super) fn replaced(scope: Scope) -> Verdict {
     IS_BROADCAST.store(u32::from(scope != Scope::Local), Ordering::Relaxed);
     WRONG.store(0, Ordering::Release);
     // The tables are made before the processors are many.
-    (0..machine::get().processors).for_each(|number| replace(Space::shared().leaf(place(number)), 0));
+    (0..machine::get().processors).for_each(|number| replace(TestSpace::shared().leaf(place(number)), 0));
     let done = machine::on_all(take_turns);
     tlbi::settle();
     let wrong = WRONG.load(Ordering::Acquire);

@@ -10,10 +10,11 @@ use tlbcheck::{ensure, needs};
 use super::broadcast::at_window;
 use super::local::page_of;
 use crate::arch::aarch64::machine::{self, rounds};
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use crate::arch::aarch64::watch::{self, Expected, What};
 use crate::arch::aarch64::window::{
-    self, ACCESSED, DIRTY_MODIFIER, READ_ONLY, SETS_ACCESSED, SETS_DIRTY, Space, WINDOW, page_entry, replace,
+    self, ACCESSED, DIRTY_MODIFIER, READ_ONLY, SETS_ACCESSED, SETS_DIRTY, TestSpace, WINDOW, page_entry,
+    replace,
 };
 
 /// Rounds of each row.
@@ -26,8 +27,8 @@ fn entry() -> u64 {
 
 /// Has `row` change the entry at [`WINDOW`] with bits of TCR_EL1 on.
 fn with_control(control: u64, row: impl FnOnce(&AtomicU64) -> Verdict) -> Verdict {
-    let leaf = Space::shared().leaf(WINDOW);
-    window::enter(Space::shared().register());
+    let leaf = TestSpace::shared().leaf(WINDOW);
+    window::enter(TestSpace::shared().register());
     window::set_control(control, true);
     let verdict = row(leaf);
     window::set_control(control, false);
@@ -38,7 +39,7 @@ fn with_control(control: u64, row: impl FnOnce(&AtomicU64) -> Verdict) -> Verdic
 }
 
 fn flush() {
-    tlbi::flush(Form(Scope::Local, Kind::VaLast), Target::page(WINDOW, Space::shared().asid()));
+    tlbi::flush(Form(Scope::Local, Kind::VaLast), TlbiOperand::page(WINDOW, TestSpace::shared().asid()));
 }
 
 /// A clear access flag is noticed after a flush, though the page was in the TLB.
@@ -142,7 +143,7 @@ pub(super) fn clean_is_read_only() -> Verdict {
 /// dirty again, or what was written would be lost to whoever copies dirty pages (P14).
 pub(super) fn dirty_again() -> Verdict {
     needs!(machine::get().platform.sets_dirty_state, "the processor keeps no dirty state (FEAT_HAFDBS)");
-    let space = Space::shared();
+    let space = TestSpace::shared();
     let place = |number: usize| WINDOW + number as u64 * PAGE;
     let all = || (0..machine::get().processors).map(|number| space.leaf(place(number)));
     all().for_each(|leaf| replace(leaf, entry() | DIRTY_MODIFIER));
@@ -157,7 +158,7 @@ pub(super) fn dirty_again() -> Verdict {
             let form = Form(Scope::Inner, Kind::VaLast);
             tlbi::order(form.0);
             for number in 0..machine::get().processors {
-                tlbi::issue(form, Target::page(place(number), space.asid()));
+                tlbi::issue(form, TlbiOperand::page(place(number), space.asid()));
             }
             tlbi::complete(form.0);
             watch.expect(Expected::Writable, round + 1)?;

@@ -7,9 +7,9 @@ use tlbcheck::report::Verdict;
 use tlbcheck::{ensure, needs};
 
 use crate::arch::aarch64::machine::{self, rounds};
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use crate::arch::aarch64::window::{
-    self, BLOCK, BLOCK_WINDOW, NOT_GLOBAL, PLACE_EVERY, PLACES, Space, WINDOW, block_entry, page_entry,
+    self, BLOCK, BLOCK_WINDOW, NOT_GLOBAL, PLACE_EVERY, PLACES, TestSpace, WINDOW, block_entry, page_entry,
     replace, write,
 };
 
@@ -55,7 +55,7 @@ impl Words {
     /// `take` has to take all of them, in every round; without it one is seen that was taken away, or the row says
     /// nothing.
     fn gone_by(&self, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
-        window::enter(Space::shared().register());
+        window::enter(TestSpace::shared().register());
         let verdict = self.rounds(map, take);
         tlbi::settle();
         window::leave();
@@ -89,7 +89,7 @@ impl Words {
 
 /// Maps the page of a round, or none, at `count` addresses from `address` on.
 pub(super) fn map_pages(address: u64, count: u64, round: Option<u64>) {
-    let space = Space::shared();
+    let space = TestSpace::shared();
     let value = round.map(|round| page_entry(page_of(round).address()));
     for place in (0..count).map(|page| address + page * PAGE) {
         match value {
@@ -102,26 +102,26 @@ pub(super) fn map_pages(address: u64, count: u64, round: Option<u64>) {
 /// A page, by a flush of it.
 pub(super) fn page(kind: Kind) -> Verdict {
     let words = Words { address: WINDOW, words: 1, every: PAGE };
-    let target = Target::page(WINDOW, Space::shared().asid());
+    let target = TlbiOperand::page(WINDOW, TestSpace::shared().asid());
     words.gone_by(|round| map_pages(WINDOW, 1, round), |_| tlbi::flush(Form(Scope::Local, kind), target))
 }
 
 /// A flush takes a global page, whatever ASID it names (C5.5, `TLBI VAE1`).
 pub(super) fn global(kind: Kind) -> Verdict {
     let words = Words { address: WINDOW, words: 1, every: PAGE };
-    let leaf = Space::shared().leaf(WINDOW);
+    let leaf = TestSpace::shared().leaf(WINDOW);
     let map = |round: Option<u64>| match round {
         Some(round) => write(leaf, page_entry(page_of(round).address()) & !NOT_GLOBAL),
         None => replace(leaf, 0),
     };
-    words.gone_by(map, |_| tlbi::flush(Form(Scope::Local, kind), Target::page(WINDOW, 0x77)))
+    words.gone_by(map, |_| tlbi::flush(Form(Scope::Local, kind), TlbiOperand::page(WINDOW, 0x77)))
 }
 
 /// A page, with the level in the operand.
 pub(super) fn with_level(kind: Kind) -> Verdict {
     needs!(machine::get().platform.has_levels, "the processor has no hints of the level (FEAT_TTL)");
     let words = Words { address: WINDOW, words: 1, every: PAGE };
-    let target = Target { level: Some(3), ..Target::page(WINDOW, Space::shared().asid()) };
+    let target = TlbiOperand { level: Some(3), ..TlbiOperand::page(WINDOW, TestSpace::shared().asid()) };
     words.gone_by(|round| map_pages(WINDOW, 1, round), |_| tlbi::flush(Form(Scope::Local, kind), target))
 }
 
@@ -133,7 +133,7 @@ pub(super) fn block_memory() -> &'static [Page] {
 
 /// Maps a block with the round's number in each of its places, or none.
 pub(super) fn map_block(round: Option<u64>) {
-    let entry = Space::shared().entry(BLOCK_WINDOW, 2);
+    let entry = TestSpace::shared().entry(BLOCK_WINDOW, 2);
     match round {
         Some(round) => {
             block_memory().iter().for_each(|page| page.write(&[round]));
@@ -146,10 +146,10 @@ pub(super) fn map_block(round: Option<u64>) {
 /// A flush of any address takes all of a block, however it lies in the TLB (A17).
 pub(super) fn block(kind: Kind) -> Verdict {
     let words = Words { address: BLOCK_WINDOW, words: PLACES, every: PLACE_EVERY };
-    let asid = Space::shared().asid();
+    let asid = TestSpace::shared().asid();
     words.gone_by(map_block, |round| {
         let offset = round * 0x1_f123 % BLOCK;
-        tlbi::flush(Form(Scope::Local, kind), Target::page(BLOCK_WINDOW + offset, asid));
+        tlbi::flush(Form(Scope::Local, kind), TlbiOperand::page(BLOCK_WINDOW + offset, asid));
     })
 }
 
@@ -163,7 +163,8 @@ pub(super) fn range(kind: Kind) -> Verdict {
     needs!(machine::get().platform.has_ranges, "the processor has no TLBI by range (FEAT_TLBIRANGE)");
     for (num, scale, words, every) in RANGES {
         let Some(range) = Range::new(num, scale) else { continue };
-        let target = Target { range: Some(range), ..Target::page(WINDOW, Space::shared().asid()) };
+        let target =
+            TlbiOperand { range: Some(range), ..TlbiOperand::page(WINDOW, TestSpace::shared().asid()) };
         let words = Words { address: WINDOW, words, every: every * PAGE };
         words.gone_by(
             |round| map_pages(WINDOW, range.pages(), round),

@@ -13,8 +13,8 @@ use tlbcheck::report::Verdict;
 
 use super::local::is_gone;
 use crate::arch::aarch64::machine;
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
-use crate::arch::aarch64::window::{self, Space, WINDOW, page_entry, replace, write};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
+use crate::arch::aarch64::window::{self, TestSpace, WINDOW, page_entry, replace, write};
 
 /// Rounds of a row. Their number ends it, not the clock: on a busy machine it takes longer, and looks as closely.
 const ROUNDS: u64 = 2000;
@@ -51,7 +51,7 @@ const ASID: u16 = 5;
 const PLACE: u64 = WINDOW + 8 * PAGE;
 
 /// A space and a page for each processor, made by the first.
-static SPACES: spin::Once<arrayvec::ArrayVec<Space, { processors::MAX_PROCESSORS }>> = spin::Once::new();
+static SPACES: spin::Once<arrayvec::ArrayVec<TestSpace, { processors::MAX_PROCESSORS }>> = spin::Once::new();
 static PAGES: [[Page; 2]; processors::MAX_PROCESSORS] =
     [const { [const { Page::new() }; 2] }; processors::MAX_PROCESSORS];
 
@@ -84,7 +84,7 @@ fn change_own(number: usize) {
         let (entry, word) = own_page(number, round);
         replace(leaf, 0);
         let kind = if round % 3 == 0 { Kind::All } else { Kind::Va };
-        tlbi::flush(Form(Scope::Local, kind), Target::page(PLACE, ASID));
+        tlbi::flush(Form(Scope::Local, kind), TlbiOperand::page(PLACE, ASID));
         if !is_gone(PLACE) {
             is_wrong(u64::MAX);
         }
@@ -104,7 +104,7 @@ fn change_own(number: usize) {
 pub(super) fn own_tables(changes: bool) -> Verdict {
     machine::others()?;
     let count = machine::get().processors;
-    let spaces = SPACES.call_once(|| (0..count).map(|_| Space::new(ASID)).collect());
+    let spaces = SPACES.call_once(|| (0..count).map(|_| TestSpace::new(ASID)).collect());
     for (number, space) in spaces.iter().enumerate() {
         replace(space.leaf(PLACE), own_page(number, 0).0);
     }
@@ -129,7 +129,7 @@ const fn place(number: usize, page: u64) -> u64 {
 /// Looks at all its pages, so that TLBs have them where it runs; exchanges one by a local TLBI; looks at it wherever it is
 /// then.
 fn exchange(number: usize) {
-    let space = Space::shared();
+    let space = TestSpace::shared();
     let kind = if ALL.load(Ordering::Relaxed) != 0 { Kind::All } else { Kind::Va };
     window::enter(space.register());
     for page in 0..PAGES_EACH {
@@ -141,7 +141,7 @@ fn exchange(number: usize) {
         pause(round);
         let _ = guarded::load(place);
         replace(leaf, 0);
-        tlbi::flush(Form(Scope::Local, kind), Target::page(place, space.asid()));
+        tlbi::flush(Form(Scope::Local, kind), TlbiOperand::page(place, space.asid()));
         // Where it has been before, TLBs may have the page still.
         pause(round + 2);
         if !is_gone(place) {
@@ -167,7 +167,7 @@ pub(super) fn local(kind: Kind) -> Verdict {
     // The tables are made before the processors are many.
     let places =
         (0..machine::get().processors).flat_map(|number| (0..PAGES_EACH).map(move |page| (number, page)));
-    places.for_each(|(number, page)| replace(Space::shared().leaf(place(number, page)), 0));
+    places.for_each(|(number, page)| replace(TestSpace::shared().leaf(place(number, page)), 0));
     tlbi::settle();
     let done = machine::on_all(exchange);
     tlbi::settle();

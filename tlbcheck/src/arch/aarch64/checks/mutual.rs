@@ -9,8 +9,8 @@ use tlbcheck::report::Verdict;
 
 use super::local::{is_gone, page_of};
 use crate::arch::aarch64::machine::{self, rounds};
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
-use crate::arch::aarch64::window::{self, Space, WINDOW, page_entry, replace, write};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
+use crate::arch::aarch64::window::{self, TestSpace, WINDOW, page_entry, replace, write};
 
 /// Flushes of each processor at most, and how long they may take.
 const FLUSHES: u64 = 300;
@@ -29,7 +29,7 @@ const KINDS: [Kind; 4] = [Kind::Va, Kind::VaAllLast, Kind::Asid, Kind::All];
 
 /// What each processor does: its own page comes and goes, flushed on all.
 fn flush_all(number: usize) {
-    let space = Space::shared();
+    let space = TestSpace::shared();
     let (place, leaf) = (place(number), space.leaf(place(number)));
     window::enter(space.register());
     let end = clock::now() + clock::ticks(BUDGET_US);
@@ -42,7 +42,7 @@ fn flush_all(number: usize) {
         let is_there = guarded::load(place) == Ok(round);
         replace(leaf, 0);
         let kind = KINDS[(round % 4) as usize];
-        tlbi::flush(Form(Scope::Inner, kind), Target::page(place, space.asid()));
+        tlbi::flush(Form(Scope::Inner, kind), TlbiOperand::page(place, space.asid()));
         if !is_there || !is_gone(place) {
             WRONG.fetch_add(1, Ordering::AcqRel);
         }
@@ -55,7 +55,7 @@ pub(super) fn all() -> Verdict {
     machine::others()?;
     WRONG.store(0, Ordering::Release);
     // The tables are made before they are many.
-    (0..machine::get().processors).for_each(|number| replace(Space::shared().leaf(place(number)), 0));
+    (0..machine::get().processors).for_each(|number| replace(TestSpace::shared().leaf(place(number)), 0));
     machine::on_all(flush_all)?;
     let wrong = WRONG.load(Ordering::Acquire);
     ensure!(wrong == 0, "{wrong} pages are not as they were mapped, or seen after their flush");
@@ -70,7 +70,7 @@ const OLD: u64 = 2;
 
 /// Looks at the page, sleeps, and looks again when it is woken.
 fn look_sleep_look(_: usize) {
-    window::enter(Space::shared().register());
+    window::enter(TestSpace::shared().register());
     let _ = guarded::load(WINDOW);
     SLEEPS.store(true, Ordering::Release);
     while !WAKES.load(Ordering::Acquire) {
@@ -84,7 +84,7 @@ fn look_sleep_look(_: usize) {
 /// What is flushed while a processor waits for an interrupt is gone when it goes on (O15).
 pub(super) fn asleep() -> Verdict {
     let others = machine::others()?;
-    let space = Space::shared();
+    let space = TestSpace::shared();
     let leaf = space.leaf(WINDOW);
     for (round, number) in rounds(20).zip(others.cycle()) {
         SLEEPS.store(false, Ordering::Release);
@@ -95,7 +95,7 @@ pub(super) fn asleep() -> Verdict {
         // Until it has come to its WFI.
         clock::delay(1000);
         replace(leaf, 0);
-        tlbi::flush(Form(Scope::Inner, Kind::Va), Target::page(WINDOW, space.asid()));
+        tlbi::flush(Form(Scope::Inner, Kind::Va), TlbiOperand::page(WINDOW, space.asid()));
         WAKES.store(true, Ordering::Release);
         processors::wake(number);
         machine::join(number)?;

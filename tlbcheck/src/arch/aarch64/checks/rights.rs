@@ -6,18 +6,18 @@ use tlbcheck::report::Verdict;
 use super::broadcast::at_window;
 use super::local::page_of;
 use crate::arch::aarch64::machine::rounds;
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use crate::arch::aarch64::watch::{self, Expected};
-use crate::arch::aarch64::window::{READ_ONLY, Space, WINDOW, page_entry, replace};
+use crate::arch::aarch64::window::{READ_ONLY, TestSpace, WINDOW, page_entry, replace};
 
 /// Rounds of each row.
 const ROUNDS: u32 = 100;
 
 /// A page that all write to becomes read-only. D8.17.1: a change of rights alone needs no invalid entry between.
 pub(super) fn reduced(kind: Kind) -> Verdict {
-    let leaf = Space::shared().leaf(WINDOW);
+    let leaf = TestSpace::shared().leaf(WINDOW);
     let writable = page_entry(page_of(0).address());
-    let target = Target::page(WINDOW, Space::shared().asid());
+    let target = TlbiOperand::page(WINDOW, TestSpace::shared().asid());
     let form = Form(Scope::Inner, kind);
     let verdict = watch::during(at_window(1, PAGE), |watch| {
         watch.notices(

@@ -8,8 +8,8 @@ use tlbcheck::{ensure, needs};
 
 use super::local::is_gone;
 use crate::arch::aarch64::machine::rounds;
-use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, Target};
-use crate::arch::aarch64::window::{self, Space, WINDOW, page_entry, replace, write};
+use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
+use crate::arch::aarch64::window::{self, TestSpace, WINDOW, page_entry, replace, write};
 
 const ROUNDS: u32 = 200;
 const TRIES: u64 = 200;
@@ -17,10 +17,10 @@ const TRIES: u64 = 200;
 const PLACE: u64 = WINDOW + 16 * PAGE;
 
 /// Two spaces of different ASIDs, and a page for each.
-fn pair() -> ([Space; 2], &'static [Page]) {
-    static SPACES: Once<[Space; 2]> = Once::new();
+fn pair() -> ([TestSpace; 2], &'static [Page]) {
+    static SPACES: Once<[TestSpace; 2]> = Once::new();
     static PAGES: Once<&[Page]> = Once::new();
-    (*SPACES.call_once(|| [Space::new(2), Space::new(3)]), PAGES.call_once(|| window::take(2, 1)))
+    (*SPACES.call_once(|| [TestSpace::new(2), TestSpace::new(3)]), PAGES.call_once(|| window::take(2, 1)))
 }
 
 /// Maps a page in each of the two at [`PLACE`], with the space's number and the round's in it.
@@ -37,7 +37,7 @@ fn unmap() {
 }
 
 /// Runs a row that enters spaces, and leaves nothing of it.
-fn in_spaces(row: impl FnOnce(&[Space; 2]) -> Verdict) -> Verdict {
+fn in_spaces(row: impl FnOnce(&[TestSpace; 2]) -> Verdict) -> Verdict {
     let verdict = row(&pair().0);
     window::leave();
     unmap();
@@ -87,7 +87,7 @@ pub(super) fn reused(kind: Kind) -> Verdict {
         needs!(notices, "the TLB keeps nothing of an ASID that changes hands, in {TRIES} tries");
         for round in rounds(ROUNDS).map(u64::from) {
             let former = sees_former(round, |asid| {
-                tlbi::flush(Form(Scope::Local, kind), Target::page(0, asid));
+                tlbi::flush(Form(Scope::Local, kind), TlbiOperand::page(0, asid));
             });
             ensure!(former.is_ok(), "a page is not seen as it is mapped, round {round}");
             ensure!(former == Ok(false), "the former space's page is seen, round {round}");
@@ -107,7 +107,7 @@ fn left(round: u64, take: impl FnOnce()) -> Result<usize, u64> {
     }
     unmap();
     take();
-    let is_left = |space: &&Space| {
+    let is_left = |space: &&TestSpace| {
         window::enter(space.register());
         !is_gone(PLACE)
     };
@@ -123,7 +123,7 @@ pub(super) fn others(kind: Kind) -> Verdict {
         let notices = (0..TRIES).any(|round| left(round, || tlbi::order(Scope::Local)) != Ok(0));
         needs!(notices, "the TLB keeps nothing of an ASID that is not in use, in {TRIES} tries");
         for round in rounds(ROUNDS).map(u64::from) {
-            let left = left(round, || tlbi::flush(Form(Scope::Local, kind), Target::page(PLACE, 0)));
+            let left = left(round, || tlbi::flush(Form(Scope::Local, kind), TlbiOperand::page(PLACE, 0)));
             ensure!(left == Ok(0), "{left:?} spaces of two still have their page, round {round}");
         }
         Ok(())

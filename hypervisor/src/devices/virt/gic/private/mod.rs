@@ -64,7 +64,7 @@ pub struct Private {
     loaded_count: usize,
     /// List registers that came back changed, and what was outside of them and ended; it wraps around.
     changes: u32,
-    progress: progress::Progress,
+    progress: progress::FutileWaits,
 }
 
 const PRIVATE: Bits = Bits::from_word(0, u32::MAX);
@@ -89,7 +89,7 @@ impl Private {
             loaded: [ListRegister::new(); LIST_MAX],
             loaded_count: 0,
             changes: 0,
-            progress: progress::Progress::new(),
+            progress: progress::FutileWaits::new(),
         }
     }
 

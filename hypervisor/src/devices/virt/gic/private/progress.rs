@@ -19,12 +19,12 @@ pub(super) struct Standing {
 
 /// How long nothing has come of them.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct FutileWaits {
     last: Option<Standing>,
     futile: u8,
 }
 
-impl Progress {
+impl FutileWaits {
     pub(super) const fn new() -> Self {
         Self { last: None, futile: 0 }
     }
