@@ -9,25 +9,55 @@
 //! pages = entries / 2 × refill / page
 //! ```
 //!
-//! and never more than half of what one step may take. Both costs are measured when the hypervisor starts, on the machine that it runs on.
+//! and never more than half of what one step may take. Both costs are [measured](Cost::measure) when the hypervisor
+//! starts, on the machine that it runs on. The limit holds for both architectures: for what a guest asks to be flushed on
+//! AMD64 ([`amd64::plan()`](crate::amd64::plan()), [`amd64::obey`](crate::amd64::obey)), and on Arm64 for what a change of
+//! stage 2 leaves ([`limits`](Cost::limits)).
+
+use core::fmt;
+
+use coherence::tlbi::Limits;
 
 use crate::amd64::{RANGES_MAX, STEP_MAX_US};
 
 /// How many times a translation through nested tables takes as long as the one through the hypervisor's own tables that
-/// was measured. A nested walk reads up to 24 entries instead of 4 (APM volume 2, section 15.25.6), most of which the
-/// walk caches know.
+/// was measured. A nested walk reads up to 24 entries instead of 4 (APM volume 2, section 15.25.6; Arm's two stages
+/// alike), most of which the walk caches know.
 const NESTED_FACTOR: u64 = 2;
+/// Most range instructions of Arm64, above which all of a VMID goes.
+const RANGE_INSTRUCTIONS_MAX: u32 = 16;
 
-/// What was measured, in TSC ticks.
+/// So many of what is measured are timed as one, since a counter's ticks may be coarse.
+const REPETITIONS: u64 = 64;
+/// Times that each is timed. The least counts, because interrupts and other disturbances only add.
+const TRIES: usize = 5;
+
+/// What only a processor can do for the measurement. No vCPU has run yet.
+pub trait Instruments {
+    /// Ticks of a counter that never stops.
+    fn now(&self) -> u64;
+    /// Ticks of the counter in `us` microseconds.
+    fn ticks_of_us(&self, us: u64) -> u64;
+    /// Invalidates one page of a guest, and waits until that is complete.
+    fn invalidate_page(&self);
+    /// Drops the calling CPU's translation of the word that [`read`](Self::read) reads.
+    fn drop_translation(&self);
+    /// Reads a word of the hypervisor's memory.
+    fn read(&self);
+    /// Translations of 4 KiB pages that the TLB holds.
+    fn entries(&self) -> u64;
+}
+
+/// What was measured, in ticks. All are of as many repetitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// One INVLPGA.
+    /// One invalidation of a page.
     pub page: u64,
     /// One access that misses the TLB, beyond one that hits it.
     pub miss: u64,
     /// Translations of 4 KiB that the TLB holds.
     pub entries: u64,
-    /// TSC ticks in a microsecond.
+    /// Ticks in a microsecond.
     pub ticks_per_us: u64,
 }
 
@@ -39,6 +69,25 @@ pub struct Cost {
 }
 
 impl Cost {
+    /// The model for the machine that the calling CPU is of. Nothing but the operations touches memory
+    /// while they are timed: the stack may lie in the page whose translation is dropped.
+    pub fn measure(instruments: &impl Instruments) -> Self {
+        let empty = least(instruments, || {});
+        let hit = least(instruments, || instruments.read()).saturating_sub(empty);
+        let drop = least(instruments, || instruments.drop_translation()).saturating_sub(empty);
+        let both = least(instruments, || {
+            instruments.drop_translation();
+            instruments.read();
+        });
+        let page = least(instruments, || instruments.invalidate_page());
+        Self::new(Measured {
+            page: page.saturating_sub(empty),
+            miss: both.saturating_sub(empty + hit + drop),
+            entries: instruments.entries(),
+            ticks_per_us: instruments.ticks_of_us(REPETITIONS),
+        })
+    }
+
     /// The model for what was measured.
     pub const fn new(measured: Measured) -> Self {
         let page = if measured.page == 0 { 1 } else { measured.page };
@@ -61,8 +110,115 @@ impl Cost {
         self.page_limit
     }
 
-    /// What the model was made from.
-    pub const fn measured(&self) -> Measured {
-        self.measured
+    /// The same for Arm64's instructions.
+    pub fn limits(&self) -> Limits {
+        let pages_max = u32::try_from(self.page_limit).unwrap_or(u32::MAX);
+        Limits { pages_max, ranges_max: RANGE_INSTRUCTIONS_MAX }
+    }
+}
+
+/// Ticks that all repetitions of `operation` take at least, their loop included.
+#[inline(always)] // A call would use the stack, and the stack's page may share the word's translation.
+fn least(instruments: &impl Instruments, operation: impl Fn()) -> u64 {
+    let time = |_| {
+        let start = instruments.now();
+        (0..REPETITIONS).for_each(|_| operation());
+        instruments.now() - start
+    };
+    (0..TRIES).map(time).min().unwrap_or(0)
+}
+
+/// What was measured and what follows, in one line.
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Measured { page, miss, entries, ticks_per_us } = self.measured;
+        let ns = |ticks: u64| u128::from(ticks) * 1000 / u128::from(ticks_per_us.max(1));
+        let (page, miss, limit) = (ns(page), ns(miss), self.page_limit);
+        write!(
+            f,
+            "a page takes {page} ns to invalidate, a TLB miss {miss} ns, {entries} entries: up to {limit} pages go one by one"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::string::ToString;
+
+    use super::*;
+
+    /// A processor whose clock goes on by what each operation costs.
+    #[derive(Default)]
+    struct Timed {
+        now: Cell<u64>,
+        is_cached: Cell<bool>,
+        reads: Cell<u64>,
+    }
+
+    impl Timed {
+        fn take(&self, ticks: u64) {
+            self.now.set(self.now.get() + ticks);
+        }
+    }
+
+    impl Instruments for Timed {
+        fn now(&self) -> u64 {
+            self.take(3);
+            self.now.get()
+        }
+
+        fn ticks_of_us(&self, us: u64) -> u64 {
+            us * 2500
+        }
+
+        fn invalidate_page(&self) {
+            self.take(400);
+        }
+
+        fn drop_translation(&self) {
+            self.is_cached.set(false);
+            self.take(50);
+        }
+
+        fn read(&self) {
+            // Now and then something gets in between.
+            let reads = self.reads.replace(self.reads.get() + 1);
+            let disturbance = if reads % 200 == 7 { 100_000 } else { 0 };
+            let miss = if self.is_cached.replace(true) { 0 } else { 100 };
+            self.take(4 + miss + disturbance);
+        }
+
+        fn entries(&self) -> u64 {
+            1536
+        }
+    }
+
+    #[test]
+    fn measures_what_a_page_and_a_miss_take() {
+        let cost = Cost::measure(&Timed::default());
+        let expected = Measured { page: 400 * 64, miss: 100 * 64, entries: 1536, ticks_per_us: 2500 * 64 };
+        assert_eq!(cost, Cost::new(expected));
+        assert_eq!(cost.page_limit(), 156, "as many as fit into half a step");
+        assert_eq!(cost.limits(), Limits { pages_max: 156, ranges_max: 16 });
+        assert!(cost.to_string().starts_with("a page takes 160 ns to invalidate, a TLB miss 40 ns"));
+    }
+
+    #[test]
+    fn the_limit_is_where_the_costs_meet_and_below_half_a_step() {
+        let measured = Measured { page: 400, miss: 100, entries: 1536, ticks_per_us: 2500 };
+        // 768 × 200 / 400 = 384 pages would be worth it, 25 µs hold 156.
+        assert_eq!(Cost::new(measured).page_limit(), 156);
+        assert_eq!(Cost::new(Measured { miss: 20, ..measured }).page_limit(), 76);
+        for degenerate in [
+            Measured { page: 0, miss: 0, entries: 0, ticks_per_us: 0 },
+            Measured { page: 1 << 40, ..measured },
+        ] {
+            assert_eq!(Cost::new(degenerate).page_limit(), RANGES_MAX as u64);
+        }
+        assert_eq!(Cost::new(measured).limited_to(Some(1000)).page_limit(), 1000);
+        assert_eq!(Cost::new(measured).limited_to(None), Cost::new(measured));
+        let free = Measured { page: 0, miss: u64::MAX, entries: u64::MAX, ticks_per_us: u64::MAX };
+        assert!(Cost::new(free).page_limit() > 1 << 30, "saturates");
     }
 }

@@ -39,7 +39,7 @@ mod section;
 mod vcpus;
 
 pub use change::{Change, Proof, step};
-pub use cost::{Cost, Measured};
+pub use cost::{Cost, Instruments, Measured};
 pub use fault::{Answer, MMIO_PAGES, Source, nested_fault};
 pub use mistake::{Mistake, Mistakes};
 pub use section::{Stay, in_section};

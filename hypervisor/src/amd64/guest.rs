@@ -33,7 +33,7 @@ use crate::vm::GUEST;
 use crate::vm::machine::place;
 use crate::vm::space::{FlushScratch, VmMemory};
 use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, control};
-use stay::{Cost, Measured};
+use stay::Cost;
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
@@ -160,11 +160,7 @@ impl Shared {
 fn measure_flushes<A: Amd64>(limit: Option<u32>) -> Cost {
     // No vCPU has run yet, so nobody uses any tag.
     let cost = A::measure_flushes().limited_to(limit);
-    let Measured { page, miss, entries, .. } = cost.measured();
-    log::info!(
-        "INVLPGA takes {page} ticks, a TLB miss {miss}, {entries} entries: up to {} pages are flushed one by one",
-        cost.page_limit()
-    );
+    log::info!("flushes: {cost}");
     cost
 }
 

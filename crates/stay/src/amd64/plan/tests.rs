@@ -1,5 +1,4 @@
 use super::*;
-use crate::{Cost, Measured};
 use std::vec::Vec;
 use tlfs::VaWidth;
 
@@ -110,21 +109,4 @@ fn a17_large_pages_that_may_lie_in_pieces_go_as_a_whole() {
     let mode = Mode { pcid: false, pae: false, pieces: false };
     let work = obey(1, Some(7), false, mode, 100);
     assert_eq!(work, Work::Whole(Why::LegacyPaging), "4 MiB in nested pages of 2 MiB");
-}
-
-#[test]
-fn the_limit_is_where_the_costs_meet_and_below_half_a_step() {
-    let measured = Measured { page: 400, miss: 100, entries: 1536, ticks_per_us: 2500 };
-    // 768 × 200 / 400 = 384 pages would be worth it, 25 µs hold 156.
-    assert_eq!(Cost::new(measured).page_limit(), 156);
-    assert_eq!(Cost::new(Measured { miss: 20, ..measured }).page_limit(), 76);
-    for degenerate in
-        [Measured { page: 0, miss: 0, entries: 0, ticks_per_us: 0 }, Measured { page: 1 << 40, ..measured }]
-    {
-        assert_eq!(Cost::new(degenerate).page_limit(), RANGES_MAX as u64);
-    }
-    assert_eq!(Cost::new(measured).limited_to(Some(1000)).page_limit(), 1000);
-    assert_eq!(Cost::new(measured).limited_to(None), Cost::new(measured));
-    let free = Measured { page: 0, miss: u64::MAX, entries: u64::MAX, ticks_per_us: u64::MAX };
-    assert!(Cost::new(free).page_limit() > 1 << 30, "saturates");
 }

@@ -1,66 +1,59 @@
 //! What invalidating a page costs here, against what a guest pays when all of its translations go.
-//!
-//! The model is the same as for AMD64's single pages ([`Cost`]); what is measured is IPAS2E1IS with its
-//! completion, and a walk of the hypervisor's own tables.
 
 use core::arch::asm;
 
 use coherence::tlbi::Stage2Tlb;
+use stay::Instruments;
 
 use super::flush::Tlb;
 use crate::arch::Local;
-use crate::arch::aarch64::board::clock;
 use crate::vm::arch::Clock;
-use stay::{Cost, Measured};
 
-/// Repetitions of what is measured, and how often the whole is done: the least of these counts. A time is that of all
-/// repetitions, since the counter's ticks are coarse.
-const REPETITIONS: u64 = 64;
-const TRIES: usize = 5;
+/// A word of ours: IPAS2E1IS with its completion, and a walk of the hypervisor's own tables, which
+/// is what a miss costs.
+pub(super) struct Word(u64);
 
-/// Translations that a second-level TLB holds. No register says; Cortex-A72 has 1,024 and Neoverse N1 1,280 (their
-/// Technical Reference Manuals, "Memory Management Unit").
-const ENTRIES: u64 = 1024;
+impl Word {
+    pub(super) const fn new() -> Self {
+        Self(0)
+    }
 
-/// Measures on the calling CPU, before the first guest.
-pub(crate) fn measure() -> Cost {
-    let word = 0u64;
-    let address = core::ptr::from_ref(&word);
-    let read = || {
-        // SAFETY: it is our own.
-        unsafe { address.read_volatile() };
-    };
-    let operand = address.addr() as u64 >> 12;
-    let drop_own = || {
-        // SAFETY: drops our own translation of the page on this CPU, which the next access walks for.
-        unsafe { asm!("tlbi vae2, {}", "dsb nsh", in(reg) operand, options(nostack, preserves_flags)) };
-    };
-    let page = least(|| {
-        Tlb.page(operand);
-        Tlb.complete();
-    });
-    let (hit, drop) = (least(read), least(drop_own));
-    let both = least(|| {
-        drop_own();
-        read();
-    });
-    Cost::new(Measured {
-        page,
-        miss: both.saturating_sub(hit + drop),
-        entries: ENTRIES,
-        ticks_per_us: Local::ticks_of_us(REPETITIONS),
-    })
+    fn page(&self) -> u64 {
+        core::ptr::from_ref(&self.0).addr() as u64 >> 12
+    }
 }
 
-/// Ticks that all repetitions of `operation` take, without their loop.
-fn least(operation: impl Fn()) -> u64 {
-    let time = |operation: &dyn Fn()| {
-        let start = clock::now();
-        for _ in 0..REPETITIONS {
-            operation();
-        }
-        clock::now() - start
-    };
-    let empty = (0..TRIES).map(|_| time(&|| {})).min().unwrap_or(0);
-    (0..TRIES).map(|_| time(&operation)).min().unwrap_or(0).saturating_sub(empty)
+impl Instruments for Word {
+    fn now(&self) -> u64 {
+        Local::now()
+    }
+
+    fn ticks_of_us(&self, us: u64) -> u64 {
+        Local::ticks_of_us(us)
+    }
+
+    #[inline(always)] // A call would use the stack, see `Cost::measure`.
+    fn invalidate_page(&self) {
+        Tlb.page(self.page());
+        Tlb.complete();
+    }
+
+    #[inline(always)] // A call would use the stack, see `Cost::measure`.
+    fn drop_translation(&self) {
+        // SAFETY: drops our own translation of the page on this CPU, which the next access walks
+        // for.
+        unsafe { asm!("tlbi vae2, {}", "dsb nsh", in(reg) self.page(), options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)] // A call would use the stack, see `Cost::measure`.
+    fn read(&self) {
+        // SAFETY: it is our own.
+        unsafe { core::ptr::from_ref(&self.0).read_volatile() };
+    }
+
+    /// No register says; Cortex-A72 has 1,024 and Neoverse N1 1,280 (their Technical Reference
+    /// Manuals, "Memory Management Unit").
+    fn entries(&self) -> u64 {
+        1024
+    }
 }

@@ -6,9 +6,10 @@ use coherence::tlbi::{self, Errata, Granule, Limits, Setup};
 use hostlink::config::Stage2Unmap;
 use paging::{Arm64Stage2, Entries, FlushRange, Format, Level, Permissions, PhysAddr, TableMemory};
 
-use stay::Measured;
+use stay::Cost;
 
-use super::{cost, flush};
+use super::cost::Word;
+use super::flush;
 use crate::arch::aarch64::boot::features;
 use crate::arch::aarch64::sysreg::read;
 use crate::arm64::processor::Features;
@@ -20,9 +21,6 @@ type Plain = Arm64Stage2<3, false>;
 /// Whether stage 2 alone decides how memory is cached (HCR_EL2.FWB): the encoding of memory types
 /// differs.
 static FORCED: AtomicBool = AtomicBool::new(false);
-
-/// Range instructions, above which the whole VMID goes.
-const RANGES_MAX: u32 = 16;
 
 /// Chooses the encoding, before the first entry.
 fn init() {
@@ -104,27 +102,17 @@ impl Format for Stage2 {
     }
 }
 
-/// Up to how many pages are invalidated one by one, where there is no instruction for a range.
-fn page_limit() -> u32 {
-    let cost = cost::measure();
-    let Measured { page, miss, ticks_per_us, .. } = cost.measured();
-    let ns = |ticks: u64| ticks * 1000 / ticks_per_us.max(1);
-    log::info!(
-        "IPAS2E1IS takes {} ns, a TLB miss {} ns: up to {} pages are invalidated one by one",
-        ns(page),
-        ns(miss),
-        cost.page_limit()
-    );
-    u32::try_from(cost.page_limit()).unwrap_or(u32::MAX)
-}
-
 /// What the processors have, which are taken to be alike, and how stage 2 is invalidated on them.
 /// Before the first guest.
 pub(crate) fn set_up(way: Stage2Unmap) -> Setup {
     let mut features =
         tlbi::Features::from_id(read!("id_aa64isar0_el1"), read!("s3_0_c0_c7_2"), read!("ctr_el0"));
     let limits = match way {
-        Stage2Unmap::Range => Limits { pages_max: page_limit(), ranges_max: RANGES_MAX },
+        Stage2Unmap::Range => {
+            let cost = Cost::measure(&Word::new());
+            log::info!("flushes of stage 2: {cost}");
+            cost.limits()
+        }
         Stage2Unmap::Page => {
             features.range = false;
             Limits { pages_max: u32::MAX, ranges_max: 0 }
