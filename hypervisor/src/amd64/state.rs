@@ -346,7 +346,7 @@ impl State for VcpuState {
     }
 
     #[inline(always)]
-    fn look_whether_it_spins(&mut self, _: u64, _: u64) -> Look {
+    fn check_spinning(&mut self, _: u64, _: u64) -> Look {
         Look::Again(u64::MAX)
     }
 

@@ -267,7 +267,7 @@ impl<P: Arm64> State for VcpuState<P> {
 
     /// WFE says it where it is trapped; not everybody executes it, and not every machine traps it.
     #[inline]
-    fn look_whether_it_spins(&mut self, _before_the_switch: u64, first: u64) -> Look {
+    fn check_spinning(&mut self, _before_the_switch: u64, first: u64) -> Look {
         let Registers { x, pc, pstate } = &self.registers;
         self.spin.look(P::now(), first, x.iter().chain([pc, pstate]))
     }

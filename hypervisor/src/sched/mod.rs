@@ -58,7 +58,7 @@ struct Home {
 
 /// What a CPU has to reckon with while a vCPU runs on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outlook {
+pub struct QueueState {
     /// The vCPU should make room for another.
     pub should_switch: bool,
     /// Others wait for the CPU.
@@ -331,26 +331,31 @@ impl Scheduler {
     /// Whoever puts a vCPU into the queue afterwards, and so does not count here, posts the running
     /// one an event after that: it looks again before it next enters the guest.
     #[inline]
-    pub fn outlook(&self, cpu: CpuIndex, now: u64) -> Outlook {
+    pub fn queue_state(&self, cpu: CpuIndex, now: u64) -> QueueState {
         let place = self.place(cpu);
         if place.load() > 1 {
-            return self.outlook_among_others(place, now);
+            return self.queue_state_among_others(place, now);
         }
         // Only this CPU adds timers.
         let timer = place.next_timer.load(Ordering::Relaxed);
-        Outlook { should_switch: false, has_waiting: false, timer_expired: timer <= now, next_event: timer }
+        QueueState {
+            should_switch: false,
+            has_waiting: false,
+            timer_expired: timer <= now,
+            next_event: timer,
+        }
     }
 
     #[inline(never)]
-    fn outlook_among_others(&self, place: &Place, now: u64) -> Outlook {
-        place.queue.lock().outlook(now, &self.policy)
+    fn queue_state_among_others(&self, place: &Place, now: u64) -> QueueState {
+        place.queue.lock().queue_state(now, &self.policy)
     }
 
     /// The same after `cpu` has put a vCPU into its own queue, so that another waits there in all
     /// likelihood.
     #[inline(always)]
-    pub fn outlook_after_wake(&self, cpu: CpuIndex, now: u64) -> Outlook {
-        self.place(cpu).queue.lock().outlook(now, &self.policy)
+    pub fn queue_state_after_wake(&self, cpu: CpuIndex, now: u64) -> QueueState {
+        self.place(cpu).queue.lock().queue_state(now, &self.policy)
     }
 
     /// Whether any vCPU waits for `cpu`, on which one runs. Asked without the lock.
@@ -425,8 +430,8 @@ mod tests {
         enqueue(&sched, 0, 0..3);
         assert_eq!(next(&sched, 0), Some((0, false)));
         let Block::Next(Some(turn)) = sched.block(0, 5, 300, || true) else { panic!("nobody has the CPU") };
-        let outlook = sched.outlook(0, 5);
-        assert_eq!((turn.vcpu, outlook.has_waiting, outlook.next_event), (1, true, 300));
+        let queue_state = sched.queue_state(0, 5);
+        assert_eq!((turn.vcpu, queue_state.has_waiting, queue_state.next_event), (1, true, 300));
         assert!(sched.has_waiting(0), "vCPU 2");
     }
 

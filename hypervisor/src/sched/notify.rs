@@ -4,10 +4,18 @@
 //! under the queues' locks. What is read without them is a hint. The models beside this module run
 //! all of it under loom, with the mistakes that would break it.
 //!
+//! | word | what is told | to whom |
+//! |---|---|---|
+//! | notify | something is in its inbox | a vCPU, wherever it is |
+//! | wake | it does not block any longer | a vCPU that has halted; the scheduler puts it into a queue |
+//! | promote | it has work, not just a timer | a vCPU that waits in the line of timers; its queue moves it |
+//! | nudge | its queue has changed: look again who is to run | a CPU, as the scheduler says ([`Nudge`]) |
+//! | kick | leave guest mode, or stop idling | a CPU, by an interrupt that carries nothing |
+//!
 //! ```text
 //! poster: notify                                   the CPU that runs the vCPU
 //! A  what it is about, in an inbox                 E  takes the notify word: take_events  (RMW, Acquire)
-//! B  the notify word: post_event  (RMW, Release)   F  looks at inbox and outlook
+//! B  the notify word: post_event  (RMW, Release)   F  looks at inbox and queue
 //! C  as B says: kick, wake, promote, or nothing    G  the notify word: try_enter, or, under the lock, try_halt  (RMW)
 //! D  as C's wake says: nudge                       H  timer set, next vCPU taken; end of the lock
 //!
@@ -25,7 +33,7 @@
 //!
 //! waker: wake                                      the CPU that runs another vCPU
 //! I  the queue, and its load beside it  (lock)     E  takes the notify word of its vCPU  (RMW, Acquire)
-//! M  that vCPU's notify word  (RMW, Release)       F  outlook: the load, without the lock
+//! M  that vCPU's notify word  (RMW, Release)       F  queue_state: the load, without the lock
 //!
 //! I before M, E before F: if E sees M, F sees I. A load that is out of date costs a look that finds nobody, and M follows
 //!
@@ -38,7 +46,7 @@
 //!
 //! | hint | written | what it costs when it is out of date |
 //! |---|---|---|
-//! | `Place::load` | under the queue's lock | a vCPU in a longer queue than need be, until somebody puts a vCPU back. In an outlook: nothing, M follows |
+//! | `Place::load` | under the queue's lock | a vCPU in a longer queue than need be, until somebody puts a vCPU back. In a queue_state: nothing, M follows |
 //! | `Place::next_timer` | under the queue's lock; only its own CPU adds timers | an interrupt for a timer that was removed. It is never later than the next timer |
 //! | `Home::cpu`, `Home::virtual_time` | by the CPU that runs the vCPU, before G or in its lock | nothing: read by whoever wakes it, after B |
 //! | `Home::timer_line` | under the lock of the queue that it names | a vCPU with work waits among those that only tick: it is late, not lost |
@@ -60,7 +68,7 @@ pub trait Reach {
     fn is_here(&self, vcpu: VcpuIndex) -> bool;
 
     /// Has the calling CPU see who is to run before its vCPU enters the guest.
-    fn replan(&self);
+    fn check_queue(&self);
 
     /// Interrupts a CPU that idles.
     fn kick_idle(&self, cpu: CpuIndex);
@@ -89,7 +97,7 @@ pub fn nudge(here: &impl Reach, nudge: Nudge) {
     match nudge {
         Nudge::Nothing => {}
         // Q. It need not be told by way of its target.
-        Nudge::Running(vcpu) if here.is_here(vcpu) => here.replan(),
+        Nudge::Running(vcpu) if here.is_here(vcpu) => here.check_queue(),
         _ => nudge_other(here, nudge),
     }
 }

@@ -163,7 +163,7 @@ pub trait State: Send {
 
     /// Looks whether the guest spins, where the processor does not say it; `first` is the time from
     /// the beginning of a turn to the first look.
-    fn look_whether_it_spins(&mut self, now: u64, first: u64) -> Look;
+    fn check_spinning(&mut self, now: u64, first: u64) -> Look;
 
     /// Pages without memory that it has accessed last.
     fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES>;

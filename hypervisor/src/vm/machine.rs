@@ -405,8 +405,8 @@ impl<A: Arch> Reach for Vm<A> {
     }
 
     #[inline]
-    fn replan(&self) {
-        A::this_cpu().replan.set(true);
+    fn check_queue(&self) {
+        A::this_cpu().check_queue.set(true);
     }
 
     fn kick_idle(&self, cpu: CpuIndex) {

@@ -27,7 +27,7 @@ pub struct PerCpu<A: Cpus> {
     timer_is_tick: Cell<bool>,
     /// A vCPU has been put into this CPU's queue by the CPU itself: before the guest goes on, see
     /// who is to run.
-    pub replan: Cell<bool>,
+    pub check_queue: Cell<bool>,
     /// Turns of vCPUs since interrupts were last taken on account of them.
     pub turns: Turns,
     /// Longest time in clock ticks that this CPU goes without a timer interrupt.
@@ -53,7 +53,7 @@ impl<A: Cpus> PerCpu<A> {
             arch,
             timer_due: Cell::new(u64::MAX),
             timer_is_tick: Cell::new(false),
-            replan: Cell::new(false),
+            check_queue: Cell::new(false),
             turns: Turns::new(),
             tick_max: Cell::new(u64::MAX),
             kicked_at: AtomicU64::new(0),

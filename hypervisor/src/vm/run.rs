@@ -1,5 +1,45 @@
 //! The loop that each CPU runs for ever: take a vCPU, run it until it gives the CPU up, take the
 //! next.
+//!
+//! A vCPU is in one of these states. Arrows have the function or the word that moves it:
+//!
+//! ```text
+//!               switch_once, wait_for_turn            Blocked (HLT, WFI, waits for start-up)
+//!   in a queue ───────────────────────────▶ on a CPU ──────────────────────────────▶ blocked
+//!       ▲  ▲                                 │    │                                    │
+//!       │  └──── PutBack (preempted, ────────┘    │ Parked (reset)                     │
+//!       │         yielded, passive)               ▼                                    │
+//!       │                                       parked                                 │
+//!       │     start, after the reset              │                  wake              │
+//!       └─────────────────────────────────────────┴────────────────────────────────────┘
+//! ```
+//!
+//! While it is on a CPU, that CPU goes round. Each check says `None`, go on, or why the vCPU leaves:
+//!
+//! ```text
+//!   check_on_arrival ◀──────────────────────────────────────────┐
+//!     │ None                                                     │
+//!     ▼                                                          │
+//!   step ◀───────────────────────────────────────┐               │
+//!     │ an event was posted       check_events    │               │
+//!     │ this CPU's queue changed  check_queue     │               │
+//!     │ enter the guest, handle its exit          │               │
+//!     ▼ after_exit                                │ None          │
+//!   Option<Leave> ────────────────────────────────┘               │
+//!     │ Leave                                                     │
+//!     ▼                                                           │
+//!   switch_vcpu: switch_once saves it, puts it where it belongs ──┘
+//!                and takes the next; wait_for_turn if there is none
+//! ```
+//!
+//! | check | looks at |
+//! |---|---|
+//! | `check_on_arrival` | all, whether or not an event was posted |
+//! | `check_events` | the same, because an event was posted or a timer was changed; many turns without an entry open a window for interrupts |
+//! | `check_all` | requests to the machine (`serve_vm`), signals, timers, whether it runs at all; then `share_cpu` |
+//! | `share_cpu` | who else wants the CPU: make room, or set the timer for the next look |
+//! | `check_queue` | the same alone, because this CPU put a vCPU into its own queue |
+//! | `check_spinning` | whether the vCPU only waits for memory to change |
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering;
@@ -133,10 +173,10 @@ pub fn cpu_loop<A: Arch>(vm: &'static Vm<A>) -> ! {
     let mut workspace = Box::new(A::new_workspace(cpu));
     let turn = wait_for_turn(vm, cpu);
     let mut context = Context::new(vm, cpu, &turn, &mut workspace);
-    let mut leave = context.settle(A::now());
+    let mut leave = context.check_on_arrival(A::now());
     loop {
         if let Some(leave) = leave {
-            context.give_way(leave);
+            context.switch_vcpu(leave);
         }
         leave = context.step();
     }
@@ -219,7 +259,7 @@ impl<'a, A: Arch> Context<'a, A> {
     }
 
     /// Goes on with the vCPU whose turn it is, after the one before has been released.
-    #[inline(always)] // This and the next two make up `give_way`.
+    #[inline(always)] // This and the next two make up `switch_vcpu`.
     fn take_on(&mut self, turn: &Turn) {
         let vcpu = &self.vm.vcpus[turn.vcpu as usize];
         self.vcpu = vcpu;
@@ -242,18 +282,18 @@ impl<'a, A: Arch> Context<'a, A> {
 
     /// Looks at everything there is to look at before the vCPU goes on.
     #[inline(always)]
-    fn settle(&mut self, now: u64) -> Option<Leave> {
+    fn check_on_arrival(&mut self, now: u64) -> Option<Leave> {
         // What was posted before is looked at in any case.
         let _posted_before = self.owner.take_events();
-        self.look(now)
+        self.check_all(now)
     }
 
     /// Takes the vCPU off this CPU and goes on with the next one that can run.
     #[inline(never)] // Apart from the loop over exits.
-    fn give_way(&mut self, mut leave: Leave) {
+    fn switch_vcpu(&mut self, mut leave: Leave) {
         loop {
-            let now = self.switch(leave, A::now());
-            let Some(another) = self.settle(now) else { return };
+            let now = self.switch_once(leave, A::now());
+            let Some(another) = self.check_on_arrival(now) else { return };
             match self.count_turn(another) {
                 None => return,
                 Some(another) => leave = another,
@@ -266,19 +306,19 @@ impl<'a, A: Arch> Context<'a, A> {
     /// is looked at once more.
     #[inline]
     fn count_turn(&mut self, leave: Leave) -> Option<Leave> {
-        if self.cpu.turns.is_window_due() { self.look_after_window() } else { Some(leave) }
+        if self.cpu.turns.is_window_due() { self.check_after_window() } else { Some(leave) }
     }
 
     #[cold]
-    fn look_after_window(&mut self) -> Option<Leave> {
+    fn check_after_window(&mut self) -> Option<Leave> {
         A::open_window(self);
-        self.settle(A::now())
+        self.check_on_arrival(A::now())
     }
 
     /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one. Returns the
     /// time: it is `now` unless the CPU had to wait for the next one.
     #[inline(always)]
-    fn switch(&mut self, leave: Leave, now: u64) -> u64 {
+    fn switch_once(&mut self, leave: Leave, now: u64) -> u64 {
         // Saved before anybody else can find the vCPU.
         A::save_state(self);
         let known = match leave {
@@ -338,12 +378,12 @@ impl<'a, A: Arch> Context<'a, A> {
     #[inline(always)] // The body of the loop over exits.
     fn step(&mut self) -> Option<Leave> {
         if self.owner.take_events()
-            && let Some(leave) = self.attend()
+            && let Some(leave) = self.check_events()
         {
             return Some(leave);
         }
-        if self.cpu.replan.get()
-            && let Some(leave) = self.replan()
+        if self.cpu.check_queue.get()
+            && let Some(leave) = self.check_queue()
         {
             return Some(leave);
         }
@@ -351,15 +391,15 @@ impl<'a, A: Arch> Context<'a, A> {
             return None;
         }
         let next = A::handle_exit(self);
-        self.go_on(next)
+        self.after_exit(next)
     }
 
     /// Looks at everything that may have come up: interrupts, timers, a reset, and what
-    /// [`plan`](Self::plan) sees.
+    /// [`share_cpu`](Self::share_cpu) sees.
     #[inline(always)] // It has two callers, each of which does little else.
-    fn look(&mut self, mut now: u64) -> Option<Leave> {
+    fn check_all(&mut self, mut now: u64) -> Option<Leave> {
         if self.vm.attention() != 0 {
-            if let Some(leave) = self.attend_to_machine() {
+            if let Some(leave) = self.serve_vm() {
                 return Some(leave);
             }
             // That may have taken a while, which is not to be the vCPU's loss.
@@ -375,12 +415,12 @@ impl<'a, A: Arch> Context<'a, A> {
         if !self.state.is_running() {
             return Some(Leave::Blocked(deadline));
         }
-        self.plan(now, deadline)
+        self.share_cpu(now, deadline)
     }
 
     /// There is something beside the vCPU: a reset, or a request from outside.
     #[cold]
-    fn attend_to_machine(&mut self) -> Option<Leave> {
+    fn serve_vm(&mut self) -> Option<Leave> {
         if self.vm.attention() & attention::RESET != 0 {
             return Some(Leave::Parked);
         }
@@ -390,31 +430,31 @@ impl<'a, A: Arch> Context<'a, A> {
 
     /// An event was posted, or a timer was changed.
     #[inline(never)]
-    fn attend(&mut self) -> Option<Leave> {
-        let leave = self.look(A::now())?;
+    fn check_events(&mut self) -> Option<Leave> {
+        let leave = self.check_all(A::now())?;
         self.count_turn(leave)
     }
 
     /// This CPU has put another vCPU into its own queue.
     #[inline(never)]
-    fn replan(&mut self) -> Option<Leave> {
-        self.cpu.replan.set(false);
+    fn check_queue(&mut self) -> Option<Leave> {
+        self.cpu.check_queue.set(false);
         let now = A::now();
         if self.cpu.timer_due() <= now {
             // It is about to go off. To set it for the queue's sake alone would lose what it was
             // set for.
-            return self.attend();
+            return self.check_events();
         }
-        let outlook = self.vm.sched.outlook_after_wake(self.cpu.index, now);
-        if outlook.should_switch {
+        let queue_state = self.vm.sched.queue_state_after_wake(self.cpu.index, now);
+        if queue_state.should_switch {
             let why = self.why_preempted(now);
             return self.count_turn(Leave::PutBack(why));
         }
         // The timer is set for all that was known before, and the other timers have not changed.
-        self.state.intercept_pause(outlook.has_waiting);
-        let mut deadline = outlook.next_event;
-        if outlook.has_waiting {
-            match self.look_whether_it_spins(now) {
+        self.state.intercept_pause(queue_state.has_waiting);
+        let mut deadline = queue_state.next_event;
+        if queue_state.has_waiting {
+            match self.check_spinning(now) {
                 Ok(later) => deadline = deadline.min(later),
                 Err(why) => return Some(Leave::PutBack(why)),
             }
@@ -425,20 +465,20 @@ impl<'a, A: Arch> Context<'a, A> {
 
     /// Considers who else wants the CPU: whether to make room, and when to look again.
     #[inline(always)] // It has one caller, which is inlined itself.
-    fn plan(&mut self, now: u64, deadline: u64) -> Option<Leave> {
-        let mut outlook = self.vm.sched.outlook(self.cpu.index, now);
-        if outlook.timer_expired && wake_expired(self.vm, self.cpu) {
-            outlook = self.vm.sched.outlook(self.cpu.index, now);
+    fn share_cpu(&mut self, now: u64, deadline: u64) -> Option<Leave> {
+        let mut queue_state = self.vm.sched.queue_state(self.cpu.index, now);
+        if queue_state.timer_expired && wake_expired(self.vm, self.cpu) {
+            queue_state = self.vm.sched.queue_state(self.cpu.index, now);
         }
-        if outlook.should_switch {
+        if queue_state.should_switch {
             return Some(Leave::PutBack(self.why_preempted(now)));
         }
         // While nobody waits a spinning guest may as well spin: the exits would cost more than they
         // gain.
-        self.state.intercept_pause(outlook.has_waiting);
-        let mut deadline = deadline.min(outlook.next_event);
-        if outlook.has_waiting {
-            match self.look_whether_it_spins(now) {
+        self.state.intercept_pause(queue_state.has_waiting);
+        let mut deadline = deadline.min(queue_state.next_event);
+        if queue_state.has_waiting {
+            match self.check_spinning(now) {
                 Ok(later) => deadline = deadline.min(later),
                 Err(why) => return Some(Leave::PutBack(why)),
             }
@@ -450,11 +490,11 @@ impl<'a, A: Arch> Context<'a, A> {
     /// Whether the vCPU spins, asked while others wait: how it gives way then, or when to look
     /// again.
     #[inline(always)] // Nothing where the processor says it.
-    fn look_whether_it_spins(&mut self, now: u64) -> Result<u64, PutBack> {
+    fn check_spinning(&mut self, now: u64) -> Result<u64, PutBack> {
         if self.state.is_look_due(now) && self.waits_for_memory(now) {
             return Err(PutBack::Passive);
         }
-        match self.state.look_whether_it_spins(now, self.vm.sched.policy().spin_look()) {
+        match self.state.check_spinning(now, self.vm.sched.policy().spin_look()) {
             Look::Spins => Err(PutBack::Yielded),
             Look::Again(later) => Ok(later),
         }
@@ -480,15 +520,15 @@ impl<'a, A: Arch> Context<'a, A> {
         let deadline = self.state.next_deadline(now);
         // What others have posted need not be looked at: with an event pending blocking is refused.
         if deadline <= now || self.state.wakes_from_halt() {
-            return self.attend();
+            return self.check_events();
         }
         Some(Leave::Blocked(deadline))
     }
 
-    fn go_on(&mut self, next: Next) -> Option<Leave> {
+    fn after_exit(&mut self, next: Next) -> Option<Leave> {
         match next {
             Next::Resume => None,
-            Next::Timers => self.attend(),
+            Next::Timers => self.check_events(),
             Next::Halt => self.halt(),
             Next::Yield if self.vm.sched.has_waiting(self.cpu.index) && self.waits_for_memory(A::now()) => {
                 Some(Leave::PutBack(PutBack::Passive))

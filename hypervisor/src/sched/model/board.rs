@@ -142,7 +142,7 @@ impl Reach for Outside<'_> {
         false
     }
 
-    fn replan(&self) {
+    fn check_queue(&self) {
         unreachable!("no vCPU is here")
     }
 
@@ -168,7 +168,7 @@ pub(super) struct Cpu<'b> {
     pub(super) index: CpuIndex,
     /// The vCPU that is here.
     pub(super) current: Cell<Option<VcpuIndex>>,
-    pub(super) replan: Cell<bool>,
+    pub(super) check_queue: Cell<bool>,
 }
 
 impl Reach for Cpu<'_> {
@@ -184,8 +184,8 @@ impl Reach for Cpu<'_> {
         self.current.get() == Some(vcpu)
     }
 
-    fn replan(&self) {
-        self.replan.set(true);
+    fn check_queue(&self) {
+        self.check_queue.set(true);
     }
 
     fn kick_idle(&self, cpu: CpuIndex) {
@@ -199,7 +199,7 @@ impl Reach for Cpu<'_> {
 
 impl<'b> Cpu<'b> {
     pub(super) fn new(board: &'b Board, index: CpuIndex) -> Self {
-        Self { board, index, current: Cell::new(None), replan: Cell::new(false) }
+        Self { board, index, current: Cell::new(None), check_queue: Cell::new(false) }
     }
 
     /// The loop of a CPU, until all is done.
@@ -240,12 +240,12 @@ impl<'b> Cpu<'b> {
         if vcpu.inbox.load(Relaxed) != 0 {
             self.board.found.fetch_add(vcpu.inbox.swap(0, Relaxed), Relaxed);
         }
-        let mut outlook = self.board.sched.outlook(self.index, 0);
-        if outlook.timer_expired && self.wake_expired::<S>() {
-            outlook = self.board.sched.outlook(self.index, 0);
+        let mut queue_state = self.board.sched.queue_state(self.index, 0);
+        if queue_state.timer_expired && self.wake_expired::<S>() {
+            queue_state = self.board.sched.queue_state(self.index, 0);
         }
         // One that halts does so before its slice is over.
-        outlook.has_waiting && vcpu.guest == Guest::Runs
+        queue_state.has_waiting && vcpu.guest == Guest::Runs
     }
 
     /// A vCPU on this CPU; who is next, or `None` if all is done.
@@ -283,7 +283,7 @@ impl<'b> Cpu<'b> {
     /// make room, and `None` if all is done.
     fn enter<S: Steps>(&self, owner: &mut Owner<'_>, vcpu: &Vcpu) -> Option<bool> {
         loop {
-            if self.replan.take() && self.board.sched.outlook_after_wake(self.index, 0).has_waiting {
+            if self.check_queue.take() && self.board.sched.queue_state_after_wake(self.index, 0).has_waiting {
                 return Some(false);
             }
             match owner.try_enter(CpuId(self.index)) {

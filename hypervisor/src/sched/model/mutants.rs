@@ -49,7 +49,7 @@ mutant! {
 }
 
 mutant! {
-    /// The same for who waits: the outlook is older than the event that announces them.
+    /// The same for who waits: the queue's state is older than the event that announces them.
     OutlookFirst fails outlook_before_the_event: nudging::<OutlookFirst>, "maximum number of branches", {
         fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
             let makes_room = cpu.look::<Self>(vcpu);
@@ -137,7 +137,7 @@ mutant! {
 }
 
 mutant! {
-    /// E without an order: the outlook may be older than the event, which is only taken afterwards.
+    /// E without an order: the queue's state may be older than the event, which is only taken afterwards.
     TakeRelaxed fails notify_word_read_without_order: nudging::<TakeRelaxed>, "maximum number of branches", {
         fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
             let is_due = owner.target().has_event();

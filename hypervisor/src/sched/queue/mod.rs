@@ -13,7 +13,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::Outlook;
+use super::QueueState;
 
 /// Index of a vCPU in its virtual machine.
 pub type VcpuIndex = u32;
@@ -289,7 +289,7 @@ impl RunQueue {
 
     /// What the CPU has to reckon with.
     #[inline(always)]
-    pub fn outlook(&self, now: u64, policy: &Policy) -> Outlook {
+    pub fn queue_state(&self, now: u64, policy: &Policy) -> QueueState {
         let timer = self.next_timer();
         let (should_switch, next_event) = match self.running {
             Some(running) if self.has_waiting() => {
@@ -299,7 +299,7 @@ impl RunQueue {
             }
             _ => (false, timer),
         };
-        Outlook { should_switch, has_waiting: self.has_waiting(), timer_expired: timer <= now, next_event }
+        QueueState { should_switch, has_waiting: self.has_waiting(), timer_expired: timer <= now, next_event }
     }
 
     /// For how long the running vCPU may run while others wait.

@@ -18,7 +18,7 @@ fn run(queue: &mut RunQueue, vcpus: usize, end: u64) -> Vec<u64> {
     let mut now = 0;
     while now < end {
         let vcpu = queue.pick(now, |_| true).unwrap();
-        let until = queue.outlook(0, &POLICY).next_event.min(end);
+        let until = queue.queue_state(0, &POLICY).next_event.min(end);
         had[vcpu as usize] += until - now;
         now = until;
         queue.put_back(now, PutBack::Preempted, &POLICY);
@@ -36,10 +36,10 @@ fn busy_vcpus_share_the_cpu_evenly() {
 fn a_slice_ends_only_if_someone_waits() {
     let mut queue = queue(1);
     queue.pick(0, |_| true);
-    assert_eq!(queue.outlook(0, &POLICY).next_event, u64::MAX);
-    assert!(!queue.outlook(1_000_000, &POLICY).should_switch);
+    assert_eq!(queue.queue_state(0, &POLICY).next_event, u64::MAX);
+    assert!(!queue.queue_state(1_000_000, &POLICY).should_switch);
     _ = queue.enqueue(7, WORK, &POLICY);
-    assert_eq!(queue.outlook(0, &POLICY).next_event, 1000);
+    assert_eq!(queue.queue_state(0, &POLICY).next_event, 1000);
 }
 
 #[test]
@@ -47,9 +47,9 @@ fn a_sleeper_preempts_a_hog_soon_but_not_at_once() {
     let mut queue = queue(1);
     queue.pick(0, |_| true);
     _ = queue.enqueue(1, WORK, &POLICY);
-    assert!(!queue.outlook(0, &POLICY).should_switch);
-    assert!(!queue.outlook(POLICY.wakeup_margin - 1, &POLICY).should_switch);
-    assert!(queue.outlook(POLICY.wakeup_margin + 500, &POLICY).should_switch);
+    assert!(!queue.queue_state(0, &POLICY).should_switch);
+    assert!(!queue.queue_state(POLICY.wakeup_margin - 1, &POLICY).should_switch);
+    assert!(queue.queue_state(POLICY.wakeup_margin + 500, &POLICY).should_switch);
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64)
         match queue.pick(now, |_| true).unwrap() {
             0 => {
                 let begin = now;
-                while now < end && !queue.outlook(now, &POLICY).should_switch {
-                    now = queue.outlook(now, &POLICY).next_event.clamp(now + 1, end);
+                while now < end && !queue.queue_state(now, &POLICY).should_switch {
+                    now = queue.queue_state(now, &POLICY).next_event.clamp(now + 1, end);
                     wake_expired(&mut queue, now, line, &virtual_time);
                 }
                 worked += now - begin;
@@ -161,15 +161,15 @@ fn a_timer_that_expires_preempts_soon_but_not_at_once() {
     let mut queue = queue(1);
     queue.pick(0, |_| true);
     assert!(queue.enqueue(1, EXPIRED, &POLICY), "whoever runs has to look at the time again");
-    assert!(!queue.outlook(POLICY.wakeup_margin - 1, &POLICY).should_switch);
-    assert_eq!(queue.outlook(0, &POLICY).next_event, POLICY.slice / 2, "both have had nothing");
+    assert!(!queue.queue_state(POLICY.wakeup_margin - 1, &POLICY).should_switch);
+    assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.slice / 2, "both have had nothing");
     queue.put_back(900, PutBack::Preempted, &POLICY);
     assert_eq!(queue.pick(900, |_| true), Some(1));
     queue.take_off(950);
     assert_eq!(queue.pick(950, |_| true), Some(0));
     // The line was empty: it is owed the credit, whatever it had.
     assert!(queue.enqueue(1, EXPIRED, &POLICY));
-    assert_eq!(queue.outlook(0, &POLICY).next_event, 950 + POLICY.wakeup_margin);
+    assert_eq!(queue.queue_state(0, &POLICY).next_event, 950 + POLICY.wakeup_margin);
 }
 
 #[test]
@@ -177,16 +177,16 @@ fn timers_do_not_interrupt_only_to_make_their_line_longer() {
     let mut queue = queue(1);
     queue.pick(0, |_| true);
     queue.add_timer(10, 7);
-    assert_eq!(queue.outlook(0, &POLICY).next_event, 10);
+    assert_eq!(queue.queue_state(0, &POLICY).next_event, 10);
     let _ = queue.enqueue(1, WORK, &POLICY);
     assert_eq!(
-        queue.outlook(0, &POLICY).next_event,
+        queue.queue_state(0, &POLICY).next_event,
         POLICY.wakeup_margin,
         "nobody would be preempted before"
     );
     let _ = queue.enqueue(2, EXPIRED, &POLICY);
     assert!(!queue.enqueue(3, EXPIRED, &POLICY));
-    assert_eq!(queue.outlook(0, &POLICY).next_event, POLICY.slice / 2, "the end of its turn");
+    assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.slice / 2, "the end of its turn");
 }
 
 #[test]
@@ -194,8 +194,8 @@ fn what_takes_longer_than_a_tick_gets_in_line_with_the_others_that_have_work() {
     let mut queue = queue(0);
     (0..2).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
     assert_eq!(queue.pick(0, |_| true), Some(0));
-    assert_eq!(queue.outlook(0, &POLICY).next_event, POLICY.wakeup_margin);
-    assert!(queue.outlook(POLICY.wakeup_margin, &POLICY).should_switch);
+    assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.wakeup_margin);
+    assert!(queue.queue_state(POLICY.wakeup_margin, &POLICY).should_switch);
     queue.put_back(POLICY.wakeup_margin, PutBack::Preempted, &POLICY);
     assert_eq!((queue.waiting.len(), queue.expired.len()), (1, 1));
 }
@@ -305,8 +305,8 @@ fn u30_whoever_waits_for_memory_preempts_nobody() {
     let _nobody_runs = queue.enqueue(7, Standing::default(), &POLICY);
     assert_eq!(queue.pick(0, |_| false), Some(7));
     let late = POLICY.slice - 1;
-    assert!(!queue.outlook(late, &POLICY).should_switch, "the one that waits has had less");
-    assert!(queue.outlook(late + 1, &POLICY).should_switch, "its slice is over");
+    assert!(!queue.queue_state(late, &POLICY).should_switch, "the one that waits has had less");
+    assert!(queue.queue_state(late + 1, &POLICY).should_switch, "its slice is over");
 }
 
 #[test]

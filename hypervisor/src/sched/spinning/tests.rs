@@ -98,8 +98,8 @@ fn convoy(vcpus: u32, watched: bool) -> u64 {
         let watch = &mut watches[vcpu as usize];
         watch.begin_turn();
         let why = loop {
-            let outlook = queue.outlook(now, &policy);
-            if outlook.should_switch {
+            let queue_state = queue.queue_state(now, &policy);
+            if queue_state.should_switch {
                 break PutBack::Preempted;
             }
             loops += 1;
@@ -108,7 +108,7 @@ fn convoy(vcpus: u32, watched: bool) -> u64 {
                 if watched { watch.look(now, policy.spin_look(), &state) } else { Look::Again(u64::MAX) };
             match look {
                 Look::Spins => break PutBack::Yielded,
-                Look::Again(later) => now = later.min(outlook.next_event),
+                Look::Again(later) => now = later.min(queue_state.next_event),
             }
         };
         queue.put_back(now, why, &policy);

@@ -263,7 +263,7 @@ impl State for Vcpu {
         false
     }
 
-    fn look_whether_it_spins(&mut self, _: u64, _: u64) -> Look {
+    fn check_spinning(&mut self, _: u64, _: u64) -> Look {
         Look::Again(u64::MAX)
     }
 
