@@ -66,17 +66,20 @@ pub(crate) enum Action<S> {
     Thaw(u64),
 }
 
-/// How far a step has got.
+/// How far a step has got: of a [`Change`], and of whatever is made of changes.
 ///
 /// Exhaustive: each asks something else of the caller before the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Through.
     Done,
-    /// As many entries as it was to visit. The next step goes on at the next one.
-    Yielded,
-    /// The gather has no room for more frames; it must be [taken](FramedChange::take_gather) first.
-    Full,
+    /// There is more to do: the next step goes on where this one has stopped.
+    More,
+    /// Somebody else is in the way. The next step tries again; let others run meanwhile. A [`Change`] never waits.
+    Waiting,
+    /// What is owed has to be flushed first. Of a [`FramedChange`]: its gather has no room for more frames, and is to be
+    /// [taken](FramedChange::take_gather).
+    Flush,
     /// There is no memory for a table to split a page with. The next step tries again.
     OutOfTables,
 }
@@ -131,7 +134,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
         let progress = loop {
             let Some(piece) = self.cursor.piece() else { break Progress::Done };
             if left == 0 {
-                break Progress::Yielded;
+                break Progress::More;
             }
             let run = self.cursor.run().min(left);
             match self.visit(&piece, run) {
@@ -154,7 +157,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
                         None => self.pass(1),
                     }
                 }
-                Visit::Full => break Progress::Full,
+                Visit::Full => break Progress::Flush,
                 Visit::OutOfTables => break Progress::OutOfTables,
             }
         };
@@ -175,7 +178,7 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
                     self.gather.unsplit();
                     self.pass(1);
                 }
-                Progress::Yielded | Progress::Full => {}
+                Progress::More | Progress::Flush | Progress::Waiting => {}
             }
         }
     }
@@ -301,7 +304,7 @@ impl<'t, F: Format, M: TableMemory> Change<'t, F, M> {
 pub struct FramedChange<'t, F: Format, M: TableMemory>(Change<'t, F, M, NoSink, FrameRuns>);
 
 impl<F: Format, M: TableMemory> FramedChange<'_, F, M> {
-    /// As [`Change::step`]. May end in [`Progress::Full`].
+    /// As [`Change::step`]. May end in [`Progress::Flush`].
     pub fn step(&mut self, entries_max: u32) -> Progress {
         self.0.step(entries_max)
     }

@@ -67,7 +67,7 @@
 //!
 //! // The RAM goes away, in steps between which the caller may do something else: detach, flush, reclaim.
 //! let mut change = nested.edit().expect("nobody else edits").zap(0..1 << 30, Tables::Free);
-//! while change.step(100) == Progress::Yielded {}
+//! while change.step(100) == Progress::More {}
 //! let gather = change.into_gather();
 //! let Invalidation::Ranges([range]) = gather.invalidation() else { panic!() };
 //! assert_eq!((range.start, range.len, range.tables, gather.detached_count()), (0, 1 << 30, true, 1));

@@ -2,46 +2,8 @@
 
 use coherence::SpaceReceipt;
 use memslots::Retired;
-use memslots::space::{FetchJob, Job, Progress};
-use paging::{FlushReceipt, Format, Invalidation, Stamp, TableMemory};
-
-/// A change of guest memory, or a fetch of a dirty log.
-pub trait Change {
-    /// See [`Job::step`].
-    fn step(&mut self, entries_max: u32, retire: impl FnMut(Retired)) -> Progress;
-    /// See [`Job::invalidation`].
-    fn invalidation(&self) -> Invalidation<'_>;
-    /// See [`Job::flushed`].
-    fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool;
-}
-
-impl<F: Format, M: TableMemory> Change for Job<'_, F, M> {
-    fn step(&mut self, entries_max: u32, retire: impl FnMut(Retired)) -> Progress {
-        Self::step(self, entries_max, retire)
-    }
-
-    fn invalidation(&self) -> Invalidation<'_> {
-        Self::invalidation(self)
-    }
-
-    fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool {
-        Self::flushed(self, receipt)
-    }
-}
-
-impl<F: Format, M: TableMemory> Change for FetchJob<'_, '_, F, M> {
-    fn step(&mut self, entries_max: u32, _: impl FnMut(Retired)) -> Progress {
-        Self::step(self, entries_max)
-    }
-
-    fn invalidation(&self) -> Invalidation<'_> {
-        Self::invalidation(self)
-    }
-
-    fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool {
-        Self::flushed(self, receipt)
-    }
-}
+use memslots::space::Steps;
+use paging::{FlushReceipt, Invalidation, Progress, Stamp};
 
 /// What a flush of a whole space leaves behind: a receipt.
 pub trait Proof {
@@ -62,7 +24,7 @@ impl Proof for SpaceReceipt<Stamp> {
 ///
 /// # Panics
 /// If the receipt of the flush that was just made is refused.
-pub fn step<C: Change, P: Proof>(
+pub fn step<C: Steps, P: Proof>(
     change: &mut C,
     entries_max: u32,
     flush: impl FnOnce(Invalidation<'_>) -> P,

@@ -38,7 +38,7 @@ mod mistake;
 mod section;
 mod vcpus;
 
-pub use change::{Change, Proof, step};
+pub use change::{Proof, step};
 pub use cost::{Cost, Instruments, Measured};
 pub use fault::{Answer, MMIO_PAGES, Source, nested_fault};
 pub use mistake::{Mistake, Mistakes};

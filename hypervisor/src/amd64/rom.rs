@@ -6,6 +6,7 @@ use hostlink::counters::Counter;
 use hostlink::rom;
 use memslots::space::Report;
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
+use paging::Progress;
 
 use super::guest::allocate_pages;
 use super::processor::Amd64;
@@ -96,7 +97,7 @@ pub struct Busy;
 impl<A: Amd64> Vm<A> {
     /// Carries a short job through.
     fn finish_job(&self, mut job: MemoryJob<'_, A>, scratch: &mut FlushScratch) -> Report {
-        while self.step_job(&mut job, scratch).is_continue() {}
+        while self.step_job(&mut job, scratch) != Progress::Done {}
         let report = job.report();
         drop(job);
         self.audit_if_paranoid();

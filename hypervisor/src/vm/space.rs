@@ -1,14 +1,11 @@
 //! The guest's memory: how changes of its slots, and of what is known about its pages, are carried
 //! through.
 
-use core::ops::ControlFlow;
-
 use coherence::{Ledger, Members, SpaceReceipt, Target, Targets, Walkers};
 use hostlink::config::MAX_VCPUS;
 use memslots::Retired;
-use memslots::space::{FetchJob, GuestSpace, Job, Progress};
-use paging::{Invalidation, Stamp};
-use stay::Change;
+use memslots::space::{FetchJob, GuestSpace, Job, Steps};
+use paging::{Invalidation, Progress, Stamp};
 
 use super::arch::Arch;
 use super::end;
@@ -70,18 +67,13 @@ impl<A: Arch> Vm<A> {
             .unwrap_or_else(|stalled| end::end_stalled_guest::<A>(&stalled))
     }
 
-    /// Makes one step of a job, with the flush if it comes to one. `Break` when the job is over.
+    /// Makes one step of a job, with the flush if it comes to one: to flush again is for the next
+    /// step, which finds that it has to.
     ///
     /// No guest memory may be pinned by the caller, and no translation section of its vCPU be open.
-    pub fn step_job(&self, job: &mut impl Change, scratch: &mut FlushScratch) -> ControlFlow<()> {
+    pub fn step_job(&self, job: &mut impl Steps, scratch: &mut FlushScratch) -> Progress {
         let flush = |invalidation: Invalidation<'_>| self.flush_space(invalidation, scratch);
-        match stay::step(job, STEP_ENTRIES, flush, |retired| self.take_back(&retired)) {
-            Progress::Done => return ControlFlow::Break(()),
-            Progress::Waiting => core::hint::spin_loop(),
-            // To flush again is for the next step, which finds that it has to.
-            Progress::More | Progress::Flush => {}
-        }
-        ControlFlow::Continue(())
+        stay::step(job, STEP_ENTRIES, flush, |retired| self.take_back(&retired))
     }
 
     /// With `paranoid`: no translation may be there that a fault would not install now.

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use memslots::space::{FetchJob, Job, LogWay, Progress};
+use memslots::space::{FetchJob, Job, LogWay};
 use memslots::{DirtyLog, Gpa, Retired, Slot, SlotError, SlotId};
-use paging::{Flushed, Invalidation, Level, MapError, Permissions, Tables};
+use paging::{Flushed, Invalidation, Level, MapError, Permissions, Progress, Tables};
 use stay::Proof;
 
 use super::flush::FlushProof;
@@ -138,6 +138,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
             match stay::step(&mut job, machine.config.step, flush, |what| self.retire(what)) {
                 Progress::Waiting => machine.give_way(),
                 Progress::More | Progress::Flush => machine.point(),
+                Progress::OutOfTables => unreachable!("a job zaps what it cannot split"),
                 Progress::Done => break,
             }
         }
@@ -233,6 +234,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
             match stay::step(&mut job, machine.config.step, flush, |_| ()) {
                 Progress::Waiting => machine.give_way(),
                 Progress::More | Progress::Flush => machine.point(),
+                Progress::OutOfTables => unreachable!("a job zaps what it cannot split"),
                 Progress::Done => break,
             }
         }
@@ -304,13 +306,13 @@ impl<'m, F: Architecture> Vm<'m, F> {
         let mut flushed = None;
         loop {
             match change.step(machine.config.step) {
-                paging::Progress::Done => break,
-                paging::Progress::OutOfTables => return self.owe(change.finish()).or(flushed),
+                Progress::Done => break,
+                Progress::OutOfTables => return self.owe(change.finish()).or(flushed),
                 // A part of it may be flushed before the rest is begun.
-                paging::Progress::Yielded if machine.below(16) == 0 => {
+                Progress::More if machine.below(16) == 0 => {
                     flushed = self.owe(change.take_gather()).or(flushed);
                 }
-                paging::Progress::Yielded | paging::Progress::Full => machine.point(),
+                Progress::More | Progress::Flush | Progress::Waiting => machine.point(),
             }
         }
         self.owe(change.into_gather()).or(flushed)

@@ -2,14 +2,14 @@
 
 use core::fmt;
 
-use paging::{FlushReceipt, Format, Invalidation, TableMemory};
+use paging::{FlushReceipt, Format, Invalidation, Progress, TableMemory};
 
-use super::job::{Progress, Report};
+use super::job::{Report, Steps};
 use super::owed::Owed;
 use super::task::Task;
-use super::walk::{Walk, Walked};
+use super::walk::Walk;
 use super::{GuestSpace, Turn};
-use crate::{DirtyFetch, Slot, SlotError, SlotId};
+use crate::{DirtyFetch, Retired, Slot, SlotError, SlotId};
 
 /// Where a fetch is. `dirty.rs` says why in this order.
 enum Stage<'a, 'w> {
@@ -65,13 +65,27 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
         Ok(job)
     }
 
-    /// Goes on, for at most `entries_max` entries.
-    pub fn step(&mut self, entries_max: u32) -> Progress {
+    /// Number of dirty pages, when the fetch is done.
+    pub fn page_count(&self) -> Option<u64> {
+        match self.stage {
+            Stage::Over(count) => Some(count),
+            _ => None,
+        }
+    }
+
+    /// What was done so far.
+    pub fn report(&self) -> Report {
+        self.owed.report
+    }
+}
+
+impl<F: Format, M: TableMemory> Steps for FetchJob<'_, '_, F, M> {
+    fn step(&mut self, entries_max: u32, _: impl FnMut(Retired)) -> Progress {
         if self.owed.awaits_flush() {
             return Progress::Flush;
         }
         if let Some(walk) = &mut self.walk
-            && let Walked::More = walk.step(entries_max)
+            && walk.step(entries_max) == Progress::More
         {
             return Progress::More;
         }
@@ -102,15 +116,11 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
         }
     }
 
-    /// What has to be flushed at the least, as for [`Job`](super::Job::invalidation).
-    pub fn invalidation(&self) -> Invalidation<'_> {
+    fn invalidation(&self) -> Invalidation<'_> {
         self.owed.invalidation()
     }
 
-    /// Takes note that it was flushed after the last step. False if the receipt is of an earlier flush: then
-    /// nothing has changed.
-    #[must_use = "without a receipt the fetch does not go on"]
-    pub fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool {
+    fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool {
         if self.owed.release(receipt).is_none() {
             return false;
         }
@@ -121,19 +131,6 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
             };
         }
         matches!(self.stage, Stage::Over(_))
-    }
-
-    /// Number of dirty pages, when the fetch is done.
-    pub fn page_count(&self) -> Option<u64> {
-        match self.stage {
-            Stage::Over(count) => Some(count),
-            _ => None,
-        }
-    }
-
-    /// What was done so far.
-    pub fn report(&self) -> Report {
-        self.owed.report
     }
 }
 

@@ -4,28 +4,34 @@ use core::fmt;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
-use paging::{Editor, FlushReceipt, Format, Invalidation, Permissions, TableMemory, Tables};
+use paging::{Editor, FlushReceipt, Format, Invalidation, Permissions, Progress, TableMemory, Tables};
 
 use super::owed::Owed;
 use super::task::{self, TASKS_MAX, Task};
-use super::walk::{Walk, Walked};
+use super::walk::Walk;
 use super::{GuestSpace, Turn, ZapWay};
 use crate::{Generation, Published, Quiesced, Retired, Slot, SlotChange, SpaceId};
 
-/// How far a step has got.
+/// A change of a guest's memory, or a fetch of a dirty log: something that is done in steps, with flushes between them.
 ///
-/// Exhaustive: each asks something else of the caller before the next step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// Somebody still uses the former slots: step again, and let others run meanwhile.
-    Waiting,
-    /// There is more to do: step again.
-    More,
-    /// Flush what was translated by this guest's nested table, everything or what the job's
-    /// [invalidation](Job::invalidation) names, on all vCPUs, and pass the receipt on. A step does nothing until then.
-    Flush,
-    /// The job is over.
-    Done,
+/// A step never ends in [`Progress::OutOfTables`]. It [waits](Progress::Waiting) while somebody still uses the former slots, or
+/// while somebody who is no job edits the page table.
+pub trait Steps {
+    /// Goes on, for at most `entries_max` entries. `retire` gets the memory and logs that are out of use in the end.
+    ///
+    /// At [`Progress::Flush`] flush what was translated by this guest's nested table, everything or what
+    /// [`invalidation`](Self::invalidation) names, on all vCPUs, and pass the receipt [on](Self::flushed). A step does
+    /// nothing until then.
+    fn step(&mut self, entries_max: u32, retire: impl FnMut(Retired)) -> Progress;
+
+    /// What has to be flushed at the least, at [`Progress::Flush`]. If that is nothing, translation sections that began
+    /// before are waited for all the same.
+    fn invalidation(&self) -> Invalidation<'_>;
+
+    /// Takes note that what was asked for was flushed after the last step. False if the receipt is of an earlier flush:
+    /// then nothing has changed.
+    #[must_use = "without a receipt there is no next step"]
+    fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool;
 }
 
 /// What a job has done.
@@ -88,45 +94,6 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         Self { space, stage: Stage::Resizing, slot: Some(slot), tasks, walk: None, owed, _turn: turn }
     }
 
-    /// Goes on, for at most `entries_max` entries. `retire` gets the memory and logs that are out of use in the end.
-    ///
-    /// One that takes translations of whole tables away is at its flush after the first step that does not
-    /// [wait](Progress::Waiting), however many they are: the tables are gone through after the flush, when the slots are
-    /// settled and nobody waits any more, in steps of their own.
-    pub fn step(&mut self, entries_max: u32, mut retire: impl FnMut(Retired)) -> Progress {
-        if self.owed.awaits_flush() {
-            return Progress::Flush;
-        }
-        let mut walk = self.walk.take();
-        let mut has_walked = false;
-        let was_settled = self.generation().is_some();
-        // Each turn but the one that walks ends, or takes a task from the list.
-        loop {
-            if let Some(walk) = walk.take() {
-                if has_walked {
-                    self.walk = Some(walk);
-                    return Progress::More;
-                }
-                has_walked = true;
-                if let Some(progress) = self.go_on(walk, entries_max) {
-                    return progress;
-                }
-            }
-            if let Stage::Over(_) = self.stage {
-                if !was_settled && self.owed.has_tables() {
-                    // Who waits for the change does not wait for the tables.
-                    return Progress::More;
-                }
-                return if self.owed.free(entries_max) { Progress::More } else { Progress::Done };
-            }
-            let at_once = (!has_walked).then_some(entries_max);
-            match self.advance(entries_max, at_once, &mut retire) {
-                Ok(begun) => walk = begun,
-                Err(progress) => return progress,
-            }
-        }
-    }
-
     /// Takes the next step that is no walk: a walk that begins, or `None` if there is more that can be done now. A walk may
     /// visit as many entries as `at_once` says already.
     fn advance(
@@ -176,29 +143,6 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
     }
 
-    /// Takes note that what the job asked for was flushed after the last step. False if the receipt is of an earlier flush:
-    /// then nothing has changed.
-    #[must_use = "without a receipt the job does not go on"]
-    pub fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool {
-        let Some(thaw) = self.owed.release(receipt) else { return false };
-        let is_last = self.tasks.is_empty();
-        if let Some((range, flushed)) = thaw.filter(|_| !F::REPLACES_IN_PLACE) {
-            self.tasks.push(Task::Thaw(range, flushed));
-        }
-        match &mut self.stage {
-            Stage::Treating { update, next } if is_last && update.change(*next).is_none() => {
-                update.settle(SpaceId::FIRST, receipt, self.owed.last())
-            }
-            _ => true,
-        }
-    }
-
-    /// What has to be flushed at the least, at [`Progress::Flush`]. If that is nothing, translation sections that began
-    /// before are waited for all the same.
-    pub fn invalidation(&self) -> Invalidation<'_> {
-        self.owed.invalidation()
-    }
-
     /// What was done so far.
     pub fn report(&self) -> Report {
         self.owed.report
@@ -215,17 +159,17 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
     /// Goes on with a pass over the tables. `None` if it is through.
     fn go_on(&mut self, mut walk: Walk<'a, F, M>, entries_max: u32) -> Option<Progress> {
         match walk.step(entries_max) {
-            Walked::More => {
+            progress @ (Progress::More | Progress::Waiting) => {
                 self.walk = Some(walk);
-                return Some(Progress::More);
+                return Some(progress);
             }
-            Walked::Owes => {
+            Progress::Flush => {
                 self.owed.put(walk.take_gather());
                 self.walk = Some(walk);
                 return Some(self.owed.await_flush());
             }
-            Walked::Through => self.owed.put(walk.into_gather()),
-            Walked::OutOfTables => {
+            Progress::Done => self.owed.put(walk.into_gather()),
+            Progress::OutOfTables => {
                 self.owed.put(walk.into_gather());
                 // What cannot be split goes: faults bring it back in small pages.
                 if let Some(change) = self.present() {
@@ -287,7 +231,7 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
     ) -> Result<Option<Walk<'a, F, M>>, Progress> {
         self.owed.zaps(&range);
         let mut change = editor.zap(range, Tables::Detach);
-        if change.step(entries_max) == paging::Progress::Done {
+        if change.step(entries_max) == Progress::Done {
             self.owed.put(change.into_gather());
             return Ok(None);
         }
@@ -320,6 +264,63 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         };
         self.stage = Stage::Over(generation.ok_or(Progress::Waiting)?);
         Ok(())
+    }
+}
+
+impl<F: Format, M: TableMemory> Steps for Job<'_, F, M> {
+    /// One that takes translations of whole tables away is at its flush after the first step that does not
+    /// [wait](Progress::Waiting), however many they are: the tables are gone through after the flush, when the slots are
+    /// settled and nobody waits any more, in steps of their own.
+    fn step(&mut self, entries_max: u32, mut retire: impl FnMut(Retired)) -> Progress {
+        if self.owed.awaits_flush() {
+            return Progress::Flush;
+        }
+        let mut walk = self.walk.take();
+        let mut has_walked = false;
+        let was_settled = self.generation().is_some();
+        // Each turn but the one that walks ends, or takes a task from the list.
+        loop {
+            if let Some(walk) = walk.take() {
+                if has_walked {
+                    self.walk = Some(walk);
+                    return Progress::More;
+                }
+                has_walked = true;
+                if let Some(progress) = self.go_on(walk, entries_max) {
+                    return progress;
+                }
+            }
+            if let Stage::Over(_) = self.stage {
+                if !was_settled && self.owed.has_tables() {
+                    // Who waits for the change does not wait for the tables.
+                    return Progress::More;
+                }
+                return if self.owed.free(entries_max) { Progress::More } else { Progress::Done };
+            }
+            let at_once = (!has_walked).then_some(entries_max);
+            match self.advance(entries_max, at_once, &mut retire) {
+                Ok(begun) => walk = begun,
+                Err(progress) => return progress,
+            }
+        }
+    }
+
+    fn invalidation(&self) -> Invalidation<'_> {
+        self.owed.invalidation()
+    }
+
+    fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool {
+        let Some(thaw) = self.owed.release(receipt) else { return false };
+        let is_last = self.tasks.is_empty();
+        if let Some((range, flushed)) = thaw.filter(|_| !F::REPLACES_IN_PLACE) {
+            self.tasks.push(Task::Thaw(range, flushed));
+        }
+        match &mut self.stage {
+            Stage::Treating { update, next } if is_last && update.change(*next).is_none() => {
+                update.settle(SpaceId::FIRST, receipt, self.owed.last())
+            }
+            _ => true,
+        }
     }
 }
 

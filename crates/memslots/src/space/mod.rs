@@ -20,7 +20,7 @@
 //!
 //! Whole tables are detached in C with one store, so that the guest waits for D alone; all that takes time is in E.
 //!
-//! The caller flushes: a job's [step](Job::step) says when, and goes on for a receipt.
+//! The caller flushes: a job's [step](Steps::step) says when, and goes on for a receipt.
 
 mod audit;
 mod fault;
@@ -40,7 +40,7 @@ use crate::{DirtyLog, Edit, Memslots, Slot, SlotError, SlotFlags, SlotId, SpaceI
 pub use audit::Audit;
 pub use fault::{Fault, Found};
 pub use fetch::FetchJob;
-pub use job::{Job, Progress, Report};
+pub use job::{Job, Report, Steps};
 
 /// Most tables that marks of MMIO addresses may take: a guest must not be able to use up memory by touching addresses
 /// that have none.

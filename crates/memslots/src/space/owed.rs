@@ -2,9 +2,9 @@
 
 use core::ops::Range;
 
-use paging::{FlushReceipt, Flushed, Freeing, Gather, Invalidation, Stamp, TableMemory};
+use paging::{FlushReceipt, Flushed, Freeing, Gather, Invalidation, Progress, Stamp, TableMemory};
 
-use super::job::{Progress, Report};
+use super::job::Report;
 
 /// What was taken out of use and waits for a flush, or has had it and goes back.
 pub(super) struct Owed<M: TableMemory> {

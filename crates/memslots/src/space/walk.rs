@@ -44,18 +44,6 @@ pub(super) enum Walk<'a, F: Format, M: TableMemory> {
     Marking(Change<'a, F, M, Marker<'a>>),
 }
 
-/// How a step of a pass ended.
-pub(super) enum Walked {
-    /// There is more to do.
-    More,
-    /// What is owed is to be flushed before there is more to do.
-    Owes,
-    /// It is through.
-    Through,
-    /// There is no table to split a page with.
-    OutOfTables,
-}
-
 impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
     /// Begins `task`, and adds what it comes to owe to `owed`; `None` if there is nothing to walk for it. The rights that
     /// a large page gets are `rights`.
@@ -91,19 +79,11 @@ impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
     }
 
     /// Visits at most so many entries.
-    pub(super) fn step(&mut self, entries_max: u32) -> Walked {
-        let progress = match self {
+    pub(super) fn step(&mut self, entries_max: u32) -> Progress {
+        match self {
             Self::Plain(change) => change.step(entries_max),
-            Self::PageByPage(change) => match step_page(change, entries_max) {
-                Some(progress) => progress,
-                None => return Walked::Owes,
-            },
+            Self::PageByPage(change) => step_page(change, entries_max),
             Self::Marking(change) => change.step(entries_max),
-        };
-        match progress {
-            Progress::Yielded | Progress::Full => Walked::More,
-            Progress::Done => Walked::Through,
-            Progress::OutOfTables => Walked::OutOfTables,
         }
     }
 
@@ -124,18 +104,18 @@ impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
     }
 }
 
-/// Steps to the next page that is to be flushed; `None` if there was one.
-fn step_page<F: Format, M: TableMemory>(change: &mut Change<'_, F, M>, entries_max: u32) -> Option<Progress> {
+/// Steps to the next page that is to be flushed.
+fn step_page<F: Format, M: TableMemory>(change: &mut Change<'_, F, M>, entries_max: u32) -> Progress {
     for _ in 0..entries_max.max(1) {
         let progress = change.step(1);
         if change.gather().invalidation() != Invalidation::Nothing {
-            return None;
+            return Progress::Flush;
         }
-        if progress != Progress::Yielded {
-            return Some(progress);
+        if progress != Progress::More {
+            return progress;
         }
     }
-    Some(Progress::Yielded)
+    Progress::More
 }
 
 fn continuing<'a, F: Format, M: TableMemory, S: DirtySink>(

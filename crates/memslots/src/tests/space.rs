@@ -8,10 +8,11 @@ use std::vec;
 use std::vec::Vec;
 
 use paging::{
-    Amd64Nested, ENTRY_COUNT, Entries, FlushReceipt, Format, Gpa, Level, PhysAddr, Stamp, TableMemory,
+    Amd64Nested, ENTRY_COUNT, Entries, FlushReceipt, Format, Gpa, Level, PhysAddr, Progress, Stamp,
+    TableMemory,
 };
 
-use crate::space::{Fault, Found, GuestSpace, Job, LogWay, Progress};
+use crate::space::{Fault, Found, GuestSpace, Job, LogWay, Steps};
 use crate::{DirtyLog, Memslots, Retired, Slot, SlotError, SlotFlags, SlotId};
 
 const PAGE: u64 = 4096;
@@ -113,6 +114,7 @@ pub(super) fn run<F: Format>(
             Progress::Flush => assert!(job.flushed(&Flushed(space.stamp()))),
             Progress::Done => return retired,
             Progress::Waiting => panic!("nobody holds the old slots"),
+            Progress::OutOfTables => unreachable!("a job zaps what it cannot split"),
         }
     }
 }
@@ -121,11 +123,12 @@ pub(super) fn fetch<F: Format>(space: &GuestSpace<F, &'static Arena>, id: u16, w
     let mut bits = vec![0; words];
     let mut job = space.fetch_log(SlotId(id), &mut bits).unwrap();
     loop {
-        match job.step(3) {
+        match job.step(3, |_| ()) {
             Progress::More => {}
             Progress::Flush => assert!(job.flushed(&Flushed(space.stamp()))),
             Progress::Done => break,
             Progress::Waiting => panic!("nobody is in the way"),
+            Progress::OutOfTables => unreachable!("a fetch splits nothing"),
         }
     }
     drop(job);

@@ -3,10 +3,10 @@
 use std::sync::atomic::AtomicU64;
 use std::vec::Vec;
 
-use paging::{Amd64Nested, Arm64Stage2, FlushRange, Gpa, Invalidation, Level, PhysAddr};
+use paging::{Amd64Nested, Arm64Stage2, FlushRange, Gpa, Invalidation, Level, PhysAddr, Progress};
 
 use super::space::{Arena, Flushed, fetch, leaf_count, run, slot, space_of, store, touch};
-use crate::space::{Fault, GuestSpace, Job, LogWay, Progress, ZapWay};
+use crate::space::{Fault, GuestSpace, Job, LogWay, Steps, ZapWay};
 use crate::{DirtyLog, Retired, Slot, SlotError, SlotFlags, SlotId};
 
 const PAGE: u64 = 4096;

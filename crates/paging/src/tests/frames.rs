@@ -20,13 +20,13 @@ fn zap<'a>(table: &PageTable<Amd64Nested, &'a Arena>, tables: Tables) -> Vec<Gat
     let mut gathers = Vec::new();
     loop {
         match change.step(1) {
-            Progress::Yielded => {}
-            Progress::Full => gathers.push(change.take_gather()),
+            Progress::More => {}
+            Progress::Flush => gathers.push(change.take_gather()),
             Progress::Done => {
                 gathers.push(change.take_gather());
                 return gathers;
             }
-            Progress::OutOfTables => panic!("nothing is split"),
+            Progress::OutOfTables | Progress::Waiting => panic!("nothing is split, nobody is waited for"),
         }
     }
 }

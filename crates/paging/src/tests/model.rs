@@ -240,8 +240,8 @@ fn drive<'a, F: Format, S: DirtySink>(
     let mut gathers = Vec::new();
     for &entries in steps.iter().cycle() {
         match change.step(entries) {
-            Progress::Yielded if *take => gathers.push(change.take_gather()),
-            Progress::Yielded => {}
+            Progress::More if *take => gathers.push(change.take_gather()),
+            Progress::More => {}
             Progress::Done => break,
             other => panic!("{other:?}"),
         }

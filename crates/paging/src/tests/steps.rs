@@ -38,7 +38,7 @@ fn measure_with<S: DirtySink>(
         gather.release(&never_walked()).unwrap();
         visited_count += count;
         match progress {
-            Progress::Yielded => check(count),
+            Progress::More => check(count),
             Progress::Done => {
                 assert!(count <= u64::from(entries_max.max(1)));
                 return visited_count;
@@ -77,7 +77,7 @@ fn p4_a_change_that_is_dropped_loses_no_table_that_is_not_cut_off() {
     let arena = Arena::new(16);
     let table = table(&arena);
     let mut change = table.edit().unwrap().zap(0..4 * M2, Tables::Free);
-    assert_eq!(change.step(2 + 1), Progress::Yielded);
+    assert_eq!(change.step(2 + 1), Progress::More);
     drop(change);
     assert!(table.edit().is_some(), "the right to edit is free again");
     assert_eq!(table.query(0), None, "cut off");

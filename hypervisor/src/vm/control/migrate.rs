@@ -8,9 +8,10 @@ use alloc::boxed::Box;
 
 use hostlink::ctl::LogWay;
 use memslots::{Gpa, Slot, SlotError};
+use paging::Progress;
 
 use super::Answer;
-use super::requests::{Progress, Refusal, Took, begin_fetch, begin_log, find, refusal};
+use super::requests::{Refusal, Took, begin_fetch, begin_log, find, refusal};
 use super::runs::find_page;
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
@@ -85,7 +86,7 @@ impl<A: Arch> Migration<A> {
     }
 
     /// Goes on for a short while.
-    pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Progress {
+    pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Result<Progress, Refusal> {
         let start = A::now();
         let next = self.advance(vm);
         self.took.add(A::now() - start);
@@ -96,16 +97,16 @@ impl<A: Arch> Migration<A> {
             Err(Refusal::Slot(SlotError::Busy)) => {}
             Err(why) => {
                 self.give_back(vm);
-                return Progress::Refused(why);
+                return Err(why);
             }
         }
         self.report(answer);
         if matches!(self.stage, Stage::Ends) {
             self.give_back(vm);
             vm.audit_if_paranoid();
-            return Progress::Done;
+            return Ok(Progress::Done);
         }
-        Progress::More
+        Ok(Progress::More)
     }
 
     /// Gives the other machine's memory back; once, at the end.
@@ -116,7 +117,9 @@ impl<A: Arch> Migration<A> {
     /// A step of the present stage; the next stage if it is over.
     fn advance(&mut self, vm: &'static Vm<A>) -> Result<Option<Stage<A>>, Refusal> {
         Ok(match &mut self.stage {
-            Stage::Log(job) => vm.step_job(job, &mut self.scratch).is_break().then_some(Stage::Whole(0)),
+            Stage::Log(job) => {
+                (vm.step_job(job, &mut self.scratch) == Progress::Done).then_some(Stage::Whole(0))
+            }
             Stage::Whole(page) => {
                 let first = *page;
                 let end = (first + COPY_PAGES).min(self.slot.size / PAGE);
@@ -126,9 +129,9 @@ impl<A: Arch> Migration<A> {
             Stage::RoundEnds if self.round > self.rounds_max => Some(Stage::Cancel),
             Stage::RoundEnds => Some(Stage::NextRound),
             Stage::NextRound => Some(Stage::Fetch(begin_fetch(vm, self.slot.id)?)),
-            Stage::Fetch(job) => match vm.step_job(job, &mut self.scratch).is_break() {
-                true => Some(self.fetched(vm)),
-                false => None,
+            Stage::Fetch(job) => match vm.step_job(job, &mut self.scratch) {
+                Progress::Done => Some(self.fetched(vm)),
+                _ => None,
             },
             Stage::Pages(result, page) => {
                 let next = find_page(result, *page, true).map(|first| {
@@ -151,7 +154,9 @@ impl<A: Arch> Migration<A> {
                 let id = self.slot.id;
                 Some(Stage::Undo(vm.space.stop_log(id).map_err(|error| refusal(id.0, error))?))
             }
-            Stage::Undo(job) => vm.step_job(job, &mut self.scratch).is_break().then_some(Stage::Ends),
+            Stage::Undo(job) => {
+                (vm.step_job(job, &mut self.scratch) == Progress::Done).then_some(Stage::Ends)
+            }
             Stage::Ends => None,
         })
     }

@@ -17,7 +17,8 @@ use hostlink::ctl::{LINE_MAX, LineBuffer, NEXT, Request};
 use super::arch::Arch;
 use super::machine::Vm;
 use super::percpu::PerCpu;
-use requests::{Progress, Work};
+use paging::Progress;
+use requests::Work;
 
 /// While a request is being served its CPU comes back to it after so long at least.
 const PERIOD_US: u64 = 100;
@@ -77,9 +78,9 @@ impl<A: Arch> Channel<A> {
         let Some(work) = &mut self.active else { return true };
         let number = self.answer.number;
         match work.step(vm, &mut self.answer) {
-            Progress::More => return true,
-            Progress::Done => self.answer.end::<A>(format_args!("{number} ok")),
-            Progress::Refused(why) => self.answer.end::<A>(format_args!("{number} error {why}")),
+            Ok(Progress::Done) => self.answer.end::<A>(format_args!("{number} ok")),
+            Ok(_) => return true,
+            Err(why) => self.answer.end::<A>(format_args!("{number} error {why}")),
         }
         self.active = None;
         true

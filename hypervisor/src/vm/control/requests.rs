@@ -11,6 +11,7 @@ use hostlink::ctl::{LogWay, Request, SlotRecord};
 use hostlink::phase::Phase;
 use memslots::space::LogWay as Way;
 use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
+use paging::Progress;
 
 use super::migrate::Migration;
 use super::{Answer, runs};
@@ -20,17 +21,7 @@ use crate::vm::arch::{Arch, Board};
 use crate::vm::slot_memory::NewSlot;
 use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
 
-/// How far a step has got.
-pub(super) enum Progress {
-    /// There is more to do.
-    More,
-    /// The request is done.
-    Done,
-    /// It was refused, and nothing has changed.
-    Refused(Refusal),
-}
-
-/// Why a request was refused.
+/// Why a request was refused: then nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// What the slots say.
@@ -185,12 +176,12 @@ impl<A: Arch> Work<A> {
     }
 
     /// Goes on for a short while.
-    pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Progress {
-        match self {
-            Self::Refused(why) => Progress::Refused(*why),
+    pub(super) fn step(&mut self, vm: &'static Vm<A>, answer: &mut Answer) -> Result<Progress, Refusal> {
+        Ok(match self {
+            Self::Refused(why) => return Err(*why),
             Self::Over => Progress::Done,
             Self::List { request, next } => {
-                let Some(next) = send_record(vm, *request, *next, answer) else { return Progress::Done };
+                let Some(next) = send_record(vm, *request, *next, answer) else { return Ok(Progress::Done) };
                 *self = Self::List { request: *request, next };
                 Progress::More
             }
@@ -214,8 +205,8 @@ impl<A: Arch> Work<A> {
                     || vm.step_job(&mut **job, scratch),
                 );
                 took.add(A::now() - start);
-                if step.is_continue() {
-                    return Progress::More;
+                if step != Progress::Done {
+                    return Ok(step);
                 }
                 match *after {
                     After::Nothing => {}
@@ -238,7 +229,7 @@ impl<A: Arch> Work<A> {
                 vm.audit_if_paranoid();
                 Progress::More
             }
-            Self::Migrate(migration) => migration.step(vm, answer),
+            Self::Migrate(migration) => return migration.step(vm, answer),
             Self::Clean => {
                 match marked::<A, _>(Phase::Reclaim, || vm.memory_of_slots.lock().clean_some::<A>()) {
                     true => Progress::More,
@@ -246,23 +237,25 @@ impl<A: Arch> Work<A> {
                 }
             }
             Self::Fetch { job, scratch, id } => {
-                if marked::<A, _>(Phase::DirtyFetch, || vm.step_job(&mut **job, scratch)).is_break() {
-                    *self = Self::fetched(vm, *id);
+                let step = marked::<A, _>(Phase::DirtyFetch, || vm.step_job(&mut **job, scratch));
+                if step != Progress::Done {
+                    return Ok(step);
                 }
+                *self = Self::fetched(vm, *id);
                 Progress::More
             }
             Self::Runs { result, page, id } => {
                 let next = runs::send_runs::<A>(result, *page, answer);
                 *page = next.unwrap_or(*page);
                 if next.is_some() {
-                    return Progress::More;
+                    return Ok(Progress::More);
                 }
                 let id = *id;
                 *self = Self::Over;
                 vm.memory_of_slots.lock().put_result(id);
                 Progress::Done
             }
-        }
+        })
     }
 
     /// Adds the slot whose memory is ready, when it is its turn.

@@ -306,7 +306,7 @@ pub(super) fn read_only_memory_keeps_what_it_has() {
         let vm = context.vm;
         let mut scratch = crate::vm::space::FlushScratch::new();
         let mut job = vm.space.set_read_only(SlotId(0), true).expect("no other job");
-        while vm.step_job(&mut job, &mut scratch).is_continue() {}
+        while vm.step_job(&mut job, &mut scratch) != paging::Progress::Done {}
         // A store is dropped, a walk's store cannot be, and a load finds it.
         assert_eq!(fault(context, 0x24, TRANSLATION | DESCRIBED | WRITE, RAM), Next::Resume);
         assert_eq!(context.state.registers.pc, CODE + 4);
