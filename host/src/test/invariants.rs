@@ -67,25 +67,22 @@ fn constants_of(document: &str) -> Vec<(&str, u64)> {
 }
 
 /// Where the core has interrupts taken, and how often the source says so: in the loop of a CPU while
-/// it waits or has made many turns, between the steps of a reset, and after an exit.
-const INTERRUPTS: [(&str, usize); 7] = [
-    ("hypervisor/src/amd64/guest.rs", 1),
+/// it waits or has made many turns, between the steps of a reset and of a change of memory, and after
+/// an exit.
+const INTERRUPTS: [(&str, usize); 6] = [
     ("hypervisor/src/amd64/offer.rs", 1),
     ("hypervisor/src/arm64/offer.rs", 1),
     ("hypervisor/src/arm64/vcpu/mod.rs", 4),
     ("hypervisor/src/vm/arch.rs", 1),
     ("hypervisor/src/vm/machine.rs", 1),
-    ("hypervisor/src/vm/run.rs", 6),
+    ("hypervisor/src/vm/run.rs", 7),
 ];
 
-/// Where another CPU is waited for: two flushes, a step of a job, a reset behind such a job, and the
-/// defect of a CPU that is late.
-const WAITS: [(&str, usize); 5] = [
+/// Where another CPU is waited for: two flushes, and the defect of a CPU that is late.
+const WAITS: [(&str, usize); 3] = [
     ("hypervisor/src/amd64/flush.rs", 1),
-    ("hypervisor/src/amd64/guest.rs", 1),
     ("hypervisor/src/arm64/vcpu/mod.rs", 1),
     ("hypervisor/src/vm/run.rs", 1),
-    ("hypervisor/src/vm/space.rs", 1),
 ];
 
 /// Where translations are dropped: those of guests, and in `translation.rs` and `cost.rs` those of

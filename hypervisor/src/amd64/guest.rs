@@ -1,7 +1,6 @@
 //! What the vCPUs of a guest share on AMD64: the Hyper-V partition, devices, what flushes cost.
 
 use alloc::alloc::alloc_zeroed;
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::alloc::Layout;
 use core::marker::PhantomData;
@@ -15,7 +14,7 @@ use spin::Mutex;
 use super::flush::{CallServices, MemorySource};
 use super::overlay::Overlays;
 use super::processor::Amd64;
-use super::rom::Rom;
+use super::rom::{Followed, Rom};
 use super::state::{Permissions, VcpuState};
 use super::{cpuid, msr};
 use crate::devices::pc::acpi;
@@ -32,7 +31,7 @@ use crate::sched::VcpuIndex;
 use crate::vm::GUEST;
 use crate::vm::machine::place;
 use crate::vm::space::{FlushScratch, VmMemory};
-use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm, control};
+use crate::vm::{CreateError, Files, Vcpu, Vm};
 use stay::Cost;
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
@@ -189,24 +188,15 @@ fn permission_map(pages: usize, fill: impl FnOnce(&mut [u8])) -> u64 {
 
 impl<A: Amd64> Vm<A> {
     /// All devices as after power-on. No vCPU runs.
-    pub fn reset_devices(&'static self, cpu: &PerCpu<A>) {
+    pub fn reset_devices(&self) {
         self.guest.partition.reset();
         *self.guest.overlays.lock() = Overlays::default();
-        self.reset_rom(cpu);
         self.guest.platform.lock().reset();
     }
 
-    /// The ROM is not decoded after a reset. No vCPU runs.
-    fn reset_rom(&'static self, cpu: &PerCpu<A>) {
-        let mut scratch = Box::new(FlushScratch::new());
-        // A request from outside may just be changing the slots. It goes on on the CPU that serves
-        // requests, and that may be this one.
-        while self.guest.rom.lock().follow(self, None, &mut scratch).is_err() {
-            A::take_interrupts();
-            if !control::serve(self, cpu) {
-                core::hint::spin_loop();
-            }
-        }
+    /// The ROM is not decoded after a reset: whether that is so already. No vCPU runs.
+    pub fn reset_rom(&'static self) -> bool {
+        matches!(self.guest.rom.lock().follow(self, 0, None), Ok(Followed::WasThere))
     }
 
     /// Delivers an interrupt message; returns to how many vCPUs.

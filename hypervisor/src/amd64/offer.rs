@@ -96,8 +96,12 @@ macro_rules! offer_amd64 {
                     shared.load(files, vcpus, slots, state, pause)
                 }
 
-                fn reset_devices(vm: &'static Vm<Self>, cpu: &PerCpu<Self>) {
-                    vm.reset_devices(cpu);
+                fn reset_slots(vm: &'static Vm<Self>) -> bool {
+                    vm.reset_rom()
+                }
+
+                fn reset_devices(vm: &Vm<Self>) {
+                    vm.reset_devices();
                 }
 
                 fn device_regions(_: &Vm<Self>) -> impl IntoIterator<Item = Region> {

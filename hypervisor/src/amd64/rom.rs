@@ -2,25 +2,21 @@
 
 use core::slice;
 
-use hostlink::counters::Counter;
 use hostlink::rom;
-use memslots::space::Report;
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags, SlotId};
-use paging::Progress;
 
 use super::guest::allocate_pages;
 use super::processor::Amd64;
 use crate::devices::pc::pci::rom_device::RomLen;
+use crate::sched::VcpuIndex;
 use crate::vm::Vm;
-use crate::vm::machine::{CounterRow, increase};
-use crate::vm::space::{FlushScratch, MemoryJob};
 
 /// Name of the ROM's slot; RAM has the first ones.
 const SLOT: SlotId = SlotId(u16::MAX);
 const PAGE: usize = 4096;
 
 /// The ROM. Whoever writes to its device's registers holds its lock until [`follow`](Rom::follow)
-/// is over, so that the slots follow in the order of the writes.
+/// has begun the change, so that the slots follow in the order of the writes.
 pub struct Rom {
     image: PhysAddr,
     len: RomLen,
@@ -41,8 +37,7 @@ impl Rom {
         Self { image: PhysAddr(image), len, base: None }
     }
 
-    /// Makes the slot be where the device decodes the ROM, and returns what that took; nothing if
-    /// it is there already.
+    /// Has the slot go where the device decodes the ROM.
     ///
     /// # Errors
     ///
@@ -50,12 +45,15 @@ impl Rom {
     /// be tried again.
     pub fn follow<A: Amd64>(
         &mut self,
-        vm: &Vm<A>,
+        vm: &'static Vm<A>,
+        by: VcpuIndex,
         wanted: Option<Gpa>,
-        scratch: &mut FlushScratch,
-    ) -> Result<Option<Report>, Busy> {
+    ) -> Result<Followed, Busy> {
+        if vm.is_changing() {
+            return Err(Busy);
+        }
         if self.base == wanted {
-            return Ok(None);
+            return Ok(Followed::WasThere);
         }
         let job = match (self.base, wanted) {
             (None, Some(base)) => {
@@ -68,9 +66,9 @@ impl Rom {
         };
         match job {
             Ok(job) => {
-                let report = vm.finish_job(job, scratch);
                 self.base = wanted;
-                Ok(Some(report))
+                vm.begin_change(by, job);
+                Ok(Followed::Goes)
             }
             Err(SlotError::Busy) => Err(Busy),
             Err(error) => {
@@ -78,8 +76,8 @@ impl Rom {
                 // not the ROM.
                 log::debug!("the ROM is not seen: {error}");
                 match self.base {
-                    None => Ok(None),
-                    Some(_) => self.follow(vm, None, scratch),
+                    None => Ok(Followed::WasThere),
+                    Some(_) => self.follow(vm, by, None),
                 }
             }
         }
@@ -90,29 +88,15 @@ impl Rom {
     }
 }
 
+/// Where the slot is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// It was there before.
+    WasThere,
+    /// The [change](Vm::begin_change) has begun.
+    Goes,
+}
+
 /// Another change of the slots is under way.
 #[derive(Clone, Copy, Debug)]
 pub struct Busy;
-
-impl<A: Amd64> Vm<A> {
-    /// Carries a short job through.
-    fn finish_job(&self, mut job: MemoryJob<'_, A>, scratch: &mut FlushScratch) -> Report {
-        while self.step_job(&mut job, scratch) != Progress::Done {}
-        let report = job.report();
-        drop(job);
-        self.audit_if_paranoid();
-        report
-    }
-}
-
-/// Counts a job that a vCPU's access has caused.
-pub fn count_job(counters: &CounterRow, report: &Report) {
-    for (counter, amount) in [
-        (Counter::SlotChanges, 1),
-        (Counter::ZapVisited, report.visited),
-        (Counter::ZapTables, report.tables),
-        (Counter::ZapFlushes, report.flushes),
-    ] {
-        increase(&counters[counter as usize], amount);
-    }
-}

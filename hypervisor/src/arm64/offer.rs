@@ -82,7 +82,7 @@ macro_rules! offer_arm64 {
                     shared.load::<Self>(files, vcpus, slots, boot, pause)
                 }
 
-                fn reset_devices(vm: &'static Vm<Self>, _: &PerCpu<Self>) {
+                fn reset_devices(vm: &Vm<Self>) {
                     vm.guest.reset();
                 }
 

@@ -258,8 +258,15 @@ pub unsafe trait Arch: Board {
         pause: &mut dyn FnMut(),
     ) -> Result<(), LoadError>;
 
+    /// Begins to take away what devices have added to the memory slots, if that is still to be done:
+    /// false until it [has been](Vm::begin_change), or while somebody else changes the slots. No vCPU
+    /// runs.
+    fn reset_slots(_: &'static Vm<Self>) -> bool {
+        true
+    }
+
     /// All devices as after power-on. No vCPU runs.
-    fn reset_devices(vm: &'static Vm<Self>, cpu: &PerCpu<Self>);
+    fn reset_devices(vm: &Vm<Self>);
 
     /// Addresses where no memory can be added.
     fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region>;

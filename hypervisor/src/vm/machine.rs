@@ -10,12 +10,13 @@ use hostlink::config::{self, BootCpu, NestedPage, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 use memslots::space::ZapWay;
 use memslots::{Gpa, GuestMemory, Memslots, PhysAddr, Piece, Slot, SlotFlags, SlotId, Sweep};
-use paging::Level;
+use paging::{Level, Progress};
 use spin::Mutex;
 
 use super::GUEST;
 use super::arch::{Arch, Cpus, State};
 use super::awaited::Awaited;
+use super::change::OwnChange;
 use super::control::{self, Channel};
 use super::files::{CreateError, Files};
 use super::memory::{FreeMemory, NestedTables};
@@ -36,6 +37,8 @@ pub mod attention {
     pub const RESET: u32 = 1 << 0;
     /// Somebody outside has a request, or one is being served.
     pub const REQUESTS: u32 = 1 << 1;
+    /// A vCPU's access has begun a change of guest memory.
+    pub const CHANGE: u32 = 1 << 2;
 }
 
 /// The counters of one vCPU, as `hostlink::counters` lays them out.
@@ -94,8 +97,10 @@ pub struct Vm<A: Arch> {
     /// Requests from outside.
     pub(super) channel: Mutex<Channel<A>>,
     counters: Vec<CounterRow>,
+    /// A change of memory that a vCPU's access has caused.
+    pub(super) change: Mutex<OwnChange<A>>,
     /// What every CPU has to look at: bits of [`attention`].
-    attention: AtomicU32,
+    pub(super) attention: AtomicU32,
     /// Whether a request from outside waits for its turn to change guest memory: vCPUs let it go
     /// first.
     pub turn_wanted: AtomicBool,
@@ -166,6 +171,7 @@ pub fn create<A: Arch>(files: Files, free: &mut FreeMemory, unix: Option<u64>) -
         wall: wall_clock::<A>(unix),
         channel: Mutex::new(Channel::new()),
         counters,
+        change: Mutex::new(OwnChange::none()),
         attention: AtomicU32::new(0),
         turn_wanted: AtomicBool::new(false),
         parked: AtomicU32::new(0),
@@ -343,22 +349,39 @@ impl<A: Arch> Vm<A> {
         }
     }
 
-    /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The last one
-    /// starts the guest again, in steps between which its CPU takes interrupts and serves requests.
+    /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The CPU of the last
+    /// one [starts the guest again](Self::step_reset).
     ///
     /// ```text
-    /// each vCPU                                the last vCPU
+    /// each vCPU                                the CPU of the last vCPU
     /// A  state saved, owner dropped            C  parked = count (Acquire): all have done A
     /// B  parked += 1 (AcqRel)                  D  states and memory reset, RESET cleared, all woken
     /// ```
     /// B before C, so A before D.
-    pub fn park(&'static self, cpu: &PerCpu<A>) {
+    pub fn park(&self, cpu: &PerCpu<A>) {
         // Pairs with itself on the other CPUs: the last one finds what all have done.
-        if self.parked.fetch_add(1, Ordering::AcqRel) + 1 < self.vcpu_count() {
+        if self.parked.fetch_add(1, Ordering::AcqRel) + 1 == self.vcpu_count() {
+            log::info!(target: GUEST, "the guest resets");
+            self.parked.store(0, Ordering::Relaxed);
+            cpu.resets.set(true);
+        }
+    }
+
+    /// A step of a reset, on the CPU that makes it: takes interrupts and serves requests, and starts
+    /// the guest again when nobody else changes its memory any longer. No vCPU runs.
+    pub(super) fn step_reset(&'static self, cpu: &PerCpu<A>) {
+        let counters = self.counters_of(&self.vcpus[0]);
+        let mut pause = || {
+            A::take_interrupts();
+            if cpu.index == 0 && self.requests_wait() {
+                control::serve(self, cpu);
+                increase(&counters[Counter::ResetRequests as usize], 1);
+            }
+        };
+        pause();
+        if self.step_change(None) != Progress::Done || !A::reset_slots(self) {
             return;
         }
-        log::info!(target: GUEST, "the guest resets");
-        self.parked.store(0, Ordering::Relaxed);
         for vcpu in &self.vcpus {
             let mut owner = vcpu.target.owner().expect("all vCPUs are parked");
             // SAFETY: the owner was just taken.
@@ -367,19 +390,12 @@ impl<A: Arch> Vm<A> {
             // What was posted before the reset is void.
             state.reset(&vcpu.inbox);
         }
-        A::reset_devices(self, cpu);
-        let counters = self.counters_of(&self.vcpus[0]);
+        A::reset_devices(self);
         increase(&counters[Counter::Resets as usize], 1);
-        let mut pause = || {
-            A::take_interrupts();
-            if cpu.index == 0 && self.requests_wait() {
-                control::serve(self, cpu);
-                increase(&counters[Counter::ResetRequests as usize], 1);
-            }
-        };
         // The plan was made from the same files before.
         self.load_guest(&mut pause)
             .unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
+        cpu.resets.set(false);
         // Pairs with `attention`: who finds no reset finds memory as it is to begin with.
         self.attention.fetch_and(!attention::RESET, Ordering::Release);
         for vcpu in &self.vcpus {

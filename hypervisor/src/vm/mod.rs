@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `arch` | what an architecture offers: the traits that all of this is generic over |
 //! | `awaited` | the word in memory that a vCPU waits for |
+//! | `change` | changes of guest memory that an access has caused |
 //! | `context` | a vCPU on a CPU |
 //! | `control` | requests of the host tool |
 //! | `end` | how a run ends before its time |
@@ -21,6 +22,7 @@
 
 pub mod arch;
 pub mod awaited;
+mod change;
 mod context;
 pub mod control;
 pub mod end;

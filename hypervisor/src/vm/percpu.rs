@@ -25,9 +25,11 @@ pub struct PerCpu<A: Cpus> {
     timer_due: Cell<u64>,
     /// Whether it is set for the tick's sake alone.
     timer_is_tick: Cell<bool>,
-    /// A vCPU has been put into this CPU's queue by the CPU itself: before the guest goes on, see
-    /// who is to run.
+    /// A vCPU has been put into this CPU's queue by the CPU itself, or the vCPU here has a change of
+    /// memory under way: before the guest goes on, see who is to run.
     pub check_queue: Cell<bool>,
+    /// The last vCPU to stop for a reset did so here: this CPU starts the guest again.
+    pub resets: Cell<bool>,
     /// Turns of vCPUs since interrupts were last taken on account of them.
     pub turns: Turns,
     /// Longest time in clock ticks that this CPU goes without a timer interrupt.
@@ -54,6 +56,7 @@ impl<A: Cpus> PerCpu<A> {
             timer_due: Cell::new(u64::MAX),
             timer_is_tick: Cell::new(false),
             check_queue: Cell::new(false),
+            resets: Cell::new(false),
             turns: Turns::new(),
             tick_max: Cell::new(u64::MAX),
             kicked_at: AtomicU64::new(0),

@@ -36,12 +36,13 @@
 //! |---|---|
 //! | `check_on_arrival` | all, whether or not an event was posted |
 //! | `check_events` | the same, because an event was posted or a timer was changed; many turns without an entry open a window for interrupts |
-//! | `check_all` | requests to the machine (`serve_vm`), signals, timers, whether it runs at all; then `share_cpu` |
+//! | `check_all` | a reset, requests from outside, a change of memory under way (`serve_vm`), signals, timers, whether it runs at all; then `share_cpu` |
 //! | `share_cpu` | who else wants the CPU: make room, or set the timer for the next look |
 //! | `check_queue` | the same alone, because this CPU put a vCPU into its own queue |
 //! | `check_spinning` | whether the vCPU only waits for memory to change |
 
 use core::mem::ManuallyDrop;
+use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
 use alloc::boxed::Box;
@@ -50,6 +51,7 @@ use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
 use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
+use paging::Progress;
 
 use super::arch::{Arch, Cpus, State};
 use super::context::{Context, Next};
@@ -188,6 +190,9 @@ fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Turn {
     note_current(cpu, None);
     let mut by_tick = false;
     loop {
+        if cpu.resets.get() {
+            vm.step_reset(cpu);
+        }
         if let Some(turn) = vm.sched.next(cpu.index, A::now()) {
             if by_tick {
                 machine::count_rare::<A>(turn.vcpu, Counter::KickMissing);
@@ -195,6 +200,9 @@ fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Turn {
             return turn;
         }
         by_tick = false;
+        if cpu.resets.get() {
+            continue;
+        }
         if !wake_expired(vm, cpu) {
             control::serve(vm, cpu);
             by_tick = idle(vm, cpu);
@@ -382,10 +390,11 @@ impl<'a, A: Arch> Context<'a, A> {
         {
             return Some(leave);
         }
-        if self.cpu.check_queue.get()
-            && let Some(leave) = self.check_queue()
-        {
-            return Some(leave);
+        if self.cpu.check_queue.get() {
+            let leave = self.check_queue();
+            if leave.is_some() || self.cpu.check_queue.get() {
+                return leave;
+            }
         }
         if !A::enter(self) {
             return None;
@@ -399,8 +408,8 @@ impl<'a, A: Arch> Context<'a, A> {
     #[inline(always)] // It has two callers, each of which does little else.
     fn check_all(&mut self, mut now: u64) -> Option<Leave> {
         if self.vm.attention() != 0 {
-            if let Some(leave) = self.serve_vm() {
-                return Some(leave);
+            if let ControlFlow::Break(leave) = self.serve_vm() {
+                return leave;
             }
             // That may have taken a while, which is not to be the vCPU's loss.
             now = A::now();
@@ -418,14 +427,25 @@ impl<'a, A: Arch> Context<'a, A> {
         self.share_cpu(now, deadline)
     }
 
-    /// There is something beside the vCPU: a reset, or a request from outside.
+    /// There is something beside the vCPU: a reset, a request from outside, or a change of memory.
+    /// Breaks if the vCPU leaves, or does not enter the guest before it comes by here again.
     #[cold]
-    fn serve_vm(&mut self) -> Option<Leave> {
+    fn serve_vm(&mut self) -> ControlFlow<Option<Leave>> {
         if self.vm.attention() & attention::RESET != 0 {
-            return Some(Leave::Parked);
+            return ControlFlow::Break(Some(Leave::Parked));
         }
         control::serve(self.vm, self.cpu);
-        None
+        match self.vm.step_change(Some(self.vcpu.index)) {
+            Progress::Done => ControlFlow::Continue(()),
+            Progress::Waiting if self.vm.sched.has_waiting(self.cpu.index) => {
+                ControlFlow::Break(Some(Leave::PutBack(PutBack::Yielded)))
+            }
+            _ => {
+                A::open_window(self);
+                self.cpu.check_queue.set(true);
+                ControlFlow::Break(None)
+            }
+        }
     }
 
     /// An event was posted, or a timer was changed.
@@ -435,10 +455,13 @@ impl<'a, A: Arch> Context<'a, A> {
         self.count_turn(leave)
     }
 
-    /// This CPU has put another vCPU into its own queue.
+    /// This CPU has put another vCPU into its own queue, or a change of memory is under way.
     #[inline(never)]
     fn check_queue(&mut self) -> Option<Leave> {
         self.cpu.check_queue.set(false);
+        if self.vm.is_changing() {
+            return self.check_events();
+        }
         let now = A::now();
         if self.cpu.timer_due() <= now {
             // It is about to go off. To set it for the queue's sake alone would lose what it was
@@ -537,6 +560,10 @@ impl<'a, A: Arch> Context<'a, A> {
                 Some(Leave::PutBack(PutBack::Yielded))
             }
             Next::Yield | Next::Again => None,
+            Next::Change => {
+                self.cpu.check_queue.set(true);
+                None
+            }
             Next::Reset => match self.vm.reset_policy() {
                 ResetPolicy::Exit => A::exit(ExitCode::GuestReset),
                 ResetPolicy::Panic => panic!("the guest resets, which is to be taken for an error here"),

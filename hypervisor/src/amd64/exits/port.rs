@@ -10,7 +10,7 @@ use super::{Exit, protection_fault, with_translation};
 use crate::amd64::checks;
 use crate::amd64::instruction::read_task;
 use crate::amd64::processor::Amd64;
-use crate::amd64::rom::{Busy, count_job};
+use crate::amd64::rom::{Busy, Followed};
 use crate::devices::pc::pci::Pci;
 use crate::devices::pc::platform::PortSize;
 use crate::emulator::Operand;
@@ -92,20 +92,16 @@ fn write_pci<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize,
     if context.vm.turn_wanted.load(Ordering::Relaxed) {
         return Next::Again;
     }
-    // Held until the slot has moved, so that it moves in the order of the writes. Whoever has it
-    // waits for nobody but vCPUs in guest mode.
+    // Held until the slot moves, so that it moves in the order of the writes.
     let mut rom = context.vm.guest.rom.lock();
     let wanted = {
         let mut platform = context.vm.guest.platform.lock();
         let _ = platform.port_write(port, width, value, || context.vm.wall_ns());
         platform.rom_base().map(Gpa)
     };
-    match rom.follow(context.vm, wanted, &mut context.workspace.scratch) {
-        Ok(None) => Next::Resume,
-        Ok(Some(report)) => {
-            count_job(context.counters, &report);
-            Next::Resume
-        }
+    match rom.follow(context.vm, context.vcpu.index, wanted) {
+        Ok(Followed::WasThere) => Next::Resume,
+        Ok(Followed::Goes) => Next::Change,
         // To write the same once more changes nothing.
         Err(Busy) => Next::Again,
     }

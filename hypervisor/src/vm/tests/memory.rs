@@ -126,3 +126,59 @@ fn stores_to_memory_that_is_read_only_are_dropped() {
     board.ask(2000, &format!("1 add {ADDED:#x} {SIZE:#x} ro"));
     assert_eq!(board.run(1), OFF);
 }
+
+/// Where memory that was added is moved to.
+const MOVED: u64 = ADDED + (1 << 28);
+
+#[test]
+fn a_change_that_an_access_has_caused_is_over_before_the_vcpu_goes_on() {
+    let first: &[Op] = &[
+        Start(1),
+        Start(2),
+        Sleep(4_000_000),
+        Store(ADDED, 5),
+        Move(MOVED),
+        Gone(ADDED),
+        Load(MOVED, 5),
+        Move(ADDED),
+        Gone(MOVED),
+        Load(ADDED, 5),
+        Back(4, 200),
+        Done,
+    ];
+    let other: &[Op] = &[Try(ADDED), Try(MOVED), Work(10_000), Back(0, 500), Done];
+    for (cpus, config) in [
+        (1, "vcpus=3\nmemory=4194304"),
+        (3, "vcpus=3\nmemory=4194304"),
+        (2, "vcpus=3\nmemory=4194304\nboot_cpu=serve\nparanoid=on"),
+        (2, "vcpus=3\nmemory=4194304\nzap=everything\nnested_page=4K"),
+    ] {
+        for seed in 0..4 {
+            let board = board(cpus, config, &[first, other, other]);
+            board.ask(2000, &format!("0 add {ADDED:#x} {SIZE:#x} rw"));
+            (1..100).for_each(|number| board.ask(4_000_000 + number * 20_000, &format!("{number} vms")));
+            assert_eq!(board.run(seed), OFF, "{config:?}, seed {seed}");
+            assert_eq!(counted(board, Counter::SlotChanges), 400, "{config:?}, seed {seed}");
+            assert!(counted(board, Counter::ZapFlushes) >= 400);
+            let answers = board.answers();
+            assert!(answers.contains(&"99 ok".to_owned()), "{config:?}, seed {seed}: {answers:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_change_that_is_under_way_is_finished_by_a_reset() {
+    let first: &[Op] = &[SkipAfterReset, Sleep(4_000_000), Start(1), Work(50_000), ResetBelow(5), PowerOff];
+    let second: &[Op] = &[Move(MOVED), Move(ADDED), Back(0, 100_000)];
+    let mut taken_over = 0;
+    for cpus in 1..=2 {
+        for seed in 0..20 {
+            let board = board(cpus, "vcpus=2\nmemory=4194304\nparanoid=on", &[first, second]);
+            board.ask(2000, &format!("1 add {ADDED:#x} {SIZE:#x} rw"));
+            assert_eq!(board.run(seed), OFF, "{cpus} CPUs, seed {seed}");
+            assert_eq!(counted(board, Counter::Resets), 5);
+            taken_over += board.machine().guest.taken_over.load(Ordering::Relaxed);
+        }
+    }
+    assert!(taken_over > 0, "no reset has met a change");
+}

@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use coherence::{CpuId, Hardware, Space, Stalled};
 use hostlink::config::Config;
 use hostlink::counters::Counter;
-use memslots::{Gpa, Memslots, MmioCache};
+use memslots::{Gpa, Memslots, MmioCache, SlotError};
 use paging::{Amd64Nested, Invalidation, Level};
 use stay::MMIO_PAGES;
 
@@ -23,6 +23,7 @@ use crate::sched::spinning::Look;
 use crate::sched::{Turn, VcpuIndex};
 use crate::vm::arch::{Arch, Clock, Cpus, State};
 use crate::vm::awaited::Word;
+use crate::vm::machine::attention;
 use crate::vm::made::{self, End, made_board, offer};
 use crate::vm::memory::NestedTables;
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
@@ -66,6 +67,10 @@ pub(super) enum Op {
     StoreTry(u64),
     /// Stores a word.
     Store(u64, u64),
+    /// Loads a word where there must be no memory.
+    Gone(u64),
+    /// Moves the memory that was added to this address, as a write to a device's register does.
+    Move(u64),
     /// Goes back to the operation of this number, so many times in all.
     Back(usize, u32),
     /// Starts a vCPU that is off.
@@ -171,6 +176,8 @@ pub(super) struct Shared {
     pub(super) console: Mutex<Vec<u8>>,
     /// Bytes of memory that were cleaned.
     pub(super) cleaned: AtomicU64,
+    /// How often a vCPU left its CPU for a reset while a change of memory was under way.
+    pub(super) taken_over: AtomicU32,
     /// Most ticks that a vCPU was woken after its timer's time.
     pub(super) latest: AtomicU64,
     /// Who noted the time when.
@@ -196,6 +203,7 @@ enum Exit {
     Start(u32),
     Pause,
     Fault { gpa: u64, is_store: bool, may_miss: bool },
+    Move(u64),
     Reset,
     PowerOff,
     Crash,
@@ -403,6 +411,14 @@ impl Vcpu {
                 self.word = Some(Word { gpa: Gpa(gpa), bytes: 8, value: found });
                 return self.exits_on_pause.then_some(Exit::Pause);
             }
+            Op::Move(gpa) => return Some(Exit::Move(gpa)),
+            Op::Gone(gpa) => match self.access(vm, inbox, gpa, false) {
+                Ok(_) => panic!("vCPU {} finds memory at {gpa:#x}, which has gone", self.index),
+                Err(Exit::Fault { gpa, is_store, .. }) => {
+                    return Some(Exit::Fault { gpa, is_store, may_miss: true });
+                }
+                Err(exit) => return Some(exit),
+            },
             Op::Load(gpa, _) | Op::Try(gpa) | Op::Store(gpa, _) | Op::StoreTry(gpa) => {
                 let is_store = matches!(op, Op::Store(..) | Op::StoreTry(_));
                 let host = match self.access(vm, inbox, gpa, is_store) {
@@ -582,6 +598,7 @@ unsafe impl Arch for Made {
             resets: AtomicU32::new(0),
             console: Mutex::default(),
             cleaned: AtomicU64::new(0),
+            taken_over: AtomicU32::new(0),
             latest: AtomicU64::new(0),
             notes: Mutex::default(),
             stalls: false.into(),
@@ -611,7 +628,13 @@ unsafe impl Arch for Made {
         Ok(())
     }
 
-    fn reset_devices(vm: &'static Vm<Self>, _: &PerCpu<Self>) {
+    /// Is asked again until no change is under way.
+    fn reset_slots(vm: &'static Vm<Self>) -> bool {
+        assert!(!vm.is_changing(), "it is over before devices are asked");
+        true
+    }
+
+    fn reset_devices(vm: &Vm<Self>) {
         vm.guest.resets.fetch_add(1, Ordering::Relaxed);
         vm.guest.done.store(0, Ordering::Relaxed);
         for vcpu in &vm.vcpus {
@@ -651,6 +674,10 @@ unsafe impl Arch for Made {
 
     fn save_state(context: &mut Context<'_, Self>) {
         assert_eq!(context.state.loaded.take(), Some(context.cpu.index), "saved elsewhere");
+        let meets_change = attention::CHANGE | attention::RESET;
+        if context.vm.attention() & meets_change == meets_change {
+            context.vm.guest.taken_over.fetch_add(1, Ordering::Relaxed);
+        }
         offer::pass::<Self>();
     }
 
@@ -744,6 +771,20 @@ unsafe impl Arch for Made {
                     Led::WalkRefused | Led::FetchRefused => unreachable!("it was an access to data"),
                 }
                 Next::Resume
+            }
+            Exit::Move(_) if vm.is_changing() => Next::Again,
+            Exit::Move(gpa) => {
+                let mut last = None;
+                vm.space.slots().memory().for_each(|slot| last = last.max(Some(slot.id)));
+                match vm.space.move_to(last.expect("there is memory"), Gpa(gpa)) {
+                    Ok(job) => {
+                        context.state.at += 1;
+                        vm.begin_change(context.vcpu.index, job);
+                        Next::Change
+                    }
+                    Err(SlotError::Busy) => Next::Again,
+                    Err(error) => panic!("{error}"),
+                }
             }
             Exit::Reset => Next::Reset,
             Exit::PowerOff => Next::PowerOff,

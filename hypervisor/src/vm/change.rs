@@ -1,0 +1,83 @@
+//! Changes of guest memory that a vCPU's access has caused.
+//!
+//! Such a change is made in steps of the run loop (`run.rs`). The access is over when the change
+//! begins, and the vCPU that made it enters the guest again when the change is over: it leaves its
+//! CPU only while somebody is in the way, or for a reset, which takes the change over. So one CPU at
+//! a time steps it. Between two steps the CPU takes interrupts and serves requests.
+
+use core::sync::atomic::Ordering;
+
+use hostlink::counters::Counter;
+use memslots::space::Report;
+use paging::Progress;
+
+use super::arch::Arch;
+use super::machine::{Vm, attention, increase};
+use super::space::{FlushScratch, MemoryJob};
+use crate::sched::VcpuIndex;
+
+/// The change that is under way, if there is one. The slots are changed by one at a time.
+pub(super) struct OwnChange<A: Arch> {
+    /// Whose access has caused it, and what is left to do.
+    under_way: Option<(VcpuIndex, MemoryJob<'static, A>)>,
+    scratch: FlushScratch,
+}
+
+impl<A: Arch> OwnChange<A> {
+    /// There is none.
+    pub(super) const fn none() -> Self {
+        Self { under_way: None, scratch: FlushScratch::new() }
+    }
+}
+
+impl<A: Arch> Vm<A> {
+    /// Begins a change that an access of this vCPU's has caused. Let the vCPU go on by
+    /// [`Next::Change`](super::Next::Change).
+    pub fn begin_change(&self, by: VcpuIndex, job: MemoryJob<'static, A>) {
+        self.change.lock().under_way = Some((by, job));
+        // Pairs with `attention`: who sees it finds the change.
+        self.attention.fetch_or(attention::CHANGE, Ordering::Release);
+    }
+
+    /// Whether a vCPU's change is under way.
+    pub fn is_changing(&self) -> bool {
+        self.attention() & attention::CHANGE != 0
+    }
+
+    /// Makes a step of the change, if it is this vCPU's; of whomever's it is for a reset, which has
+    /// no vCPU. Done if there is none.
+    ///
+    /// No guest memory may be pinned by the caller, and no translation section of its vCPU be open.
+    pub fn step_change(&self, vcpu: Option<VcpuIndex>) -> Progress {
+        // Whose lock another CPU holds is not this vCPU's.
+        let Some(mut change) = self.is_changing().then(|| self.change.try_lock()).flatten() else {
+            return Progress::Done;
+        };
+        let OwnChange { under_way, scratch } = &mut *change;
+        let Some((by, job)) = under_way.as_mut().filter(|(by, _)| vcpu.is_none_or(|vcpu| vcpu == *by)) else {
+            return Progress::Done;
+        };
+        let progress = self.step_job(job, scratch);
+        if progress == Progress::Done {
+            self.count_change(*by, &job.report());
+            *under_way = None;
+            // Pairs with `attention`.
+            self.attention.fetch_and(!attention::CHANGE, Ordering::Release);
+            drop(change);
+            self.audit_if_paranoid();
+        }
+        progress
+    }
+
+    fn count_change(&self, by: VcpuIndex, report: &Report) {
+        let counters = self.counters_of(&self.vcpus[by as usize]);
+        for (counter, amount) in [
+            (Counter::SlotChanges, 1),
+            (Counter::ZapVisited, report.visited),
+            (Counter::ZapTables, report.tables),
+            (Counter::ZapFlushes, report.flushes),
+        ] {
+            increase(&counters[counter as usize], amount);
+        }
+    }
+}
