@@ -67,10 +67,16 @@ impl<'a> Owner<'a> {
     /// # Errors
     /// What is [`Pending`]; the target is then out of guest mode as before. A retry ends: each
     /// failure of the exchange is another CPU's change, and all that others change are requests.
+    ///
+    /// # Panics
+    /// If the target is in guest mode or in a section already.
     pub fn try_enter(&mut self, cpu: CpuId) -> Result<InGuest<'_>, Pending> {
         let enter = |word: u64| (word & word::REQUESTS == 0).then_some(word::entered(word, cpu));
         match update(&self.target.word, enter) {
-            Ok(_) => Ok(InGuest { target: self.target }),
+            Ok(word) => {
+                assert!(word & word::BUSY == 0, "the vCPU is in the guest, or in a section, already");
+                Ok(InGuest { target: self.target })
+            }
             Err(word) => Err(Pending::of(word)),
         }
     }
@@ -267,6 +273,25 @@ mod tests {
         assert!(target.owner().is_none(), "the refusal took the right away");
         drop(first);
         assert!(target.owner().is_some());
+    }
+
+    #[test]
+    #[should_panic(expected = "handed over")]
+    fn a_vcpu_that_has_not_left_the_guest_is_not_handed_over() {
+        let target = Target::new();
+        let mut owner = target.owner().unwrap();
+        core::mem::forget(owner.try_enter(CPU).unwrap());
+        drop(owner);
+        let _next = target.owner();
+    }
+
+    #[test]
+    #[should_panic(expected = "already")]
+    fn a_vcpu_is_not_entered_from_a_section() {
+        let target = Target::new();
+        let mut owner = target.owner().unwrap();
+        core::mem::forget(owner.begin_translation().unwrap());
+        let _ = owner.try_enter(CPU);
     }
 
     #[test]

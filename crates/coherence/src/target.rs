@@ -134,9 +134,17 @@ impl Target {
     ///
     /// Kept for the vCPU's life in whatever moves from CPU to CPU with it, or claimed for each
     /// time slice. Pairs with the drop of the owner before. An [absent](Self::is_absent) vCPU has none.
+    ///
+    /// # Panics
+    /// If the owner before left it in guest mode or in a section.
     pub fn owner(&self) -> Option<Owner<'_>> {
         let old = self.word.fetch_or(word::OWNED, Ordering::AcqRel);
-        (old & word::OWNED == 0).then(|| Owner { target: self })
+        (old & word::OWNED == 0).then(|| {
+            // Nobody but the owner sets it, so that any look after the claim will do.
+            let is_busy = self.word.load(Ordering::Relaxed) & word::BUSY != 0;
+            assert!(!is_busy, "a vCPU is handed over that has not left the guest");
+            Owner { target: self }
+        })
     }
 
     /// Says that something must be looked at before the target next runs guest code: an interrupt

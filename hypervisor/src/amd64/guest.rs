@@ -31,7 +31,7 @@ use crate::sched::VcpuIndex;
 use crate::vm::GUEST;
 use crate::vm::machine::place;
 use crate::vm::space::{FlushScratch, VmMemory};
-use crate::vm::{CreateError, Files, Vcpu, Vm};
+use crate::vm::{CreateError, Files, PerCpu, Vcpu, Vm};
 use stay::Cost;
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
@@ -195,8 +195,8 @@ impl<A: Amd64> Vm<A> {
     }
 
     /// The ROM is not decoded after a reset: whether that is so already. No vCPU runs.
-    pub fn reset_rom(&'static self) -> bool {
-        matches!(self.guest.rom.lock().follow(self, 0, None), Ok(Followed::WasThere))
+    pub fn reset_rom(&'static self, cpu: &PerCpu<A>) -> bool {
+        matches!(self.guest.rom.lock().follow(self, cpu, 0, None), Ok(Followed::WasThere))
     }
 
     /// Delivers an interrupt message; returns to how many vCPUs.

@@ -96,8 +96,8 @@ macro_rules! offer_amd64 {
                     shared.load(files, vcpus, slots, state, pause)
                 }
 
-                fn reset_slots(vm: &'static Vm<Self>) -> bool {
-                    vm.reset_rom()
+                fn reset_slots(vm: &'static Vm<Self>, cpu: &PerCpu<Self>) -> bool {
+                    vm.reset_rom(cpu)
                 }
 
                 fn reset_devices(vm: &Vm<Self>) {

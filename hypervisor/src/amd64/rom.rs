@@ -9,7 +9,7 @@ use super::guest::allocate_pages;
 use super::processor::Amd64;
 use crate::devices::pc::pci::rom_device::RomLen;
 use crate::sched::VcpuIndex;
-use crate::vm::Vm;
+use crate::vm::{PerCpu, Vm};
 
 /// Name of the ROM's slot; RAM has the first ones.
 const SLOT: SlotId = SlotId(u16::MAX);
@@ -46,6 +46,7 @@ impl Rom {
     pub fn follow<A: Amd64>(
         &mut self,
         vm: &'static Vm<A>,
+        cpu: &PerCpu<A>,
         by: VcpuIndex,
         wanted: Option<Gpa>,
     ) -> Result<Followed, Busy> {
@@ -67,7 +68,7 @@ impl Rom {
         match job {
             Ok(job) => {
                 self.base = wanted;
-                vm.begin_change(by, job);
+                vm.begin_change(cpu, by, job);
                 Ok(Followed::Goes)
             }
             Err(SlotError::Busy) => Err(Busy),
@@ -77,7 +78,7 @@ impl Rom {
                 log::debug!("the ROM is not seen: {error}");
                 match self.base {
                     None => Ok(Followed::WasThere),
-                    Some(_) => self.follow(vm, by, None),
+                    Some(_) => self.follow(vm, cpu, by, None),
                 }
             }
         }

@@ -261,7 +261,7 @@ pub unsafe trait Arch: Board {
     /// Begins to take away what devices have added to the memory slots, if that is still to be done:
     /// false until it [has been](Vm::begin_change), or while somebody else changes the slots. No vCPU
     /// runs.
-    fn reset_slots(_: &'static Vm<Self>) -> bool {
+    fn reset_slots(_: &'static Vm<Self>, _: &PerCpu<Self>) -> bool {
         true
     }
 

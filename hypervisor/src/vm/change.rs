@@ -13,6 +13,7 @@ use paging::Progress;
 
 use super::arch::Arch;
 use super::machine::{Vm, attention, increase};
+use super::percpu::PerCpu;
 use super::space::{FlushScratch, MemoryJob};
 use crate::sched::VcpuIndex;
 
@@ -31,9 +32,10 @@ impl<A: Arch> OwnChange<A> {
 }
 
 impl<A: Arch> Vm<A> {
-    /// Begins a change that an access of this vCPU's has caused. Let the vCPU go on by
-    /// [`Next::Change`](super::Next::Change).
-    pub fn begin_change(&self, by: VcpuIndex, job: MemoryJob<'static, A>) {
+    /// Begins a change that an access of this vCPU's has caused, on the calling CPU: the vCPU enters
+    /// the guest again when it is over.
+    pub fn begin_change(&self, cpu: &PerCpu<A>, by: VcpuIndex, job: MemoryJob<'static, A>) {
+        cpu.check_queue.set(true);
         self.change.lock().under_way = Some((by, job));
         // Pairs with `attention`: who sees it finds the change.
         self.attention.fetch_or(attention::CHANGE, Ordering::Release);

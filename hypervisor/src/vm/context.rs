@@ -26,9 +26,6 @@ pub enum Next {
     Yield,
     /// The instruction could not be carried out yet: once more, after others have had their turn.
     Again,
-    /// The instruction has begun a [change of memory](Vm::begin_change), which is to be over before
-    /// the guest goes on.
-    Change,
     /// The virtual machine starts again.
     Reset,
     /// The virtual machine ends.

@@ -379,7 +379,7 @@ impl<A: Arch> Vm<A> {
             }
         };
         pause();
-        if self.step_change(None) != Progress::Done || !A::reset_slots(self) {
+        if self.step_change(None) != Progress::Done || !A::reset_slots(self, cpu) {
             return;
         }
         for vcpu in &self.vcpus {

@@ -42,7 +42,6 @@
 //! | `check_spinning` | whether the vCPU only waits for memory to change |
 
 use core::mem::ManuallyDrop;
-use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
 use alloc::boxed::Box;
@@ -190,9 +189,6 @@ fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Turn {
     note_current(cpu, None);
     let mut by_tick = false;
     loop {
-        if cpu.resets.get() {
-            vm.step_reset(cpu);
-        }
         if let Some(turn) = vm.sched.next(cpu.index, A::now()) {
             if by_tick {
                 machine::count_rare::<A>(turn.vcpu, Counter::KickMissing);
@@ -201,6 +197,7 @@ fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Turn {
         }
         by_tick = false;
         if cpu.resets.get() {
+            vm.step_reset(cpu);
             continue;
         }
         if !wake_expired(vm, cpu) {
@@ -390,11 +387,10 @@ impl<'a, A: Arch> Context<'a, A> {
         {
             return Some(leave);
         }
-        if self.cpu.check_queue.get() {
-            let leave = self.check_queue();
-            if leave.is_some() || self.cpu.check_queue.get() {
-                return leave;
-            }
+        if self.cpu.check_queue.get()
+            && let Some(leave) = self.check_queue()
+        {
+            return Some(leave);
         }
         if !A::enter(self) {
             return None;
@@ -408,8 +404,8 @@ impl<'a, A: Arch> Context<'a, A> {
     #[inline(always)] // It has two callers, each of which does little else.
     fn check_all(&mut self, mut now: u64) -> Option<Leave> {
         if self.vm.attention() != 0 {
-            if let ControlFlow::Break(leave) = self.serve_vm() {
-                return leave;
+            if let Some(leave) = self.serve_vm() {
+                return Some(leave);
             }
             // That may have taken a while, which is not to be the vCPU's loss.
             now = A::now();
@@ -428,22 +424,21 @@ impl<'a, A: Arch> Context<'a, A> {
     }
 
     /// There is something beside the vCPU: a reset, a request from outside, or a change of memory.
-    /// Breaks if the vCPU leaves, or does not enter the guest before it comes by here again.
+    /// One that is this vCPU's is stepped until it is over, with a look at all the others between two
+    /// steps; the vCPU leaves if somebody is in the way of the change while others wait for the CPU.
     #[cold]
-    fn serve_vm(&mut self) -> ControlFlow<Option<Leave>> {
-        if self.vm.attention() & attention::RESET != 0 {
-            return ControlFlow::Break(Some(Leave::Parked));
-        }
-        control::serve(self.vm, self.cpu);
-        match self.vm.step_change(Some(self.vcpu.index)) {
-            Progress::Done => ControlFlow::Continue(()),
-            Progress::Waiting if self.vm.sched.has_waiting(self.cpu.index) => {
-                ControlFlow::Break(Some(Leave::PutBack(PutBack::Yielded)))
+    fn serve_vm(&mut self) -> Option<Leave> {
+        loop {
+            if self.vm.attention() & attention::RESET != 0 {
+                return Some(Leave::Parked);
             }
-            _ => {
-                A::open_window(self);
-                self.cpu.check_queue.set(true);
-                ControlFlow::Break(None)
+            control::serve(self.vm, self.cpu);
+            match self.vm.step_change(Some(self.vcpu.index)) {
+                Progress::Done => return None,
+                Progress::Waiting if self.vm.sched.has_waiting(self.cpu.index) => {
+                    return Some(Leave::PutBack(PutBack::Yielded));
+                }
+                _ => A::open_window(self),
             }
         }
     }
@@ -560,10 +555,6 @@ impl<'a, A: Arch> Context<'a, A> {
                 Some(Leave::PutBack(PutBack::Yielded))
             }
             Next::Yield | Next::Again => None,
-            Next::Change => {
-                self.cpu.check_queue.set(true);
-                None
-            }
             Next::Reset => match self.vm.reset_policy() {
                 ResetPolicy::Exit => A::exit(ExitCode::GuestReset),
                 ResetPolicy::Panic => panic!("the guest resets, which is to be taken for an error here"),

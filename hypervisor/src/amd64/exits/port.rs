@@ -99,9 +99,8 @@ fn write_pci<A: Amd64>(context: &mut Context<'_, A>, port: u16, width: PortSize,
         let _ = platform.port_write(port, width, value, || context.vm.wall_ns());
         platform.rom_base().map(Gpa)
     };
-    match rom.follow(context.vm, context.vcpu.index, wanted) {
-        Ok(Followed::WasThere) => Next::Resume,
-        Ok(Followed::Goes) => Next::Change,
+    match rom.follow(context.vm, context.cpu, context.vcpu.index, wanted) {
+        Ok(Followed::WasThere | Followed::Goes) => Next::Resume,
         // To write the same once more changes nothing.
         Err(Busy) => Next::Again,
     }

@@ -629,7 +629,7 @@ unsafe impl Arch for Made {
     }
 
     /// Is asked again until no change is under way.
-    fn reset_slots(vm: &'static Vm<Self>) -> bool {
+    fn reset_slots(vm: &'static Vm<Self>, _: &PerCpu<Self>) -> bool {
         assert!(!vm.is_changing(), "it is over before devices are asked");
         true
     }
@@ -779,8 +779,8 @@ unsafe impl Arch for Made {
                 match vm.space.move_to(last.expect("there is memory"), Gpa(gpa)) {
                     Ok(job) => {
                         context.state.at += 1;
-                        vm.begin_change(context.vcpu.index, job);
-                        Next::Change
+                        vm.begin_change(context.cpu, context.vcpu.index, job);
+                        Next::Resume
                     }
                     Err(SlotError::Busy) => Next::Again,
                     Err(error) => panic!("{error}"),
