@@ -14,9 +14,10 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use time::OffsetDateTime;
 
 /// GRUB's program that makes CDs, and the Debian packages that it takes.
-const MKRESCUE: &str = "grub-mkrescue";
+pub(crate) const MKRESCUE: &str = "grub-mkrescue";
 const PACKAGES: &str = "grub-common, grub-pc-bin, grub-efi-amd64-bin, xorriso and mtools";
 
 /// Where Debian puts UEFI firmware for QEMU.
@@ -80,7 +81,7 @@ pub(crate) fn image(args: &ImageArgs) -> Result<u8> {
             path
         }
         None => {
-            make(args)?;
+            make(args, None)?;
             &args.output
         }
     };
@@ -95,8 +96,9 @@ pub(crate) fn write_bzimage(tlbcheck: &Path, output: &Path) -> Result<()> {
     fs::write(output, image).with_context(|| format!("cannot write {}", output.display()))
 }
 
-/// Makes the image that the arguments describe.
-pub(crate) fn make(args: &ImageArgs) -> Result<()> {
+/// Makes the image that the arguments describe: of this time, in seconds since 1970, if one is given,
+/// so that the same files make the same image.
+pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
     let directory = tempfile::Builder::new().prefix("quell-image-").tempdir()?;
     let boot = directory.path().join("boot");
     fs::create_dir_all(boot.join("grub"))?;
@@ -124,7 +126,7 @@ pub(crate) fn make(args: &ImageArgs) -> Result<()> {
         guest.check()?;
         guest.write_bundle(&hypervisor, BootCpu::Run, &boot.join(name))?;
     }
-    mkrescue(directory.path(), &args.output)
+    mkrescue(directory.path(), &args.output, epoch)
 }
 
 /// GRUB's menu, on the screen and on the first serial port.
@@ -146,12 +148,18 @@ fn menu(args: &ImageArgs) -> String {
     text
 }
 
-fn mkrescue(tree: &Path, output: &Path) -> Result<()> {
-    let mut command = Command::new(MKRESCUE);
+fn mkrescue(tree: &Path, output: &Path, epoch: Option<u64>) -> Result<()> {
+    let mut command = match epoch {
+        None => Command::new(MKRESCUE),
+        Some(epoch) => at_time(epoch)?,
+    };
     command.arg("-o").arg(output).arg(tree).stdin(Stdio::null());
     let result = match command.output() {
         Ok(result) => result,
-        Err(error) => bail!("cannot start {MKRESCUE} ({error}); Debian has it in {PACKAGES}"),
+        Err(error) => {
+            let program = command.get_program().display();
+            bail!("cannot start {program} ({error}); Debian has it in {PACKAGES}, and faketime")
+        }
     };
     let errors = String::from_utf8_lossy(&result.stderr);
     ensure!(
@@ -161,6 +169,18 @@ fn mkrescue(tree: &Path, output: &Path) -> Result<()> {
     );
     ensure!(output.is_file(), "{MKRESCUE} made no {}", output.display());
     Ok(())
+}
+
+/// GRUB's program in a world where the clock stands still. Of the programs that it starts not all ask
+/// the environment what time it is, and they make identities of it.
+fn at_time(epoch: u64) -> Result<Command> {
+    let time = OffsetDateTime::from_unix_timestamp(epoch.try_into()?)?;
+    let (date, clock) = (time.date(), time.time());
+    let (hour, minute, second) = clock.as_hms();
+    let mut command = Command::new("faketime");
+    command.arg("-f").arg(format!("{date} {hour:02}:{minute:02}:{second:02}")).arg(MKRESCUE);
+    command.env("TZ", "UTC").env("SOURCE_DATE_EPOCH", epoch.to_string());
+    Ok(command)
 }
 
 /// A machine that starts a CD, by UEFI or by BIOS.

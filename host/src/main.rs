@@ -11,6 +11,7 @@ mod demo;
 mod guest;
 mod image;
 mod machine;
+mod release;
 mod results;
 mod run;
 mod size;
@@ -57,6 +58,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Bench(BenchCommand::Boot(args)) => bench::boot::boot(args, &signals),
         Command::Check(args) => check::check(args, &signals),
         Command::Image(args) => image::image(args),
+        Command::Release(args) => release::release(args, &signals),
         Command::Ctl(args) => ctl::ctl(args),
         Command::Test(args) => test::test(args, &signals),
         Command::Fetch(args) => {

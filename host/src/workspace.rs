@@ -134,6 +134,38 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
+/// How images are built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    /// To be run here.
+    Usual,
+    /// To be given away: without paths of this machine, and without debugging information.
+    Release,
+}
+
+static FLAVOUR: OnceLock<Flavour> = OnceLock::new();
+
+/// Says how this process builds images; before the first.
+pub(crate) fn choose(flavour: Flavour) {
+    let _ = FLAVOUR.set(flavour);
+}
+
+/// Has rustc write other paths in the place of those of this machine. `target`'s flags in
+/// `.cargo/config.toml` stay.
+fn leave_paths_out(command: &mut Command, target: &str) -> Result<()> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    let sources = home.context("cargo has no home")?.join("registry/src");
+    let mut flags = vec![format!("--remap-path-prefix={}=/quell", root().display())];
+    // One for each registry that was ever used: its name may differ from machine to machine.
+    for registry in fs::read_dir(&sources).into_iter().flatten() {
+        flags.push(format!("--remap-path-prefix={}=/crates", registry?.path().display()));
+    }
+    let flags: Vec<String> = flags.iter().map(|flag| format!("{flag:?}")).collect();
+    command.arg("--config").arg(format!("target.{target}.rustflags=[{}]", flags.join(",")));
+    Ok(())
+}
+
 /// What was built by this process. Each is built once: sources that change under a run of the tests
 /// must not make two images of one.
 static BUILT: LazyLock<Mutex<HashMap<(Image, Arch), PathBuf>>> = LazyLock::new(Mutex::default);
@@ -155,11 +187,16 @@ fn build_anew(image: Image, arch: Arch) -> Result<PathBuf> {
         Ground::Bare => arch.bare_target(),
         Ground::Linux => arch.linux_target(),
     };
-    let directory = target_dir("images");
+    let is_release = FLAVOUR.get_or_init(|| Flavour::Usual) == &Flavour::Release;
+    let directory = target_dir(if is_release { "release-images" } else { "images" });
     let mut command = cargo();
     command.args(["build", "--release", "--package", image.package]);
     command.args(["--bin", image.binary, "--target", target]);
     command.arg("--target-dir").arg(&directory);
+    if is_release {
+        command.arg("--locked").env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
+        leave_paths_out(&mut command, target)?;
+    }
     if !image.features.is_empty() {
         command.arg("--features").arg(image.features.join(","));
     }

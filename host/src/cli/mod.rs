@@ -56,6 +56,7 @@ pub(crate) enum Command {
     Bench(BenchCommand),
     Check(CheckArgs),
     Image(ImageArgs),
+    Release(ReleaseArgs),
     Ctl(CtlArgs),
     Test(TestArgs),
     Fetch(FetchArgs),
@@ -137,6 +138,29 @@ pub(crate) struct ImageArgs {
     /// Make tlbcheck as a Linux bzImage instead of a CD
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "default", "timeout", "exec", "vcpus", "memory"])]
     pub(crate) bzimage: Option<PathBuf>,
+}
+
+/// Make the files of a release: the CD, tlbcheck for both architectures, checksums, a bill of
+/// materials, licences
+///
+/// The same sources give the same bits, wherever the tree lies: paths, times and debugging
+/// information are left out or fixed. With --check all of it is built once more, in a copy of the
+/// tree, and compared; the status is 1 if a file differs. A dependency without a licence, or with
+/// one that is not allowed, is an error.
+///
+/// The time in the CD is that of the last commit, or SOURCE_DATE_EPOCH. Debian's kernel and busybox
+/// in it are those of the cache, see `./quell fetch`.
+#[derive(Debug, Args)]
+pub(crate) struct ReleaseArgs {
+    /// Where the files go: a directory with nothing else in it
+    #[arg(long, short, value_name = "DIRECTORY", default_value = "release")]
+    pub(crate) output: PathBuf,
+    /// Build twice, in two places, and compare bit by bit
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Print the files with their checksums as JSON, as docs/json.md describes
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// The defect of this name.

@@ -242,7 +242,7 @@ impl Lab<'_> {
             memory: 512 * MIB,
             bzimage: None,
         };
-        image::make(&args)?;
+        image::make(&args, None)?;
         let mut spec = image::spec(&args.output, uefi)?;
         spec.timeout = Some(BOOT_TIMEOUT);
         let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;

@@ -21,6 +21,7 @@ mod partners;
 mod progress;
 #[cfg(test)]
 mod publics;
+mod releases;
 mod second;
 mod siege;
 mod stage2;
@@ -152,6 +153,7 @@ fn all_cases() -> impl Iterator<Item = &'static cases::Case> {
         .chain(attack::rows())
         .chain(audit::ROWS)
         .chain(&packages::ROWS)
+        .chain(&releases::ROWS)
 }
 
 /// Prints the last line, and says what the process's status is.

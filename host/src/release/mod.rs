@@ -1,0 +1,250 @@
+//! `quell release`: the files that a release holds, made such that the same sources give the same
+//! bits.
+//!
+//! What could differ from one build to the next, and what is done about it:
+//!
+//! | what | how it is the same |
+//! |---|---|
+//! | paths of the tree and of cargo's sources, in messages of panics | rustc writes others in their place |
+//! | debugging information | left out; symbols stay, for backtraces |
+//! | versions of dependencies and of the compiler | `Cargo.lock`, `rust-toolchain.toml` |
+//! | times and identities in the CD | its tools are told what time it is: that of the last commit, or what `SOURCE_DATE_EPOCH` says |
+//! | Debian's kernel and busybox in the CD | not fixed: their versions are in the bill of materials |
+
+mod again;
+mod inventory;
+
+use crate::arch::Arch;
+use crate::cli::{Cli, Command as Verb, ImageArgs, ReleaseArgs};
+use crate::guest::cache;
+use crate::machine::signals::Signals;
+use crate::workspace::{self, Flavour};
+use crate::{image, table};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use std::{env, fs};
+
+/// The list of checksums, as `sha256sum --check` takes it.
+const CHECKSUMS: &str = "SHA256SUMS";
+/// The list of licences.
+const LICENCES: &str = "LICENCES.md";
+
+/// One file of the release.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct File {
+    name: String,
+    bytes: u64,
+    sha256: String,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Release<'a> {
+    version: &'static str,
+    source_date_epoch: u64,
+    files: &'a [File],
+    /// Whether a second build gave the same bits; null if it was not asked for.
+    reproducible: Option<bool>,
+    /// Files that were not the same.
+    differ: &'a [String],
+}
+
+/// Makes the files.
+pub(crate) fn release(args: &ReleaseArgs, signals: &Signals) -> Result<u8> {
+    workspace::choose(Flavour::Release);
+    let epoch = epoch()?;
+    let steps = Steps::new(if args.check { 6 } else { 5 }, args.json);
+    let files = make(&args.output, epoch, &steps)?;
+    let differ = if args.check {
+        steps.begin("all of it once more, in a copy of the tree");
+        Some(again::differing(&args.output, &files, epoch, signals)?)
+    } else {
+        None
+    };
+    steps.bar.finish_and_clear();
+    report(args, epoch, &files, differ.as_deref())
+}
+
+fn report(args: &ReleaseArgs, epoch: u64, files: &[File], differ: Option<&[String]>) -> Result<u8> {
+    let found = differ.unwrap_or_default();
+    if args.json {
+        let release = Release {
+            version: env!("CARGO_PKG_VERSION"),
+            source_date_epoch: epoch,
+            files,
+            reproducible: differ.map(<[_]>::is_empty),
+            differ: found,
+        };
+        println!("{}", serde_json::to_string_pretty(&release)?);
+    } else {
+        let rows = files.iter().map(|file| [file.name.clone(), file.bytes.to_string(), file.sha256.clone()]);
+        println!("{}\nin {}", table::table(["file", "bytes", "SHA-256"], rows), args.output.display());
+        match differ {
+            Some([]) => println!("built twice, in two places: the same bits"),
+            Some(_) => eprintln!("quell: built twice, these are not the same: {}", found.join(", ")),
+            None => {}
+        }
+    }
+    Ok(u8::from(!found.is_empty()))
+}
+
+/// Shows what is being done, and how much is left.
+struct Steps {
+    bar: ProgressBar,
+    /// Where nobody watches a bar: a line for each.
+    says: bool,
+}
+
+impl Steps {
+    fn new(count: u64, is_quiet: bool) -> Self {
+        let watched = io::stderr().is_terminal();
+        let bar = if watched { ProgressBar::new(count) } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{spinner} [{pos}/{len}] {elapsed}  {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar, says: !watched && !is_quiet }
+    }
+
+    fn begin(&self, what: &str) {
+        self.bar.inc(1);
+        self.bar.set_message(what.to_owned());
+        if self.says {
+            eprintln!("quell: {what}");
+        }
+    }
+}
+
+/// The time that the release says it is of, in seconds since 1970.
+fn epoch() -> Result<u64> {
+    const NAME: &str = "SOURCE_DATE_EPOCH";
+    if let Some(value) = env::var_os(NAME) {
+        let value = value.to_string_lossy();
+        return value
+            .parse()
+            .with_context(|| format!("{NAME} is {value}, and has to be a number of seconds"));
+    }
+    let mut log = Command::new("git");
+    log.args(["log", "-1", "--format=%ct"]).current_dir(workspace::root()).stdin(Stdio::null());
+    let output = log.output().ok().filter(|output| output.status.success());
+    let time = output.and_then(|output| String::from_utf8(output.stdout).ok()?.trim().parse().ok());
+    time.with_context(|| format!("the sources are in no repository that says of when they are: set {NAME}"))
+}
+
+/// Makes all files in a directory, which must not have others.
+fn make(directory: &Path, epoch: u64, steps: &Steps) -> Result<Vec<File>> {
+    fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    let version = env!("CARGO_PKG_VERSION");
+    let named = |name: String| directory.join(name);
+    let disc = named(format!("quell-{version}-x86_64.iso"));
+    let elf = named(format!("tlbcheck-{version}-x86_64.elf"));
+    let bzimage = named(format!("tlbcheck-{version}-x86_64.bzimage"));
+    let boot = named(format!("tlbcheck-{version}-aarch64.img"));
+    let bill = named(format!("quell-{version}.cdx.json"));
+    let licences = named(LICENCES.to_owned());
+    let files = [&disc, &elf, &bzimage, &boot, &bill, &licences];
+    refuse_others(directory, &files)?;
+
+    steps.begin("licences of what is built in");
+    let mut inventory = inventory::of_programs()?;
+
+    steps.begin("tlbcheck for x86_64");
+    let tlbcheck = workspace::build(workspace::TLBCHECK, Arch::X86_64)?;
+    copy(&tlbcheck, &elf)?;
+    image::write_bzimage(&tlbcheck, &bzimage)?;
+
+    steps.begin("tlbcheck for aarch64");
+    let arm = workspace::build(workspace::TLBCHECK, Arch::Aarch64)?;
+    copy(&workspace::bootable(arm, Arch::Aarch64)?, &boot)?;
+
+    steps.begin("the hypervisor, its guest, and the CD");
+    make_disc(&disc, epoch)?;
+    inventory.add_packages(&cache::guest_files(Arch::X86_64, false)?.versions)?;
+
+    steps.begin("bill of materials and checksums");
+    fs::write(&bill, inventory.bill(epoch)?).with_context(|| format!("cannot write {}", bill.display()))?;
+    fs::write(&licences, inventory.licences())
+        .with_context(|| format!("cannot write {}", licences.display()))?;
+    let made = files.iter().map(|path| File::of(path)).collect::<Result<Vec<_>>>()?;
+    let sums = made.iter().fold(String::new(), |mut text, file| {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{}  {}", file.sha256, file.name);
+        text
+    });
+    fs::write(directory.join(CHECKSUMS), sums).context("cannot write the checksums")?;
+    Ok(made)
+}
+
+/// A directory with something else in it would be taken for the release.
+fn refuse_others(directory: &Path, files: &[&PathBuf]) -> Result<()> {
+    for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
+        let path = entry?.path();
+        if path.file_name().is_none_or(|name| name != CHECKSUMS) && !files.contains(&&path) {
+            bail!("{} is no file of a release: choose an empty directory", path.display());
+        }
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+/// The CD of `quell image`, of this time.
+fn make_disc(path: &Path, epoch: u64) -> Result<()> {
+    let cli = Cli::try_parse_from(["quell", "image"])?;
+    let Verb::Image(usual) = cli.command else { bail!("the command line has no images") };
+    image::make(&ImageArgs { output: path.to_owned(), ..usual }, Some(epoch))
+}
+
+impl File {
+    fn of(path: &Path) -> Result<Self> {
+        let contents = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let name = path.file_name().context("a file without a name")?.to_string_lossy().into_owned();
+        ensure!(!contents.is_empty(), "{name} is empty");
+        let mut sha256 = String::new();
+        for byte in Sha256::digest(&contents) {
+            // Writing to a string does not fail.
+            let _ = write!(sha256, "{byte:02x}");
+        }
+        Ok(Self { name, bytes: contents.len() as u64, sha256 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_those_of_the_standard() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("abc");
+        fs::write(&path, "abc").unwrap();
+        // FIPS 180-4's example.
+        let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".to_owned();
+        assert_eq!(File::of(&path).unwrap(), File { name: "abc".to_owned(), bytes: 3, sha256 });
+        fs::write(&path, "").unwrap();
+        assert!(File::of(&path).is_err(), "an empty file is none of a release");
+    }
+
+    #[test]
+    fn a_directory_with_other_files_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (known, other) = (directory.path().join("known"), directory.path().join("other"));
+        for path in [&known, &directory.path().join(CHECKSUMS)] {
+            fs::write(path, "x").unwrap();
+        }
+        assert!(refuse_others(directory.path(), &[&known]).is_ok());
+        fs::write(&other, "x").unwrap();
+        let error = refuse_others(directory.path(), &[&known]).unwrap_err().to_string();
+        assert!(error.contains("other is no file of a release"), "{error}");
+    }
+}

@@ -1,0 +1,36 @@
+//! What a release holds, made as its users would check it.
+
+use super::cases::{Body, Case, case};
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::env;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The rows.
+pub(super) const ROWS: [Case; 1] = [case(
+    "release_is_the_same_wherever_it_is_built",
+    "two builds of a release, in two places, have the same bits, and the checksums are right",
+    Body::Own(is_reproducible),
+)
+.only_long()];
+
+fn is_reproducible(directory: &Path) -> Result<()> {
+    let output = directory.join("release");
+    let mut release = Command::new(env::current_exe().context("this program has no path")?);
+    release.args(["release", "--check", "--json", "--output"]).arg(&output).stdin(Stdio::null());
+    release.current_dir(workspace::root());
+    let made = release.output().context("cannot start this program again")?;
+    let errors = String::from_utf8_lossy(&made.stderr).into_owned();
+    ensure!(made.status.success(), "{}\n{errors}", String::from_utf8_lossy(&made.stdout));
+    let said: Value = serde_json::from_slice(&made.stdout).context("what it prints is no JSON")?;
+    ensure!(said["reproducible"] == Value::Bool(true), "{said:#}");
+    let files = said["files"].as_array().map_or(0, Vec::len);
+    ensure!(files == 6, "{files} files, and a release has 6");
+    let mut check = Command::new("sha256sum");
+    check.args(["--check", "--strict", "--quiet", "SHA256SUMS"]).current_dir(&output).stdin(Stdio::null());
+    let checked = check.output().context("cannot start sha256sum")?;
+    ensure!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    Ok(())
+}
