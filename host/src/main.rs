@@ -3,6 +3,7 @@
 
 mod arch;
 mod bench;
+mod book;
 mod bzimage;
 mod check;
 mod cli;
@@ -58,6 +59,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Bench(BenchCommand::Boot(args)) => bench::boot::boot(args, &signals),
         Command::Check(args) => check::check(args, &signals),
         Command::Image(args) => image::image(args),
+        Command::Book => book::book(),
         Command::Release(args) => release::release(args, &signals),
         Command::Ctl(args) => ctl::ctl(args),
         Command::Test(args) => test::test(args, &signals),

@@ -57,6 +57,10 @@ pub(crate) enum Command {
     Check(CheckArgs),
     Image(ImageArgs),
     Release(ReleaseArgs),
+    /// Make a book of the documents (HTML), and print where it is
+    ///
+    /// By mdBook, which the first time is built: that takes some minutes.
+    Book,
     Ctl(CtlArgs),
     Test(TestArgs),
     Fetch(FetchArgs),

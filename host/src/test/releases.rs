@@ -1,20 +1,31 @@
 //! What a release holds, made as its users would check it.
 
 use super::cases::{Body, Case, case};
-use crate::workspace;
+use crate::{book, workspace};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::env;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::{env, fs};
 
 /// The rows.
-pub(super) const ROWS: [Case; 1] = [case(
-    "release_is_the_same_wherever_it_is_built",
-    "two builds of a release, in two places, have the same bits, and the checksums are right",
-    Body::Own(is_reproducible),
-)
-.only_long()];
+pub(super) const ROWS: [Case; 2] = [
+    case("book_is_made", "mdBook makes a book of the documents, with all chapters", Body::Own(makes_book))
+        .only_long(),
+    case(
+        "release_is_the_same_wherever_it_is_built",
+        "two builds of a release, in two places, have the same bits, and the checksums are right",
+        Body::Own(is_reproducible),
+    )
+    .only_long(),
+];
+
+fn makes_book(_: &Path) -> Result<()> {
+    let page = book::make()?;
+    let first = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
+    ensure!(first.contains("one-flush.html"), "{} does not name the chapters", page.display());
+    Ok(())
+}
 
 fn is_reproducible(directory: &Path) -> Result<()> {
     let output = directory.join("release");

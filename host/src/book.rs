@@ -1,0 +1,187 @@
+//! `quell book`: the documents as a book, by mdBook.
+//!
+//! The chapters lie in several directories of the tree, and refer to each other by relative paths. So
+//! they are copied as they lie into a directory of their own, which has nothing else, and the list of
+//! chapters (`docs/SUMMARY.md`) goes where mdBook looks for it.
+
+use crate::workspace;
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// mdBook, built without what serves and watches.
+const TOOL: &str = "mdbook@0.5.2";
+/// The list of chapters.
+const SUMMARY: &str = "docs/SUMMARY.md";
+
+/// Makes the book and prints where it is.
+pub(crate) fn book() -> Result<u8> {
+    println!("{}", make()?.display());
+    Ok(0)
+}
+
+/// Makes the book; returns its first page.
+pub(crate) fn make() -> Result<PathBuf> {
+    let tool = install()?;
+    let directory = workspace::target_dir("book");
+    let sources = directory.join("src");
+    // What a former run has left must not look like a chapter.
+    let _ = fs::remove_dir_all(&sources);
+    let summary =
+        fs::read_to_string(workspace::root().join(SUMMARY)).context("cannot read the list of chapters")?;
+    for chapter in chapters(&summary) {
+        let copy = sources.join(&chapter);
+        fs::create_dir_all(copy.parent().unwrap_or(&sources))?;
+        fs::copy(workspace::root().join(&chapter), copy)
+            .with_context(|| format!("{SUMMARY} names {}", chapter.display()))?;
+    }
+    fs::write(sources.join("SUMMARY.md"), from_the_top(&summary))?;
+    fs::copy(workspace::root().join("docs/book.toml"), directory.join("book.toml"))?;
+    let mut build = Command::new(tool);
+    build.arg("build").arg(&directory).stdin(Stdio::null());
+    let output = build.output().context("cannot start mdbook")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "mdbook failed:\n{said}");
+    let page = directory.join("book/index.html");
+    ensure!(page.is_file(), "mdbook made no {}:\n{said}", page.display());
+    Ok(page)
+}
+
+/// Builds mdBook if it is not there.
+fn install() -> Result<PathBuf> {
+    let directory = workspace::target_dir("mdbook");
+    let tool = directory.join("bin/mdbook");
+    if !tool.is_file() {
+        eprintln!("quell: building {TOOL}, which takes some minutes");
+        let mut install = workspace::cargo();
+        // Unoptimized: it is built longer than it runs.
+        install.args(["install", "--locked", "--debug", "--quiet", TOOL]);
+        install.args(["--no-default-features", "--features", "search", "--root"]).arg(&directory);
+        let status = install.status().context("cannot start cargo")?;
+        ensure!(status.success(), "{TOOL} cannot be installed ({status})");
+    }
+    Ok(tool)
+}
+
+/// The chapters that a summary in `docs/` names, by their paths in the tree.
+fn chapters(summary: &str) -> Vec<PathBuf> {
+    targets(summary).map(from_root).collect()
+}
+
+/// What links lead to.
+pub(crate) fn targets(markdown: &str) -> impl Iterator<Item = &str> {
+    markdown.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0))
+}
+
+/// A path that is relative to `docs/`, from the root of the tree.
+fn from_root(target: &str) -> PathBuf {
+    target.strip_prefix("../").map_or_else(|| Path::new("docs").join(target), PathBuf::from)
+}
+
+/// The summary as it is where the root of the chapters is.
+fn from_the_top(summary: &str) -> String {
+    targets(summary).fold(summary.to_owned(), |text, target| {
+        text.replace(&format!("]({target})"), &format!("]({})", from_root(target).display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The documents that people read, from the root of the tree.
+    fn documents() -> Vec<PathBuf> {
+        let root = workspace::root();
+        let mut found: Vec<PathBuf> =
+            ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "tlbcheck/README.md"]
+                .map(PathBuf::from)
+                .into();
+        let markdown = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
+        let inner = |directory: &str| {
+            let entries = fs::read_dir(root.join(directory)).unwrap();
+            entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+        };
+        found.extend(inner("docs").into_iter().filter(markdown));
+        found.extend(
+            inner("crates").into_iter().map(|path| path.join("README.md")).filter(|path| path.is_file()),
+        );
+        found.iter().map(|path| path.strip_prefix(root).unwrap_or(path).to_owned()).collect()
+    }
+
+    /// Text without blocks of code.
+    fn prose(text: &str) -> String {
+        let mut is_code = false;
+        let lines = text.lines().filter(|line| {
+            let is_fence = line.trim_start().starts_with("```");
+            is_code ^= is_fence;
+            !is_code && !is_fence
+        });
+        lines.fold(String::new(), |text, line| text + line + "\n")
+    }
+
+    /// The names that headings can be reached by: lower case, blanks as hyphens, without punctuation.
+    fn anchors(text: &str) -> BTreeSet<String> {
+        let headings = prose(text);
+        let headings = headings
+            .lines()
+            .filter_map(|line| line.strip_prefix('#'))
+            .map(|line| line.trim_start_matches('#'));
+        let kept = |letter: &char| letter.is_alphanumeric() || matches!(letter, '-' | '_');
+        let slug =
+            |heading: &str| heading.trim().to_lowercase().replace(' ', "-").chars().filter(kept).collect();
+        headings.map(slug).collect()
+    }
+
+    /// Links of a document that lead nowhere.
+    fn broken(document: &Path) -> Vec<String> {
+        let root = workspace::root();
+        let text = fs::read_to_string(root.join(document)).unwrap();
+        let prose = prose(&text);
+        let local = targets(&prose).filter(|target| !target.contains("://"));
+        let is_broken = |target: &&str| {
+            let (path, anchor) =
+                target.split_once('#').map_or((*target, None), |(path, anchor)| (path, Some(anchor)));
+            let file = match path {
+                "" => root.join(document),
+                path => root.join(document).parent().unwrap().join(path),
+            };
+            let found = if file.is_dir() { Some(String::new()) } else { fs::read_to_string(file).ok() };
+            found.is_none_or(|text| anchor.is_some_and(|anchor| !anchors(&text).contains(anchor)))
+        };
+        local.filter(is_broken).map(|target| format!("{}: {target}", document.display())).collect()
+    }
+
+    #[test]
+    fn links_lead_to_files_and_headings_that_there_are() {
+        let documents = documents();
+        assert!(documents.len() > 20, "{documents:?}");
+        let found: Vec<_> = documents.iter().flat_map(|document| broken(document)).collect();
+        assert!(found.is_empty(), "{found:#?}");
+        let count: usize = documents
+            .iter()
+            .map(|document| targets(&fs::read_to_string(workspace::root().join(document)).unwrap()).count())
+            .sum();
+        assert!(count > 40, "{count} links");
+    }
+
+    #[test]
+    fn each_document_is_a_chapter() {
+        let summary = fs::read_to_string(workspace::root().join(SUMMARY)).unwrap();
+        let named: BTreeSet<_> = chapters(&summary).into_iter().collect();
+        let wanted = documents().into_iter().filter(|path| {
+            path != Path::new(SUMMARY) && (path.starts_with("docs") || path.components().count() == 1)
+        });
+        assert_eq!(named, wanted.collect());
+    }
+
+    #[test]
+    fn a_summary_is_read_from_where_it_lies() {
+        let summary = "[Quell](../README.md)\n- [One](one.md)\n";
+        assert_eq!(chapters(summary), [Path::new("README.md"), Path::new("docs/one.md")]);
+        assert_eq!(from_the_top(summary), "[Quell](README.md)\n- [One](docs/one.md)\n");
+        assert_eq!(prose("a\n```text\nb\n```\nc\n"), "a\nc\n");
+        assert!(anchors("# What is `it`, then?\n").contains("what-is-it-then"));
+    }
+}
