@@ -10,8 +10,8 @@ use crate::results::{Samples, Subject, Writer};
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor, StockGuest};
 use crate::workspace;
-use anyhow::{Context, Result, anyhow, ensure};
-use hostlink::config::{ResetPolicy, Switches};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use hostlink::config::{Architecture, FlushMode, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use std::fs;
 use std::path::Path;
@@ -105,6 +105,7 @@ fn guest(args: &RunArgs) -> Result<Guest> {
     };
     let mut switches = switches(&args.set)?;
     switches.paranoid |= args.paranoid;
+    refuse_foreign(args, arch)?;
     let usual = if args.exec.is_some() { ResetPolicy::Exit } else { ResetPolicy::Reboot };
     Ok(Guest {
         platform,
@@ -113,10 +114,29 @@ fn guest(args: &RunArgs) -> Result<Guest> {
         cmdline: cmdline.join(" "),
         vcpus: args.size.vcpus,
         memory: args.size.memory,
-        flush: args.flush.into(),
+        flush: args.flush.map_or(FlushMode::Hypercall, FlushMode::from),
         reset: args.reset.map_or(usual, Reset::into),
         switches,
     })
+}
+
+/// Refuses what means nothing on the guest's architecture, whatever its value.
+fn refuse_foreign(args: &RunArgs, arch: Arch) -> Result<()> {
+    ensure!(
+        args.flush.is_none() || arch == Arch::X86_64,
+        "--flush is for x86_64: on aarch64 the guest's processors flush each other's TLBs themselves"
+    );
+    let here = match arch {
+        Arch::X86_64 => Architecture::Amd64,
+        Arch::Aarch64 => Architecture::Arm64,
+    };
+    for setting in &args.set {
+        let key = setting.split_once('=').map_or(setting.as_str(), |(key, _)| key);
+        if let Some(foreign) = Switches::only(key).filter(|foreign| foreign.only != here) {
+            bail!("--set {setting}: {foreign}");
+        }
+    }
+    Ok(())
 }
 
 /// The switches that `settings` of the form `key=value` set.
@@ -199,4 +219,36 @@ fn tool_status(code: ExitCode) -> u8 {
 pub(crate) fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    #[test]
+    fn what_means_nothing_on_the_architecture_is_refused() {
+        let refusal = |words: &[&str]| {
+            let words = ["quell", "run"].iter().chain(words);
+            let Command::Run(args) = Cli::try_parse_from(words).expect("parses").command else {
+                panic!("another command")
+            };
+            let arch = args.platform.platform().expect("a machine").arch();
+            refuse_foreign(&args, arch).err().map(|error| error.to_string())
+        };
+        let arm = ["--arch", "aarch64"];
+        let on_arm = |words: &[&str]| refusal(&[&arm, words].concat());
+        assert_eq!(refusal(&["--flush", "ipi", "--set", "apic_ids=reversed", "--set", "zap=slot"]), None);
+        assert_eq!(on_arm(&["--set", "vmid_bits=2", "--set", "zap=slot"]), None);
+        for words in [["--flush", "hypercall"], ["--set", "apic_ids=ascending"], ["--set", "pretend"]] {
+            let error = on_arm(&words).unwrap_or_else(|| panic!("{words:?} is taken"));
+            assert!(error.contains("x86_64"), "{error}");
+        }
+        let error = refusal(&["--set", "local_tlbi=arrival"]).expect("is refused");
+        assert_eq!(
+            error,
+            "--set local_tlbi=arrival: the switch local_tlbi means something on aarch64 alone: leave it out here"
+        );
+    }
 }

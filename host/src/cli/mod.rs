@@ -205,9 +205,9 @@ pub(crate) struct RunArgs {
     pub(crate) exec: Option<String>,
     #[command(flatten)]
     pub(crate) size: SizeArgs,
-    /// How the guest is told to flush remote TLBs; nothing on aarch64, where its processors do it
-    #[arg(long, value_name = "WAY", default_value = "hypercall")]
-    pub(crate) flush: Flush,
+    /// How the guest is told to flush remote TLBs [default: hypercall]; for x86_64
+    #[arg(long, value_name = "WAY")]
+    pub(crate) flush: Option<Flush>,
     /// What a reset by the guest does [default: reboot; exit with --exec]
     #[arg(long, value_name = "WHAT")]
     pub(crate) reset: Option<Reset>,

@@ -356,7 +356,7 @@ impl Lab<'_> {
                 Expect::NothingStale => {
                     expect_status(&outcome, 0)?;
                     expect_a_search(&outcome)?;
-                    if guest.switches.vmid_churn != 0 {
+                    if guest.switches.vmid_churn.is_some() {
                         expect_generations(&outcome)?;
                     }
                 }

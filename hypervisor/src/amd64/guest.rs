@@ -6,7 +6,7 @@ use core::alloc::Layout;
 use core::marker::PhantomData;
 use core::ops::Range;
 
-use hostlink::config::Config;
+use hostlink::config::{Architecture, Config};
 use memslots::{Gpa, Memslots};
 use paging::Level;
 use spin::Mutex;
@@ -50,6 +50,9 @@ pub fn largest_page<A: Amd64>() -> Level {
 
 /// Refuses a configuration that this image or processor cannot serve.
 pub fn check<A: Amd64>(config: &Config<'_>) -> Result<(), CreateError> {
+    if let Some(foreign) = config.switches.foreign(Architecture::Amd64) {
+        return Err(CreateError::ForeignSwitch(foreign));
+    }
     match config.switches.defect {
         Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
         Some(defect) if !defect.is_of_amd64() => Err(CreateError::ForeignDefect(defect)),

@@ -8,7 +8,7 @@ use core::ops::Range;
 
 use coherence::tlbi::{self, Setup, Stage2Tlb};
 use coherence::vmid::{LocalMaintenance, VmidAllocator, VmidSlot};
-use hostlink::config::{Config, LocalTlbi};
+use hostlink::config::{Architecture, Config, FlushMode, ForeignSwitch, LocalTlbi};
 use memslots::Memslots;
 use spin::Mutex;
 use stay::arm64::AddressSpace;
@@ -35,10 +35,14 @@ const QUEUE_MAX: usize = 4096;
 ///
 /// What is wrong with it.
 pub fn check(config: &Config<'_>) -> Result<(), CreateError> {
-    match config.switches.defect {
-        Some(_) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
-        Some(defect) if !defect.is_of_arm() => Err(CreateError::ForeignDefect(defect)),
-        _ if config.switches.pretend => Err(CreateError::NoAuditor),
+    if config.flush == FlushMode::Ipi {
+        // The guest's processors flush each other: nobody tells it how.
+        return Err(CreateError::ForeignSwitch(ForeignSwitch { key: "flush", only: Architecture::Amd64 }));
+    }
+    match (config.switches.foreign(Architecture::Arm64), config.switches.defect) {
+        (Some(foreign), _) => Err(CreateError::ForeignSwitch(foreign)),
+        (None, Some(_)) if !cfg!(feature = "defects") => Err(CreateError::NoDefects),
+        (None, Some(defect)) if !defect.is_of_arm() => Err(CreateError::ForeignDefect(defect)),
         _ => Ok(()),
     }
 }
@@ -128,7 +132,7 @@ impl Shared {
             rtc: Mutex::new(Pl031::default()),
             vmids: Box::new(VmidAllocator::new(bits, percpu::all::<A>().count()).ok_or(CreateError::Vmids)?),
             vmid: VmidSlot::new(),
-            vmid_churn: config.switches.vmid_churn,
+            vmid_churn: config.switches.vmid_churn.unwrap_or(0),
             setup,
             root: space.root().0,
             configuration: Configuration::new(A::base_configuration(), broadcasts),
@@ -207,5 +211,27 @@ impl Shared {
         *self.distributor.lock() = Distributor::new(self.vcpus as u8, INTIDS_DEFAULT);
         *self.uart.lock() = Uart::new();
         self.rtc.lock().reset();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_means_nothing_on_arm_is_refused() {
+        for (line, key) in
+            [("flush=ipi", "flush"), ("apic_ids=reversed", "apic_ids"), ("flush_pages=64", "flush_pages")]
+        {
+            let config = Config::parse(line).expect("parses");
+            let found = check(&config);
+            assert!(
+                matches!(found, Err(CreateError::ForeignSwitch(foreign)) if foreign.key == key),
+                "{line}"
+            );
+        }
+        assert!(
+            check(&Config::parse("vmid_bits=2\nstage2_unmap=page\nflush=hypercall").expect("parses")).is_ok()
+        );
     }
 }

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use hostlink::bundle;
-use hostlink::config::{Config, ConfigError};
+use hostlink::config::{Config, ConfigError, ForeignSwitch};
 use hostlink::defect::Defect;
 use stay::{Mistake, Mistakes};
 use tar_no_std::TarArchiveRef;
@@ -102,6 +102,8 @@ pub enum CreateError {
     NoAuditor,
     /// The defect is one of another architecture.
     ForeignDefect(Defect),
+    /// So is a switch.
+    ForeignSwitch(ForeignSwitch),
 }
 
 impl fmt::Display for CreateError {
@@ -126,6 +128,7 @@ impl fmt::Display for CreateError {
             Self::NoAuditor => {
                 f.write_str("this image has no auditor: only one that was built with it pretends features")
             }
+            Self::ForeignSwitch(foreign) => write!(f, "{foreign}"),
             Self::ForeignDefect(defect) => {
                 write!(f, "the defect {} is one of another architecture", defect.name())
             }

@@ -8,23 +8,15 @@
 //! | `slice_us` | longest time slice of a vCPU in microseconds while others wait, 100 to 1,000,000 | 5000 |
 //! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run; `panic`: the hypervisor panics, to try its report | `reboot` |
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
-//! | `apic_ids` | `reversed`: all vCPUs but the first have APIC ids in descending order, so that APIC id and VP index differ | `ascending` |
-//! | `flush_pages` | most pages that a flush drops one by one, 16 to 1,000,000, or `measured` | `measured` |
-//! | `zap` | `everything`: when a memory slot goes, all translations of the guest go, for comparison | `slot` |
-//! | `nested_page` | largest page of the nested page table: `4K`, `2M`, or `1G` where the processor has them | `1G` |
-//! | `tables` | pages for nested page tables, 1 to 1,000,000, or `enough` for all memory there is | `enough` |
-//! | `stage2_unmap` | how translations go from an Arm guest's stage 2 when memory goes: `range`, by range instructions where the processor has them; `page`, entry by entry with a flush each, for comparison; `whole`, all of the guest's at once | `range` |
-//! | `local_tlbi` | what keeps an Arm guest's local TLB instructions right when a vCPU changes CPU: `arrival`, a flush where it arrives; `broadcast`, HCR_EL2.FB makes them reach all CPUs | `arrival` |
-//! | `vmid_bits` | bits of VMIDs on Arm, 1 to 16 but no more than the processor has, or `most`; few make generations roll over soon | `most` |
-//! | `vmid_churn` | entries of a CPU into the guest, after which a machine that is made up takes a VMID in between (Arm), 1 to 1000000 or `off` | `off` |
-//! | `pretend` | whether SVM features are used that the processor lacks: clean bits, flushes of one ASID (AMD64, an image with an auditor) | `off` |
-//! | `defect` | what is wrong on purpose, by the name of a [defect](crate::defect); only an image built for that takes one | `none` |
-//! | `paranoid` | `on`: after each change of the memory slots the nested page table is compared with the slots | `off` |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
+//!
+//! Beside these there are the [switches](Switches), a key for each field.
 
 mod switches;
+mod words;
 
-pub use switches::{ApicIds, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
+pub use switches::{ApicIds, Architecture, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
+use words::words;
 
 use core::fmt;
 
@@ -35,34 +27,33 @@ pub const MAX_VCPUS: u32 = 255;
 /// Guest memory comes in units of this many bytes.
 pub const MEMORY_UNIT: u64 = 2 << 20;
 
-/// What the guest is told about remote TLB flushes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FlushMode {
-    /// No hint: the guest flushes remote TLBs by IPI.
-    Ipi,
-    /// CPUID recommends the flush hypercalls.
-    Hypercall,
-}
+words! {
+    /// What the guest is told about remote TLB flushes.
+    FlushMode {
+        /// CPUID recommends the flush hypercalls.
+        Hypercall = "hypercall",
+        /// No hint: the guest flushes remote TLBs by IPI.
+        Ipi = "ipi",
+    }
 
-/// What a guest's reset does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResetPolicy {
-    /// Start the guest again.
-    Reboot,
-    /// End the run.
-    Exit,
-    /// Fail as if there were an error in the hypervisor, for tests of what it then reports.
-    Panic,
-}
+    /// What a guest's reset does.
+    ResetPolicy {
+        /// Start the guest again.
+        Reboot = "reboot",
+        /// End the run.
+        Exit = "exit",
+        /// Fail as if there were an error in the hypervisor, for tests of what it then reports.
+        Panic = "panic",
+    }
 
-/// What the boot CPU does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BootCpu {
-    /// It runs vCPUs.
-    Run,
-    /// It leaves them to the others. For QEMU's multi-threaded emulation, in which other CPUs' FPU
-    /// instructions damage the SVM state of the first one: see `docs/qemu.md`.
-    Serve,
+    /// What the boot CPU does.
+    BootCpu {
+        /// It runs vCPUs.
+        Run = "run",
+        /// It leaves them to the others. For QEMU's multi-threaded emulation, in which other CPUs' FPU
+        /// instructions damage the SVM state of the first one: see `docs/qemu.md`.
+        Serve = "serve",
+    }
 }
 
 /// A checked configuration.
@@ -170,32 +161,13 @@ impl<'a> Config<'a> {
                 let bytes = value.parse().ok().filter(|n: &u64| *n != 0 && n.is_multiple_of(MEMORY_UNIT));
                 self.memory = bytes.ok_or(bad("bytes, a multiple of 2 MiB"))?;
             }
-            "flush" => {
-                self.flush = match value {
-                    "ipi" => FlushMode::Ipi,
-                    "hypercall" => FlushMode::Hypercall,
-                    _ => return Err(bad("ipi or hypercall")),
-                };
-            }
+            "flush" => self.flush = FlushMode::named(value).ok_or(bad(FlushMode::EXPECTED))?,
             "slice_us" => {
                 let us = value.parse().ok().filter(|n| (100..=1_000_000).contains(n));
                 self.slice_us = us.ok_or(bad("microseconds from 100 to 1000000"))?;
             }
-            "reset" => {
-                self.reset = match value {
-                    "reboot" => ResetPolicy::Reboot,
-                    "exit" => ResetPolicy::Exit,
-                    "panic" => ResetPolicy::Panic,
-                    _ => return Err(bad("reboot, exit or panic")),
-                };
-            }
-            "boot_cpu" => {
-                self.boot_cpu = match value {
-                    "run" => BootCpu::Run,
-                    "serve" => BootCpu::Serve,
-                    _ => return Err(bad("run or serve")),
-                };
-            }
+            "reset" => self.reset = ResetPolicy::named(value).ok_or(bad(ResetPolicy::EXPECTED))?,
+            "boot_cpu" => self.boot_cpu = BootCpu::named(value).ok_or(bad(BootCpu::EXPECTED))?,
             "cmdline" => self.cmdline = value,
             _ => {
                 if !self.switches.set(key, value).map_err(bad)? {
@@ -210,21 +182,8 @@ impl<'a> Config<'a> {
 impl fmt::Display for Config<'_> {
     /// Writes the form that [`Config::parse`] reads.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let flush = match self.flush {
-            FlushMode::Ipi => "ipi",
-            FlushMode::Hypercall => "hypercall",
-        };
-        let reset = match self.reset {
-            ResetPolicy::Reboot => "reboot",
-            ResetPolicy::Exit => "exit",
-            ResetPolicy::Panic => "panic",
-        };
-        let boot_cpu = match self.boot_cpu {
-            BootCpu::Run => "run",
-            BootCpu::Serve => "serve",
-        };
-        writeln!(f, "vcpus={}\nmemory={}\nflush={flush}", self.vcpus, self.memory)?;
-        writeln!(f, "slice_us={}\nreset={reset}\nboot_cpu={boot_cpu}", self.slice_us)?;
+        writeln!(f, "vcpus={}\nmemory={}\nflush={}", self.vcpus, self.memory, self.flush)?;
+        writeln!(f, "slice_us={}\nreset={}\nboot_cpu={}", self.slice_us, self.reset, self.boot_cpu)?;
         self.switches.fmt(f)?;
         writeln!(f, "cmdline={}", self.cmdline)
     }
@@ -255,7 +214,7 @@ mod tests {
                 stage2_unmap: Stage2Unmap::Page,
                 local_tlbi: LocalTlbi::Broadcast,
                 vmid_bits: Some(8),
-                vmid_churn: 7,
+                vmid_churn: Some(7),
                 pretend: true,
                 defect: Some(Defect::BankRank),
             },

@@ -1,283 +1,190 @@
-//! What tests and comparisons change in the hypervisor.
+//! What tests and comparisons change in the hypervisor. The table at the end is the one place that
+//! knows a switch: its name, its values, and on which architecture it means anything.
 
+use super::words::{Number, number, on_or_off, words};
 use crate::defect::Defect;
 use core::fmt;
 
-/// Which APIC id each vCPU has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ApicIds {
-    /// Its VP index.
-    #[default]
-    Ascending,
-    /// The first vCPU has id 0, and the others the ids from the number of vCPUs minus 1 down to 1.
-    Reversed,
-}
-
-/// Which translations go when a memory slot goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Zap {
-    /// Those of the slot.
-    #[default]
-    Slot,
-    /// All of the guest's. They come back fault by fault: what precision is worth is measured against this.
-    Everything,
-}
-
-/// Largest page of the nested page table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NestedPage {
-    /// 4 KiB.
-    Small,
-    /// 2 MiB.
-    Large,
-    /// 1 GiB, where the processor has them.
-    #[default]
-    Huge,
-}
-
-impl NestedPage {
-    const ALL: [Self; 3] = [Self::Small, Self::Large, Self::Huge];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Small => "4K",
-            Self::Large => "2M",
-            Self::Huge => "1G",
-        }
-    }
-}
-
-/// How translations go from a guest's stage 2 when memory goes (Arm).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stage2Unmap {
-    /// Leaves are gathered and one flush follows, by range instructions where the processor has them.
-    #[default]
-    Range,
-    /// Each leaf is cleared and flushed by itself: what ranges are worth is measured against this.
-    Page,
-    /// Leaves are gathered, and the flush that follows is of all that the guest's VMID tags.
-    Whole,
-}
-
-impl Stage2Unmap {
-    const ALL: [Self; 3] = [Self::Range, Self::Page, Self::Whole];
-
-    /// The value of `stage2_unmap` that stands for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Range => "range",
-            Self::Page => "page",
-            Self::Whole => "whole",
-        }
-    }
-}
-
-/// What keeps a guest's local TLB instructions right when a vCPU changes CPU (Arm).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LocalTlbi {
-    /// The CPU where it arrives drops what it holds of the guest.
-    #[default]
-    Arrival,
-    /// HCR_EL2.FB: the instructions reach all CPUs.
-    Broadcast,
-}
-
-impl LocalTlbi {
-    const ALL: [Self; 2] = [Self::Arrival, Self::Broadcast];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Arrival => "arrival",
-            Self::Broadcast => "broadcast",
-        }
-    }
-}
-
-/// What tests change. The defaults are what everybody else wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Switches {
+words! {
     /// Which APIC id each vCPU has.
-    pub apic_ids: ApicIds,
-    /// Most pages that a flush drops one by one; `None` leaves it to what was measured.
-    pub flush_pages: Option<u32>,
+    ApicIds {
+        /// Its VP index.
+        Ascending = "ascending",
+        /// The first vCPU has id 0, and the others the ids from the number of vCPUs minus 1 down to 1.
+        Reversed = "reversed",
+    }
+
     /// Which translations go when a memory slot goes.
-    pub zap: Zap,
+    Zap {
+        /// Those of the slot.
+        Slot = "slot",
+        /// All of the guest's. They come back fault by fault: what precision is worth is measured against this.
+        Everything = "everything",
+    }
+
     /// Largest page of the nested page table.
-    pub nested_page: NestedPage,
-    /// Whether the nested page table is compared with the slots after each change of them.
-    pub paranoid: bool,
-    /// Pages for nested page tables; `None` for as many as the tables of all memory take.
-    pub tables: Option<u32>,
-    /// How translations go from stage 2 when memory goes (Arm).
-    pub stage2_unmap: Stage2Unmap,
-    /// What keeps local TLB instructions right when a vCPU changes CPU (Arm).
-    pub local_tlbi: LocalTlbi,
-    /// Bits of VMIDs, 1 to 16; `None` for as many as the processor has (Arm).
-    pub vmid_bits: Option<u8>,
-    /// Entries of a CPU into the guest, from one time that a machine which is made up takes a VMID in between to the next; 0 is
-    /// never (Arm). With few bits, generations of VMIDs begin all the time.
-    pub vmid_churn: u32,
-    /// Whether features are used that the processor lacks and that are sound to pretend where nothing is kept: clean bits, and flushes
-    /// of one ASID. For an emulator, and an image with an auditor built in (AMD64).
-    pub pretend: bool,
-    /// What is wrong on purpose; only an image with defects built in takes one.
-    pub defect: Option<Defect>,
-}
+    NestedPage {
+        /// 1 GiB, where the processor has them.
+        Huge = "1G",
+        /// 2 MiB.
+        Large = "2M",
+        /// 4 KiB.
+        Small = "4K",
+    }
 
-impl Default for Switches {
-    fn default() -> Self {
-        Self {
-            apic_ids: ApicIds::Ascending,
-            flush_pages: None,
-            zap: Zap::Slot,
-            nested_page: NestedPage::Huge,
-            paranoid: false,
-            tables: None,
-            stage2_unmap: Stage2Unmap::Range,
-            local_tlbi: LocalTlbi::Arrival,
-            vmid_bits: None,
-            vmid_churn: 0,
-            pretend: false,
-            defect: None,
-        }
+    /// How translations go from a guest's stage 2 when memory goes.
+    Stage2Unmap {
+        /// Leaves are gathered and one flush follows, by range instructions where the processor has them.
+        Range = "range",
+        /// Each leaf is cleared and flushed by itself: what ranges are worth is measured against this.
+        Page = "page",
+        /// Leaves are gathered, and the flush that follows is of all that the guest's VMID tags.
+        Whole = "whole",
+    }
+
+    /// What keeps a guest's local TLB instructions right when a vCPU changes CPU.
+    LocalTlbi {
+        /// The CPU where it arrives drops what it holds of the guest.
+        Arrival = "arrival",
+        /// HCR_EL2.FB: the instructions reach all CPUs.
+        Broadcast = "broadcast",
     }
 }
 
-impl Switches {
-    /// Their keys.
-    pub const KEYS: [&str; 12] = [
-        "apic_ids",
-        "flush_pages",
-        "zap",
-        "nested_page",
-        "paranoid",
-        "tables",
-        "stage2_unmap",
-        "local_tlbi",
-        "vmid_bits",
-        "vmid_churn",
-        "pretend",
-        "defect",
-    ];
-
-    /// Sets the switch `key` of the table above; false if there is no such switch.
-    ///
-    /// # Errors
-    ///
-    /// What the value should be.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<bool, &'static str> {
-        match key {
-            "apic_ids" => {
-                self.apic_ids = match value {
-                    "ascending" => ApicIds::Ascending,
-                    "reversed" => ApicIds::Reversed,
-                    _ => return Err("ascending or reversed"),
-                };
-            }
-            "flush_pages" => {
-                self.flush_pages = match (value, value.parse()) {
-                    ("measured", _) => None,
-                    (_, Ok(pages @ 16..=1_000_000)) => Some(pages),
-                    _ => return Err("a number from 16 to 1000000, or measured"),
-                };
-            }
-            "zap" => {
-                self.zap = match value {
-                    "slot" => Zap::Slot,
-                    "everything" => Zap::Everything,
-                    _ => return Err("slot or everything"),
-                };
-            }
-            "nested_page" => {
-                let named = NestedPage::ALL.into_iter().find(|page| page.name() == value);
-                self.nested_page = named.ok_or("4K, 2M or 1G")?;
-            }
-            "paranoid" => self.paranoid = on_or_off(value)?,
-            "tables" => {
-                self.tables = match (value, value.parse()) {
-                    ("enough", _) => None,
-                    (_, Ok(pages @ 1..=1_000_000)) => Some(pages),
-                    _ => return Err("a number from 1 to 1000000, or enough"),
-                };
-            }
-            "stage2_unmap" => {
-                let named = Stage2Unmap::ALL.into_iter().find(|way| way.name() == value);
-                self.stage2_unmap = named.ok_or("range, page or whole")?;
-            }
-            "local_tlbi" => {
-                let named = LocalTlbi::ALL.into_iter().find(|way| way.name() == value);
-                self.local_tlbi = named.ok_or("arrival or broadcast")?;
-            }
-            "vmid_bits" => {
-                self.vmid_bits = match (value, value.parse()) {
-                    ("most", _) => None,
-                    (_, Ok(bits @ 1..=16)) => Some(bits),
-                    _ => return Err("a number from 1 to 16, or most"),
-                };
-            }
-            "vmid_churn" => {
-                self.vmid_churn = match (value, value.parse()) {
-                    ("off", _) => 0,
-                    (_, Ok(entries @ 1..=1_000_000)) => entries,
-                    _ => return Err("a number from 1 to 1000000, or off"),
-                };
-            }
-            "pretend" => self.pretend = on_or_off(value)?,
-            "defect" => {
-                self.defect = match value {
-                    "none" => None,
-                    _ => Some(Defect::named(value).ok_or("none, or the name of a defect")?),
-                };
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
+/// An architecture that a switch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// AMD64 with SVM.
+    Amd64,
+    /// Arm64 at EL2.
+    Arm64,
 }
 
-fn on_or_off(value: &str) -> Result<bool, &'static str> {
-    match value {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err("on or off"),
-    }
-}
-
-impl fmt::Display for Switches {
+impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let apic_ids = match self.apic_ids {
-            ApicIds::Ascending => "ascending",
-            ApicIds::Reversed => "reversed",
-        };
-        writeln!(f, "apic_ids={apic_ids}")?;
-        match self.flush_pages {
-            Some(pages) => writeln!(f, "flush_pages={pages}")?,
-            None => writeln!(f, "flush_pages=measured")?,
-        }
-        let zap = match self.zap {
-            Zap::Slot => "slot",
-            Zap::Everything => "everything",
-        };
-        let word = |switch| if switch { "on" } else { "off" };
-        writeln!(f, "zap={zap}")?;
-        writeln!(f, "nested_page={}\nparanoid={}", self.nested_page.name(), word(self.paranoid))?;
-        match self.tables {
-            Some(pages) => writeln!(f, "tables={pages}")?,
-            None => writeln!(f, "tables=enough")?,
-        }
-        writeln!(f, "stage2_unmap={}", self.stage2_unmap.name())?;
-        writeln!(f, "local_tlbi={}", self.local_tlbi.name())?;
-        match self.vmid_bits {
-            Some(bits) => writeln!(f, "vmid_bits={bits}")?,
-            None => writeln!(f, "vmid_bits=most")?,
-        }
-        match self.vmid_churn {
-            0 => writeln!(f, "vmid_churn=off")?,
-            entries => writeln!(f, "vmid_churn={entries}")?,
-        }
-        writeln!(f, "pretend={}", word(self.pretend))?;
-        writeln!(f, "defect={}", self.defect.map_or("none", Defect::name))
+        f.write_str(match self {
+            Self::Amd64 => "x86_64",
+            Self::Arm64 => "aarch64",
+        })
     }
+}
+
+/// A switch that means nothing on the architecture of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForeignSwitch {
+    /// Its key.
+    pub key: &'static str,
+    /// The architecture that it is for.
+    pub only: Architecture,
+}
+
+impl fmt::Display for ForeignSwitch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the switch {} means something on {} alone: leave it out here", self.key, self.only)
+    }
+}
+
+impl core::error::Error for ForeignSwitch {}
+
+/// Makes [`Switches`] of the table of them.
+macro_rules! switches {
+    ($(
+        $(#[$about:meta])*
+        $key:ident: $type:ty = $kind:tt $(($($detail:literal),+))?, $($only:ident)?;
+    )+) => {
+        /// What tests change. The defaults are what everybody else wants.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Switches {
+            $($(#[$about])* pub $key: $type,)+
+        }
+
+        impl Switches {
+            /// Their keys.
+            pub const KEYS: [&str; [$(stringify!($key)),+].len()] = [$(stringify!($key)),+];
+
+            /// Sets a switch; false if there is none of this key.
+            ///
+            /// # Errors
+            ///
+            /// What the value should be.
+            pub fn set(&mut self, key: &str, value: &str) -> Result<bool, &'static str> {
+                match key {
+                    $(stringify!($key) => self.$key = switches!(@read value, $type, $kind $($($detail),+)?)?,)+
+                    _ => return Ok(false),
+                }
+                Ok(true)
+            }
+
+            /// The architecture that the switch of this key is for, if it is for one alone.
+            pub fn only(key: &str) -> Option<ForeignSwitch> {
+                match key {
+                    $($(stringify!($key) => Some(ForeignSwitch { key: stringify!($key), only: Architecture::$only }),)?)+
+                    _ => None,
+                }
+            }
+
+            /// The first that is set and means nothing on this architecture.
+            pub fn foreign(&self, here: Architecture) -> Option<ForeignSwitch> {
+                let usual = Self::default();
+                let set = [$((stringify!($key), self.$key != usual.$key)),+];
+                let only = |(key, is_set): (&str, bool)| if is_set { Self::only(key) } else { None };
+                set.into_iter().filter_map(only).find(|foreign| foreign.only != here)
+            }
+        }
+
+        impl fmt::Display for Switches {
+            /// Writes a line for each.
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                $(writeln!(f, "{}={}", stringify!($key), switches!(@write self.$key, $kind $($($detail),+)?))?;)+
+                Ok(())
+            }
+        }
+    };
+    (@read $value:ident, $type:ty, word) => { <$type>::named($value).ok_or(<$type>::EXPECTED) };
+    (@read $value:ident, $type:ty, number $min:literal, $max:literal, $none:literal) => {
+        number($value, $min..=$max, $none)
+            .ok_or(concat!("a number from ", $min, " to ", $max, ", or ", $none))
+    };
+    (@read $value:ident, $type:ty, flag) => { on_or_off($value).ok_or("on or off") };
+    (@read $value:ident, $type:ty, defect) => {
+        match $value {
+            "none" => Ok(None),
+            name => Defect::named(name).map(Some).ok_or("none, or the name of a defect"),
+        }
+    };
+    (@write $field:expr, word) => { $field };
+    (@write $field:expr, number $min:literal, $max:literal, $none:literal) => { Number($field, $none) };
+    (@write $field:expr, flag) => { if $field { "on" } else { "off" } };
+    (@write $field:expr, defect) => { $field.map_or("none", Defect::name) };
+}
+
+switches! {
+    /// Which APIC id each vCPU has.
+    apic_ids: ApicIds = word, Amd64;
+    /// Most pages that a flush drops one by one; `None` leaves it to what was measured.
+    flush_pages: Option<u32> = number(16, 1000000, "measured"), Amd64;
+    /// Which translations go when a memory slot goes.
+    zap: Zap = word, ;
+    /// Largest page of the nested page table.
+    nested_page: NestedPage = word, ;
+    /// Whether the nested page table is compared with the slots after each change of them.
+    paranoid: bool = flag, ;
+    /// Pages for nested page tables; `None` for as many as the tables of all memory take.
+    tables: Option<u32> = number(1, 1000000, "enough"), ;
+    /// How translations go from stage 2 when memory goes.
+    stage2_unmap: Stage2Unmap = word, Arm64;
+    /// What keeps local TLB instructions right when a vCPU changes CPU.
+    local_tlbi: LocalTlbi = word, Arm64;
+    /// Bits of VMIDs; `None` for as many as the processor has. Few make generations roll over soon.
+    vmid_bits: Option<u8> = number(1, 16, "most"), Arm64;
+    /// Entries of a CPU into the guest, from one time that a machine which is made up takes a VMID in between to the next; `None`
+    /// is never. With few bits, generations of VMIDs begin all the time.
+    vmid_churn: Option<u32> = number(1, 1000000, "off"), Arm64;
+    /// Whether features are used that the processor lacks and that are sound to pretend where nothing is kept: clean bits, and flushes
+    /// of one ASID. For an emulator, and an image with an auditor built in.
+    pretend: bool = flag, Amd64;
+    /// What is wrong on purpose; only an image with defects built in takes one.
+    defect: Option<Defect> = defect, ;
 }
 
 #[cfg(test)]
@@ -295,5 +202,38 @@ mod tests {
             assert_eq!(Switches::default().set(key, value), Ok(true), "{key}");
         }
         assert_eq!(text.lines().count(), Switches::KEYS.len());
+    }
+
+    #[test]
+    fn a_switch_of_the_other_architecture_is_refused() {
+        use Architecture::{Amd64, Arm64};
+        let cases = [
+            ("apic_ids", "reversed", Some(Amd64)),
+            ("flush_pages", "64", Some(Amd64)),
+            ("pretend", "on", Some(Amd64)),
+            ("stage2_unmap", "page", Some(Arm64)),
+            ("local_tlbi", "broadcast", Some(Arm64)),
+            ("vmid_bits", "2", Some(Arm64)),
+            ("vmid_churn", "3", Some(Arm64)),
+            ("zap", "everything", None),
+            ("nested_page", "4K", None),
+            ("paranoid", "on", None),
+            ("tables", "9", None),
+            ("defect", "early-return", None),
+        ];
+        assert_eq!(cases.len(), Switches::KEYS.len());
+        for (key, value, only) in cases {
+            let mut switches = Switches::default();
+            assert_eq!(switches.set(key, value), Ok(true));
+            for here in [Amd64, Arm64] {
+                let foreign = switches.foreign(here);
+                assert_eq!(
+                    foreign.map(|foreign| foreign.key),
+                    (only.is_some() && only != Some(here)).then_some(key)
+                );
+                assert_eq!(Switches::default().foreign(here), None);
+            }
+            assert_eq!(Switches::only(key).map(|foreign| foreign.only), only);
+        }
     }
 }
