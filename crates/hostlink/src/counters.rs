@@ -22,7 +22,7 @@ pub struct Beacon {
     pub magic: AtomicU64,
     /// Physical address of the first counter row.
     pub counters: AtomicU64,
-    /// TSC ticks per second, as the hypervisor calibrated it.
+    /// Ticks of the clock in a second: of the TSC, or of the system counter.
     pub tsc_hz: AtomicU64,
     /// Number of rows.
     pub vcpu_count: AtomicU32,
@@ -102,27 +102,27 @@ impl Counter {
 }
 
 counters! {
-    /// Exits for CPUID.
+    /// Exits for CPUID (AMD64).
     ExitCpuid = "exit.cpuid",
-    /// Exits for HLT.
-    ExitHlt = "exit.hlt",
-    /// Exits for PAUSE.
+    /// Exits for waiting for an interrupt: HLT, WFI.
+    ExitWait = "exit.wait",
+    /// Exits for spinning: PAUSE, WFE.
     ExitPause = "exit.pause",
-    /// Exits for port I/O.
+    /// Exits for port I/O (AMD64).
     ExitIo = "exit.io",
-    /// Exits for RDMSR.
-    ExitRdmsr = "exit.rdmsr",
-    /// Exits for WRMSR.
-    ExitWrmsr = "exit.wrmsr",
+    /// Exits for reads of system registers: RDMSR, MRS.
+    ExitRegisterRead = "exit.register.read",
+    /// Exits for writes of system registers: WRMSR, MSR.
+    ExitRegisterWrite = "exit.register.write",
     /// Exits for hypercalls.
     ExitHypercall = "exit.hypercall",
-    /// Exits for nested page faults.
-    ExitNpf = "exit.npf",
+    /// Exits for nested page faults: stage-2 aborts.
+    ExitNested = "exit.nested",
     /// Exits for a physical interrupt or NMI.
-    ExitIntr = "exit.intr",
-    /// Exits because the guest became ready to take an interrupt.
-    ExitVintr = "exit.vintr",
-    /// Exits for control register writes, XSETBV and the like.
+    ExitInterrupt = "exit.interrupt",
+    /// Exits because the guest became ready to take an interrupt (AMD64).
+    ExitWindow = "exit.window",
+    /// Exits for control register writes, XSETBV and the like (AMD64).
     ExitControl = "exit.control",
     /// All other exits.
     ExitOther = "exit.other",
@@ -228,7 +228,7 @@ counters! {
     SchedYield = "sched.yield",
     /// Times it gave way while it waited for a word in memory, to be passed over until that changes.
     SchedPassive = "sched.passive",
-    /// Times it blocked in HLT.
+    /// Times it blocked, in HLT or WFI.
     SchedHalt = "sched.halt",
     /// Times it ran on another CPU than the time before.
     SchedMigrated = "sched.migrated",

@@ -340,7 +340,7 @@ mod tests {
         let list = |kicks, exits, bystander| {
             let initiator =
                 [requests[0], requests[1], (Counter::FlushKicks, kicks), (Counter::ExitHypercall, 10)];
-            calls(&[&initiator, &[(Counter::ExitIntr, exits)], &[(Counter::ExitIntr, bystander)]])
+            calls(&[&initiator, &[(Counter::ExitInterrupt, exits)], &[(Counter::ExitInterrupt, bystander)]])
         };
         assert!(over(&list(10, 10, 0), ONE).is_empty());
         assert_eq!(over(&list(11, 10, 0), ONE), ["kicks"]);
@@ -354,7 +354,7 @@ mod tests {
             (Counter::FlushBusy, 20),
             (Counter::FlushKicks, 20),
         ];
-        let parts = calls(&[&parts, &[(Counter::ExitIntr, 20)], &[]]);
+        let parts = calls(&[&parts, &[(Counter::ExitInterrupt, 20)], &[]]);
         assert!(parts.check(ONE).is_ok() && over(&parts, ONE).is_empty());
     }
 
@@ -383,7 +383,7 @@ mod tests {
                 (Counter::FlushTaken, 20),
                 (Counter::FlushWhole, flushes),
                 (Counter::ExitHypercall, 10),
-                (Counter::ExitIntr, 10),
+                (Counter::ExitInterrupt, 10),
             ];
             calls(&[vcpu.as_slice(); 8])
         };

@@ -38,7 +38,8 @@ pub(crate) fn table(samples: &Samples, columns: [Column<'_>; 2], [head, tail]: [
     let [(left_name, left_case), (right_name, right_case)] = columns;
     let reasons = samples.rows().into_iter().filter(|row| row.case == left_case);
     let reasons = reasons.map(|row| row.metric).filter(|m| m.starts_with("exit.") && m != "exit.all");
-    let exits = reasons.map(|metric| (format!("  {}", metric.trim_start_matches("exit.")), metric));
+    let exits =
+        reasons.map(|metric| (format!("  {}", metric.trim_start_matches("exit.").replace('.', " ")), metric));
     let owned = |(label, metric): &(&str, &str)| ((*label).to_owned(), (*metric).to_owned());
     let lines = head.iter().map(owned).chain(exits).chain(tail.iter().map(owned));
     let mut rows = Vec::new();
@@ -119,17 +120,18 @@ mod tests {
         let mut samples = Samples::default();
         for (case, real) in [("i", 2.0), ("h", 1.0)] {
             samples.add(case, Subject::Quell, "real", "s", real);
-            samples.add_count(case, Subject::Quell, "exit.hlt", 0);
-            samples.add_count(case, Subject::Quell, "exit.io", 1000);
+            samples.add_count(case, Subject::Quell, "exit.wait", 0);
+            samples.add_count(case, Subject::Quell, "exit.register.read", 1000);
         }
         let text = table(&samples, [("left", "i"), ("right", "h")], [HEAD, TAIL]).to_string();
         assert!(
             text.contains("2.00 s")
                 && text.contains("0.50")
                 && text.contains("1,000")
+                && text.contains("  register read ")
                 && text.contains("left"),
             "{text}"
         );
-        assert!(!text.contains("hlt"), "{text}");
+        assert!(!text.contains("wait"), "{text}");
     }
 }

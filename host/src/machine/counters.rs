@@ -193,10 +193,10 @@ mod tests {
             [cpuid(0..1), cpuid(1..2), cpuid(1..3), cpuid(2..9)],
             [0, columns, 3 * columns, 2 * columns]
         );
-        let each: Vec<_> = snapshot.each().map(|vcpu| vcpu.get(Counter::ExitHlt)).collect();
+        let each: Vec<_> = snapshot.each().map(|vcpu| vcpu.get(Counter::ExitWait)).collect();
         assert_eq!(each, [1, 1 + columns, 1 + 2 * columns]);
         let later = Snapshot { rows: snapshot.rows.iter().map(|row| row.map(|value| value + 5)).collect() };
-        assert!(later.since(&snapshot).each().all(|vcpu| vcpu.get(Counter::ExitHlt) == 5));
+        assert!(later.since(&snapshot).each().all(|vcpu| vcpu.get(Counter::ExitWait) == 5));
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
         let snapshot = Snapshot::read(&ram(BEACON_MAGIC, 3, Counter::COUNT as u32), BEACON);
         let snapshot = snapshot.expect("reads").expect("is filled in");
         assert_eq!(snapshot.get(Counter::ExitCpuid), 3 * columns);
-        assert_eq!(snapshot.get(Counter::ExitHlt), 3 + 3 * columns);
+        assert_eq!(snapshot.get(Counter::ExitWait), 3 + 3 * columns);
         assert_eq!(snapshot.since(&snapshot).exits(), 0);
     }
 }

@@ -4,7 +4,7 @@
 //! (a virtual clock, as in Linux' CFS). The rules:
 //!
 //! * The one that has had least runs next, for at most a slice while others wait, without limit otherwise.
-//! * A vCPU in HLT is in no queue. When it wakes it goes to an idle CPU if there is one, to its last CPU
+//! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if there is one, to its last CPU
 //!   otherwise, and preempts whoever has run for longer than a small margin.
 //! * A vCPU that nothing but its timer wakes waits in a line of its own, which shares the CPU with those that
 //!   have work (see [`queue`]).

@@ -63,7 +63,7 @@ use crate::sched::{Block, Line, PutBack, Turn};
 /// Why a vCPU gives up its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leave {
-    /// It waits for an interrupt; at the latest until this TSC value.
+    /// It waits for an interrupt; at the latest until this time.
     Blocked(u64),
     /// Another vCPU is to run.
     PutBack(PutBack),
@@ -532,7 +532,7 @@ impl<'a, A: Arch> Context<'a, A> {
         true
     }
 
-    /// The guest executes HLT: it blocks unless there is something for it already.
+    /// The guest waits for an interrupt: it blocks unless there is something for it already.
     fn halt(&mut self) -> Option<Leave> {
         let now = A::now();
         let deadline = self.state.next_deadline(now);

@@ -63,7 +63,7 @@ pub(super) fn measure(bench: &Bench<'_>, samples: &mut Samples) -> Result<()> {
                 ("slot changes", Counter::SlotChanges),
                 ("pages installed", Counter::NestedInstalled),
                 ("entries visited", Counter::ZapVisited),
-                ("nested faults", Counter::ExitNpf),
+                ("nested faults", Counter::ExitNested),
             ] {
                 samples.add_count(case, Subject::Quell, metric, counters.get(counter));
             }

@@ -146,15 +146,15 @@ pub enum Row {
 exits! {
     instructions {
         /// RDMSR.
-        ReadMsr: 0x7c if is_msr_read => ExitRdmsr; 0x0f 0x32; Kernels; msr::on_read;
+        ReadMsr: 0x7c if is_msr_read => ExitRegisterRead; 0x0f 0x32; Kernels; msr::on_read;
         /// WRMSR.
-        WriteMsr: 0x7c => ExitWrmsr; 0x0f 0x30; Kernels; msr::on_write;
+        WriteMsr: 0x7c => ExitRegisterWrite; 0x0f 0x30; Kernels; msr::on_write;
         /// CPUID.
         Cpuid: 0x72 => ExitCpuid; 0x0f 0xa2; Anybodys; cpuid::on_cpuid;
         /// VMMCALL.
         Hypercall: 0x81 => ExitHypercall; 0x0f 0x01 0xd9; Anybodys; hypercall::on_hypercall;
         /// HLT.
-        Halt: 0x78 => ExitHlt; 0xf4; Kernels; event::on_halt;
+        Halt: 0x78 => ExitWait; 0xf4; Kernels; event::on_halt;
         /// PAUSE.
         Pause: 0x77 => ExitPause; 0xf3 0x90; Anybodys; event::on_pause;
         /// XSETBV.
@@ -166,15 +166,15 @@ exits! {
     }
     events {
         /// An interrupt, or an NMI, of the machine's.
-        Interrupt: 0x60 | 0x61 => ExitIntr; event::on_nothing;
+        Interrupt: 0x60 | 0x61 => ExitInterrupt; event::on_nothing;
         /// SMI and INIT of the machine's.
         Signal: 0x62 | 0x63 => ExitOther; event::on_nothing;
         /// The guest can take an interrupt.
-        Window: 0x64 => ExitVintr; event::on_window;
+        Window: 0x64 => ExitWindow; event::on_window;
         /// IN, OUT, INS, OUTS.
         Port: 0x7b => ExitIo; port::on_port;
         /// A nested page fault.
-        NestedFault: 0x400 => ExitNpf; nested::on_nested_fault;
+        NestedFault: 0x400 => ExitNested; nested::on_nested_fault;
         /// A move to CR4 or CR8.
         ControlWrite: 0x14 | 0x18 => ExitControl; control::on_write;
         /// An access to a debug register that is not in the processor.

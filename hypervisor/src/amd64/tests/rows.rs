@@ -90,18 +90,18 @@ fn each_exit_is_counted_once_and_as_its_row_says() {
 }
 
 const EXITS: [Counter; 12] = [
-    Counter::ExitRdmsr,
-    Counter::ExitWrmsr,
+    Counter::ExitRegisterRead,
+    Counter::ExitRegisterWrite,
     Counter::ExitCpuid,
     Counter::ExitHypercall,
-    Counter::ExitHlt,
+    Counter::ExitWait,
     Counter::ExitPause,
     Counter::ExitControl,
     Counter::ExitOther,
-    Counter::ExitIntr,
-    Counter::ExitVintr,
+    Counter::ExitInterrupt,
+    Counter::ExitWindow,
     Counter::ExitIo,
-    Counter::ExitNpf,
+    Counter::ExitNested,
 ];
 
 /// Everything that a vCPU can be made to exit on is in [`intercepts::EVER`]; that rows and

@@ -201,7 +201,7 @@ macro_rules! exits {
 exits! {
     vectors {
         /// An interrupt of the machine's.
-        Interrupt(()) Vector::Interrupt, "interrupt", |_: &()| Counter::ExitIntr => on_interrupt;
+        Interrupt(()) Vector::Interrupt, "interrupt", |_: &()| Counter::ExitInterrupt => on_interrupt;
         /// An asynchronous abort (SError).
         SError(Syndrome) Vector::SError, "SError", |_: &Syndrome| Counter::ExitOther => on_serror;
     }
@@ -225,9 +225,9 @@ exits! {
         Scalable(Syndrome) 0x19, "SVE", other => undefined::handle;
         /// The guest's fetch of an instruction, of which stage 2 does not say enough, or which
         /// nothing has answered.
-        Fetch(Abort) 0x20, "instruction abort", |_: &Abort| Counter::ExitNpf => abort::handle;
+        Fetch(Abort) 0x20, "instruction abort", |_: &Abort| Counter::ExitNested => abort::handle;
         /// The same for a load, a store, or the like.
-        Data(Abort) 0x24, "data abort", |_: &Abort| Counter::ExitNpf => abort::handle;
+        Data(Abort) 0x24, "data abort", |_: &Abort| Counter::ExitNested => abort::handle;
     }
     others {
         /// Whatever else is trapped: nothing that the guest has been shown. It is undefined for the

@@ -11,7 +11,7 @@ use crate::devices::virt::gic::{self, Sgi, SgiGroup};
 use crate::vm::{Context, Next, increase};
 
 pub(super) fn counter(syndrome: &Syndrome) -> Counter {
-    if syndrome.is_read() { Counter::ExitRdmsr } else { Counter::ExitWrmsr }
+    if syndrome.is_read() { Counter::ExitRegisterRead } else { Counter::ExitRegisterWrite }
 }
 
 /// MSR, MRS or a system instruction.

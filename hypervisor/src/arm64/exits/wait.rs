@@ -14,7 +14,7 @@ use crate::vm::{Context, Next};
 const PAGE: u64 = 4096;
 
 pub(super) fn counter(syndrome: &Syndrome) -> Counter {
-    if syndrome.is_event() { Counter::ExitPause } else { Counter::ExitHlt }
+    if syndrome.is_event() { Counter::ExitPause } else { Counter::ExitWait }
 }
 
 /// WFI blocks the vCPU until there is an interrupt, WFE lets others run.

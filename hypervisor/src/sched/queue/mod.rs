@@ -1,4 +1,4 @@
-//! One CPU's queue: who waits, who runs, whose timer is pending. Pure state; times are TSC ticks.
+//! One CPU's queue: who waits, who runs, whose timer is pending. Pure state; times are ticks of the clock.
 //!
 //! There are two lines. Whom an interrupt wakes, and whoever was running, waits among those with work, ordered by
 //! virtual time. Whom nothing but its timer wakes waits in the timer line, first come, first served. While there is
@@ -18,7 +18,7 @@ use super::QueueState;
 /// Index of a vCPU in its virtual machine.
 pub type VcpuIndex = u32;
 
-/// Lengths of time that make up the policy, in TSC ticks.
+/// Lengths of time that make up the policy, in ticks of the clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
     /// Longest run while others wait.

@@ -1,4 +1,4 @@
-//! The control channel: requests of the host tool over the real COM4, one at a time
+//! The control channel: requests of the host tool over a serial port, one at a time
 //! (`hostlink::ctl`).
 //!
 //! The boot CPU serves them between entries into the guest, or while it idles. What takes long is

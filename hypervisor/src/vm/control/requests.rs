@@ -104,7 +104,7 @@ pub(super) enum Work<A: Arch> {
     Over,
 }
 
-/// How long a change took, in TSC ticks. What lies between its steps is not in it.
+/// How long a change took, in ticks of the clock. What lies between its steps is not in it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Took {
     pub steps: u32,

@@ -38,15 +38,15 @@ const CODE: u64 = 0xffff_8000_0008_0000;
 /// All counters of exits. One of them counts each.
 const EXITS: [Counter; 12] = [
     Counter::ExitCpuid,
-    Counter::ExitHlt,
+    Counter::ExitWait,
     Counter::ExitPause,
     Counter::ExitIo,
-    Counter::ExitRdmsr,
-    Counter::ExitWrmsr,
+    Counter::ExitRegisterRead,
+    Counter::ExitRegisterWrite,
     Counter::ExitHypercall,
-    Counter::ExitNpf,
-    Counter::ExitIntr,
-    Counter::ExitVintr,
+    Counter::ExitNested,
+    Counter::ExitInterrupt,
+    Counter::ExitWindow,
     Counter::ExitControl,
     Counter::ExitOther,
 ];
