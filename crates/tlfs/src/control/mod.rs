@@ -9,21 +9,6 @@ use crate::{MAX_BANKS, Profile, Status};
 pub struct CallCode(pub u16);
 
 impl CallCode {
-    /// HvCallFlushVirtualAddressSpace: targets as a 64-bit mask, everything of an address space.
-    pub const FLUSH_VIRTUAL_ADDRESS_SPACE: Self = Self(0x0002);
-    /// HvCallFlushVirtualAddressList: targets as a 64-bit mask, a list of ranges.
-    pub const FLUSH_VIRTUAL_ADDRESS_LIST: Self = Self(0x0003);
-    /// HvCallNotifyLongSpinWait: the caller has been spinning on a lock for long.
-    pub const NOTIFY_LONG_SPIN_WAIT: Self = Self(0x0008);
-    /// HvCallSendSyntheticClusterIpi: an interrupt to targets as a 64-bit mask.
-    pub const SEND_SYNTHETIC_CLUSTER_IPI: Self = Self(0x000b);
-    /// HvCallFlushVirtualAddressSpaceEx: targets as a VP set, everything of an address space.
-    pub const FLUSH_VIRTUAL_ADDRESS_SPACE_EX: Self = Self(0x0013);
-    /// HvCallFlushVirtualAddressListEx: targets as a VP set, a list of ranges.
-    pub const FLUSH_VIRTUAL_ADDRESS_LIST_EX: Self = Self(0x0014);
-    /// HvCallSendSyntheticClusterIpiEx: an interrupt to targets as a VP set.
-    pub const SEND_SYNTHETIC_CLUSTER_IPI_EX: Self = Self(0x0015);
-
     /// What the call's input looks like; `None` if the call is not known. Whether a partition offers the
     /// call is its [profile](Profile::shape)'s to say.
     #[inline]
@@ -35,18 +20,42 @@ impl CallCode {
     }
 }
 
-/// The shapes of the calls by their codes.
-static SHAPES: [Option<CallShape>; 0x16] = {
-    let mut shapes = [const { None }; 0x16];
-    shapes[CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE.0 as usize] = Some(CallShape::new(false, false, 3));
-    shapes[CallCode::FLUSH_VIRTUAL_ADDRESS_LIST.0 as usize] = Some(CallShape::new(true, false, 3));
-    shapes[CallCode::NOTIFY_LONG_SPIN_WAIT.0 as usize] = Some(CallShape::new(false, false, 1));
-    shapes[CallCode::SEND_SYNTHETIC_CLUSTER_IPI.0 as usize] = Some(CallShape::new(false, false, 2));
-    shapes[CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX.0 as usize] = Some(CallShape::new(false, true, 4));
-    shapes[CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX.0 as usize] = Some(CallShape::new(true, true, 4));
-    shapes[CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX.0 as usize] = Some(CallShape::new(false, true, 3));
-    shapes
-};
+/// One past the highest code of a call that is known.
+const CODES: usize = 0x16;
+
+/// The calls: name, code, whether there is a list, whether there is a header of variable size, and the
+/// words of the fixed header. TLFS, the page of each call.
+macro_rules! calls {
+    ($($(#[$about:meta])* $name:ident = $code:literal, $rep:literal, $variable:literal, $words:literal;)+) => {
+        impl CallCode {
+            $($(#[$about])* pub const $name: Self = Self($code);)+
+        }
+
+        /// The shapes of the calls by their codes.
+        static SHAPES: [Option<CallShape>; CODES] = {
+            let mut shapes = [const { None }; CODES];
+            $(shapes[$code] = Some(CallShape::new($rep, $variable, $words));)+
+            shapes
+        };
+    };
+}
+
+calls! {
+    /// HvCallFlushVirtualAddressSpace: targets as a 64-bit mask, everything of an address space.
+    FLUSH_VIRTUAL_ADDRESS_SPACE = 0x0002, false, false, 3;
+    /// HvCallFlushVirtualAddressList: targets as a 64-bit mask, a list of ranges.
+    FLUSH_VIRTUAL_ADDRESS_LIST = 0x0003, true, false, 3;
+    /// HvCallNotifyLongSpinWait: the caller has been spinning on a lock for long.
+    NOTIFY_LONG_SPIN_WAIT = 0x0008, false, false, 1;
+    /// HvCallSendSyntheticClusterIpi: an interrupt to targets as a 64-bit mask.
+    SEND_SYNTHETIC_CLUSTER_IPI = 0x000b, false, false, 2;
+    /// HvCallFlushVirtualAddressSpaceEx: targets as a VP set, everything of an address space.
+    FLUSH_VIRTUAL_ADDRESS_SPACE_EX = 0x0013, false, true, 4;
+    /// HvCallFlushVirtualAddressListEx: targets as a VP set, a list of ranges.
+    FLUSH_VIRTUAL_ADDRESS_LIST_EX = 0x0014, true, true, 4;
+    /// HvCallSendSyntheticClusterIpiEx: an interrupt to targets as a VP set.
+    SEND_SYNTHETIC_CLUSTER_IPI_EX = 0x0015, false, true, 3;
+}
 
 /// What the input of a call looks like: a fixed header, perhaps a variable header, perhaps a list of
 /// 8-byte elements, one after the other.
