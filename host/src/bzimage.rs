@@ -5,6 +5,7 @@
 
 use crate::machine::flat::{IMAGE_MAX, flat};
 use anyhow::{Context, Result, ensure};
+use hostlink::bzimage::{PARAGRAPH, SetupHeader};
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSection, ObjectSymbol};
 
@@ -12,14 +13,6 @@ const SETUP: &str = ".linux.setup";
 const HIGH: &str = ".linux.high";
 /// Symbol whose value is the number of bytes that `.linux.high` copies.
 const LOAD_SIZE: &str = "__image_load_size";
-const SECTOR: usize = 512;
-/// Where the setup says how many sectors of it follow the first one.
-const SETUP_SECTORS: usize = 0x1f1;
-/// Where it says how long what follows it is, and the unit of that.
-const SIZE: usize = 0x1f4;
-const PARAGRAPH: usize = 16;
-/// Where the fields that are written or checked here have their end.
-const FIELDS_END: usize = 0x200;
 
 /// The boot image of the ELF file with these bytes.
 pub(crate) fn from_elf(elf: &[u8]) -> Result<Vec<u8>> {
@@ -38,7 +31,7 @@ pub(crate) fn from_elf(elf: &[u8]) -> Result<Vec<u8>> {
 /// The parts one behind the other, the last padded to `load_size` bytes, with the header's sizes.
 fn joined(setup: &[u8], high: &[u8], mut image: Vec<u8>, load_size: u64) -> Result<Vec<u8>> {
     ensure!(
-        setup.len() >= FIELDS_END && (usize::from(setup[SETUP_SECTORS]) + 1) * SECTOR == setup.len(),
+        SetupHeader::of(setup).is_some_and(|header| header.setup_len() == setup.len()),
         "the setup is {} bytes long, which is not what it says of itself",
         setup.len()
     );
@@ -51,13 +44,15 @@ fn joined(setup: &[u8], high: &[u8], mut image: Vec<u8>, load_size: u64) -> Resu
     let mut all = [setup, high, &image].concat();
     all.resize(all.len().next_multiple_of(PARAGRAPH), 0);
     let paragraphs = u32::try_from((all.len() - setup.len()).div_ceil(PARAGRAPH))?;
-    all[SIZE..SIZE + 4].copy_from_slice(&paragraphs.to_le_bytes());
+    SetupHeader::of_mut(&mut all).context("the setup is shorter than its header")?.syssize =
+        paragraphs.into();
     Ok(all)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hostlink::bzimage::SECTOR_SIZE;
 
     #[test]
     fn what_is_not_prepared_is_refused() {
@@ -69,26 +64,27 @@ mod tests {
 
     /// A setup that says it has `sectors` sectors behind the first one, and has one.
     fn setup(sectors: u8) -> Vec<u8> {
-        let mut setup = vec![0xee; 2 * SECTOR];
-        setup[SETUP_SECTORS] = sectors;
+        let mut setup = vec![0xee; 2 * SECTOR_SIZE];
+        SetupHeader::of_mut(&mut setup).expect("is whole").setup_sects = sectors;
         setup
     }
 
     #[test]
     fn each_part_lies_where_the_code_looks_for_it_and_the_header_has_the_size() {
         let all = joined(&setup(1), &[1; 0x100], vec![2; 40], 50).expect("joins");
-        assert_eq!(all.len(), 2 * SECTOR + 0x100 + 64);
-        assert_eq!(all[2 * SECTOR..][..0x100], [1; 0x100]);
-        assert_eq!(all[2 * SECTOR + 0x100..][..40], [2; 40]);
-        assert!(all[2 * SECTOR + 0x140 - 24..].iter().all(|byte| *byte == 0));
-        assert_eq!(all[SIZE..SIZE + 4], (0x10u32 + 4).to_le_bytes());
-        assert_eq!((all[SIZE - 1], all[SIZE + 4]), (0xee, 0xee), "the fields beside it stay");
+        assert_eq!(all.len(), 2 * SECTOR_SIZE + 0x100 + 64);
+        assert_eq!(all[2 * SECTOR_SIZE..][..0x100], [1; 0x100]);
+        assert_eq!(all[2 * SECTOR_SIZE + 0x100..][..40], [2; 40]);
+        assert!(all[2 * SECTOR_SIZE + 0x140 - 24..].iter().all(|byte| *byte == 0));
+        let mut expected = setup(1);
+        SetupHeader::of_mut(&mut expected).expect("is whole").syssize = (0x10 + 4).into();
+        assert_eq!(all[..2 * SECTOR_SIZE], expected, "the fields beside it stay");
     }
 
     #[test]
     fn sizes_that_do_not_fit_together_are_refused() {
         assert!(joined(&setup(2), &[], vec![2; 40], 40).is_err(), "a sector is missing");
-        assert!(joined(&setup(1)[..SECTOR + 1], &[], vec![2; 40], 40).is_err(), "half a sector");
+        assert!(joined(&setup(1)[..SECTOR_SIZE + 1], &[], vec![2; 40], 40).is_err(), "half a sector");
         assert!(joined(&[], &[], vec![2; 40], 40).is_err(), "no setup");
         assert!(joined(&setup(1), &[], vec![2; 40], 39).is_err(), "not all would be copied");
         assert!(joined(&setup(1), &[], vec![2; 40], IMAGE_MAX + 1).is_err(), "more than there may be");

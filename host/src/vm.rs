@@ -225,13 +225,16 @@ impl StockGuest {
 mod tests {
     use super::*;
     use crate::size::MIB;
+    use hostlink::bzimage::SetupHeader;
 
     fn guest(directory: &Path) -> Guest {
         let mut image = vec![0; 0x300];
-        image[0x1fe..0x200].copy_from_slice(&0xaa55u16.to_le_bytes());
-        image[0x202..0x208].copy_from_slice(b"HdrS\x0f\x02");
-        image[0x236] = 1;
-        image[0x260..0x264].copy_from_slice(&0x0200_0000u32.to_le_bytes());
+        let header = SetupHeader::of_mut(&mut image).expect("is whole");
+        header.boot_flag = SetupHeader::BOOT_FLAG.into();
+        header.magic = SetupHeader::MAGIC;
+        header.version = 0x20f.into();
+        header.xloadflags = SetupHeader::XLF_KERNEL_64.into();
+        header.init_size = 0x0200_0000.into();
         let kernel = directory.join("kernel");
         fs::write(&kernel, image).expect("writes");
         Guest {

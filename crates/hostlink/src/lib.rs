@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bundle;
+pub mod bzimage;
 pub mod config;
 pub mod counters;
 pub mod ctl;

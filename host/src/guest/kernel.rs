@@ -3,6 +3,7 @@
 use crate::arch::Arch;
 use crate::machine::flat::ArmHeader;
 use anyhow::{Context, Result, bail, ensure};
+use hostlink::bzimage::SetupHeader;
 use object::Endianness;
 use object::elf::{self, Machine};
 use object::read::elf::{ElfFile, FileHeader, ProgramHeader};
@@ -49,20 +50,23 @@ fn inspect_arm_image(image: &[u8]) -> Result<KernelInfo> {
     Ok(KernelInfo { memory_end: header.text_offset.saturating_add(header.image_size) })
 }
 
-/// Source: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
 fn inspect_bzimage(image: &[u8]) -> Result<KernelInfo> {
-    const XLF_KERNEL_64: u16 = 1;
-    let (Some(flag), Some(magic)) = (u16_at(image, 0x1fe), image.get(0x202..0x206)) else {
-        bail!("the file is too short: {} bytes", image.len());
+    let header =
+        SetupHeader::of(image).with_context(|| format!("the file is too short: {} bytes", image.len()))?;
+    ensure!(header.is_kernel(), "it is neither a Linux bzImage nor an ELF file");
+    let version = header.version.get();
+    ensure!(
+        version >= SetupHeader::VERSION_MIN,
+        "its boot protocol {}.{:02} is older than 2.12",
+        version >> 8,
+        version & 0xff
+    );
+    ensure!(header.xloadflags.get() & SetupHeader::XLF_KERNEL_64 != 0, "it is not a 64-bit kernel");
+    let preferred = match header.pref_address.get() {
+        0 => DEFAULT_LOAD_ADDRESS,
+        address => address,
     };
-    ensure!(flag == 0xaa55 && magic == b"HdrS", "it is neither a Linux bzImage nor an ELF file");
-    let version = u16_at(image, 0x206).unwrap_or(0);
-    ensure!(version >= 0x20c, "its boot protocol {}.{:02} is older than 2.12", version >> 8, version & 0xff);
-    let xloadflags = u16_at(image, 0x236).unwrap_or(0);
-    ensure!(xloadflags & XLF_KERNEL_64 != 0, "it is not a 64-bit kernel");
-    let preferred = u64_at(image, 0x258).filter(|at| *at != 0).unwrap_or(DEFAULT_LOAD_ADDRESS);
-    let init_size = u32_at(image, 0x260).unwrap_or(0);
-    Ok(KernelInfo { memory_end: preferred.saturating_add(u64::from(init_size)) })
+    Ok(KernelInfo { memory_end: preferred.saturating_add(header.init_size.get().into()) })
 }
 
 fn inspect_elf(image: &[u8]) -> Result<KernelInfo> {
@@ -99,18 +103,6 @@ fn inspect_elf_of<H: FileHeader<Endian = Endianness>>(image: &[u8], machine: Mac
     Ok(KernelInfo { memory_end })
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,12 +110,13 @@ mod tests {
 
     fn bzimage() -> Vec<u8> {
         let mut image = vec![0; 0x300];
-        image[0x1fe..0x200].copy_from_slice(&0xaa55u16.to_le_bytes());
-        image[0x202..0x206].copy_from_slice(b"HdrS");
-        image[0x206..0x208].copy_from_slice(&0x20fu16.to_le_bytes());
-        image[0x236..0x238].copy_from_slice(&1u16.to_le_bytes());
-        image[0x258..0x260].copy_from_slice(&0x0100_0000u64.to_le_bytes());
-        image[0x260..0x264].copy_from_slice(&0x0200_0000u32.to_le_bytes());
+        let header = SetupHeader::of_mut(&mut image).unwrap();
+        header.boot_flag = SetupHeader::BOOT_FLAG.into();
+        header.magic = SetupHeader::MAGIC;
+        header.version = 0x20f.into();
+        header.xloadflags = SetupHeader::XLF_KERNEL_64.into();
+        header.pref_address = 0x0100_0000.into();
+        header.init_size = 0x0200_0000.into();
         image
     }
 

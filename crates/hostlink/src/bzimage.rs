@@ -1,0 +1,166 @@
+//! The setup header of Linux' bzImage, which the host tool writes and checks and the hypervisor's
+//! loader reads.
+//!
+//! Source: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Where the header begins: in the file, and in `boot_params`.
+pub const START: usize = 0x1f1;
+/// Where the second part of the jump's operand, added to it, is the header's end.
+const JUMP_FROM: usize = 0x202;
+/// What setup and kernel are parted by.
+pub const SECTOR_SIZE: usize = 512;
+/// What [`syssize`](SetupHeader::syssize) counts in; the file may end within the last one.
+pub const PARAGRAPH: usize = 16;
+
+/// The header as far as version 2.12 of the protocol has it, but for the last field, which is not read
+/// here. All numbers are little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SetupHeader {
+    /// Sectors of the setup behind the first one; 0 stands for 4.
+    pub setup_sects: u8,
+    root_flags: U16,
+    /// Size of what follows the setup, in [paragraphs](PARAGRAPH).
+    pub syssize: U32,
+    ram_size: U16,
+    vid_mode: U16,
+    root_dev: U16,
+    /// [`BOOT_FLAG`](Self::BOOT_FLAG).
+    pub boot_flag: U16,
+    jump: u8,
+    /// Bytes from the end of the jump to the end of the header.
+    pub jump_offset: u8,
+    /// [`MAGIC`](Self::MAGIC).
+    pub magic: [u8; 4],
+    /// Version of the protocol: major and minor byte.
+    pub version: U16,
+    realmode_swtch: U32,
+    start_sys_seg: U16,
+    kernel_version: U16,
+    /// Who has loaded the kernel.
+    pub type_of_loader: u8,
+    /// [`LOADED_HIGH`](Self::LOADED_HIGH) and others.
+    pub loadflags: u8,
+    setup_move_size: U16,
+    /// Where the kernel is entered in protected mode.
+    pub code32_start: U32,
+    /// Where the initial RAM disk is.
+    pub ramdisk_image: U32,
+    /// How long it is.
+    pub ramdisk_size: U32,
+    bootsect_kludge: U32,
+    heap_end_ptr: U16,
+    ext_loader_ver: u8,
+    ext_loader_type: u8,
+    /// Where the command line is.
+    pub cmd_line_ptr: U32,
+    /// Highest address that the initial RAM disk may take.
+    pub initrd_addr_max: U32,
+    kernel_alignment: U32,
+    relocatable_kernel: u8,
+    min_alignment: u8,
+    /// [`XLF_KERNEL_64`](Self::XLF_KERNEL_64) and others.
+    pub xloadflags: U16,
+    /// Longest command line, without the NUL at its end.
+    pub cmdline_size: U32,
+    hardware_subarch: U32,
+    hardware_subarch_data: U64,
+    payload_offset: U32,
+    payload_length: U32,
+    setup_data: U64,
+    /// Where the kernel wants to lie.
+    pub pref_address: U64,
+    /// Bytes from there on that it needs until it reads the memory map.
+    pub init_size: U32,
+}
+
+/// Where the manual has the last field.
+const _: () = assert!(START + size_of::<SetupHeader>() == 0x264);
+
+impl SetupHeader {
+    /// Value of [`boot_flag`](Self::boot_flag).
+    pub const BOOT_FLAG: u16 = 0xaa55;
+    /// Value of [`magic`](Self::magic).
+    pub const MAGIC: [u8; 4] = *b"HdrS";
+    /// The kernel lies above 1 MiB.
+    pub const LOADED_HIGH: u8 = 1 << 0;
+    /// The kernel is one of 64 bits.
+    pub const XLF_KERNEL_64: u16 = 1 << 0;
+    /// The first version with `xloadflags`, Linux 3.8. All other fields came before.
+    pub const VERSION_MIN: u16 = 0x020c;
+
+    /// The header of a file; `None` if the file ends within it.
+    #[must_use]
+    pub fn of(file: &[u8]) -> Option<&Self> {
+        Some(Self::ref_from_prefix(file.get(START..)?).ok()?.0)
+    }
+
+    /// The same to be changed.
+    pub fn of_mut(file: &mut [u8]) -> Option<&mut Self> {
+        Some(Self::mut_from_prefix(file.get_mut(START..)?).ok()?.0)
+    }
+
+    /// Whether the file is a bzImage at all.
+    #[must_use]
+    pub fn is_kernel(&self) -> bool {
+        self.boot_flag.get() == Self::BOOT_FLAG && self.magic == Self::MAGIC
+    }
+
+    /// Where it ends in the file. It may be longer than what is known of it here.
+    #[must_use]
+    pub fn end(&self) -> usize {
+        JUMP_FROM + usize::from(self.jump_offset)
+    }
+
+    /// Bytes of the setup, the first sector included.
+    #[must_use]
+    pub fn setup_len(&self) -> usize {
+        let sectors = if self.setup_sects == 0 { 4 } else { usize::from(self.setup_sects) };
+        (sectors + 1) * SECTOR_SIZE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::mem::offset_of;
+
+    #[test]
+    fn fields_are_where_the_manual_has_them() {
+        for (offset, expected) in [
+            (offset_of!(SetupHeader, syssize), 0x1f4),
+            (offset_of!(SetupHeader, boot_flag), 0x1fe),
+            (offset_of!(SetupHeader, jump_offset), 0x201),
+            (offset_of!(SetupHeader, magic), 0x202),
+            (offset_of!(SetupHeader, version), 0x206),
+            (offset_of!(SetupHeader, type_of_loader), 0x210),
+            (offset_of!(SetupHeader, loadflags), 0x211),
+            (offset_of!(SetupHeader, code32_start), 0x214),
+            (offset_of!(SetupHeader, ramdisk_image), 0x218),
+            (offset_of!(SetupHeader, ramdisk_size), 0x21c),
+            (offset_of!(SetupHeader, cmd_line_ptr), 0x228),
+            (offset_of!(SetupHeader, initrd_addr_max), 0x22c),
+            (offset_of!(SetupHeader, xloadflags), 0x236),
+            (offset_of!(SetupHeader, cmdline_size), 0x238),
+            (offset_of!(SetupHeader, pref_address), 0x258),
+            (offset_of!(SetupHeader, init_size), 0x260),
+        ] {
+            assert_eq!(START + offset, expected);
+        }
+    }
+
+    #[test]
+    fn a_file_that_ends_within_the_header_has_none() {
+        let mut file = std::vec![0; 0x264];
+        assert!(SetupHeader::of(&file[..0x263]).is_none());
+        let header = SetupHeader::of_mut(&mut file).expect("is whole");
+        header.magic = SetupHeader::MAGIC;
+        header.boot_flag = SetupHeader::BOOT_FLAG.into();
+        assert!(
+            SetupHeader::of(&file).is_some_and(|header| header.is_kernel() && header.setup_len() == 2560)
+        );
+    }
+}
