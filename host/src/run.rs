@@ -82,6 +82,16 @@ fn samples(counters: &Snapshot) -> Samples {
 fn guest(args: &RunArgs) -> Result<Guest> {
     let platform = args.platform.platform()?;
     let arch = platform.arch();
+    let mut switches = switches(&args.set)?;
+    switches.paranoid |= args.paranoid;
+    refuse_foreign(args, arch)?;
+    if let Some(defect) = switches.defect {
+        let is_here = match arch {
+            Arch::X86_64 => defect.is_of_amd64(),
+            Arch::Aarch64 => defect.is_of_arm(),
+        };
+        ensure!(is_here, "the defect {} is one of the other architecture: leave it out here", defect.name());
+    }
     let console = if args.exec.is_some() { reporting_console(arch) } else { arch.console().to_owned() };
     let mut cmdline = vec![console.as_str()];
     if args.exec.is_some() {
@@ -103,9 +113,6 @@ fn guest(args: &RunArgs) -> Result<Guest> {
             (stock.kernel(), Some(initrd))
         }
     };
-    let mut switches = switches(&args.set)?;
-    switches.paranoid |= args.paranoid;
-    refuse_foreign(args, arch)?;
     let usual = if args.exec.is_some() { ResetPolicy::Exit } else { ResetPolicy::Reboot };
     Ok(Guest {
         platform,
@@ -146,7 +153,11 @@ pub(crate) fn switches<T: AsRef<str>>(settings: &[T]) -> Result<Switches> {
         let setting = setting.as_ref();
         let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
         let known = switches.set(key, value).map_err(|expected| anyhow!("{setting}: expected {expected}"))?;
-        ensure!(known, "{setting}: there is no such switch; there are {}", Switches::KEYS.join(", "));
+        ensure!(
+            known,
+            "{setting}: there is no such switch; there are {}, and crates/hostlink/src/config/switches.rs says what they do",
+            Switches::KEYS.join(", ")
+        );
     }
     Ok(switches)
 }

@@ -10,7 +10,7 @@
 //! | `vms` | names the virtual machines | `vm=`, `vcpus=`, `memory=`, `generation=` |
 //! | `slots` | names the memory slots | [`SlotRecord`] |
 //! | `add GPA SIZE rw\|ro` | adds zeroed memory; the guest is not told | `slot=` |
-//! | `delete SLOT` | takes it away again | `visited=` (entries of the nested page table), `tables=` (freed), `flushes=`, `steps=`; in TSC ticks `ticks=` and `longest=` (step) |
+//! | `delete SLOT` | takes it away again | `visited=` (entries of the nested page table), `tables=` (freed), `flushes=`, `steps=`; in ticks of the clock `ticks=` and `longest=` (step) |
 //! | `log-start SLOT dirty-bits\|write-protection` | begins to log which pages are written | |
 //! | `log-fetch SLOT` | pages written since the last fetch, which are forgotten | `dirty=FIRST+COUNT,…`, pages from the slot's first |
 //! | `log-stop SLOT` | ends the log | |

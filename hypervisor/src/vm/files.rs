@@ -3,7 +3,7 @@
 use core::fmt;
 
 use hostlink::bundle;
-use hostlink::config::{Config, ConfigError, ForeignSwitch};
+use hostlink::config::{Architecture, Config, ConfigError, ForeignSwitch};
 use hostlink::defect::Defect;
 use stay::{Mistake, Mistakes};
 use tar_no_std::TarArchiveRef;
@@ -130,7 +130,8 @@ impl fmt::Display for CreateError {
             }
             Self::ForeignSwitch(foreign) => write!(f, "{foreign}"),
             Self::ForeignDefect(defect) => {
-                write!(f, "the defect {} is one of another architecture", defect.name())
+                let whose = if defect.is_of_arm() { Architecture::Arm64 } else { Architecture::Amd64 };
+                write!(f, "the defect {} is one of {whose} alone: leave it out here", defect.name())
             }
         }
     }
