@@ -23,7 +23,7 @@ mod workspace;
 
 use anyhow::Result;
 use clap::Parser;
-use cli::{BenchCommand, Cli, Command};
+use cli::{Cli, Command};
 use machine::emulator;
 use machine::signals::Signals;
 use std::process::ExitCode;
@@ -49,14 +49,7 @@ fn dispatch(command: &Command) -> Result<u8> {
     match command {
         Command::Run(args) => run::run(args, &signals),
         Command::Demo(args) => demo::demo(args, &signals),
-        Command::Bench(BenchCommand::Exits(args)) => bench::counts::exits(args, &signals),
-        Command::Bench(BenchCommand::Flush(args)) => bench::counts::flush(args, &signals),
-        Command::Bench(BenchCommand::Memslot(args)) => bench::memslot::memslot(args, &signals),
-        Command::Bench(BenchCommand::Migrate(args)) => bench::migrate::migrate(args, &signals),
-        Command::Bench(BenchCommand::Paging(args)) => bench::paging::paging(args),
-        Command::Bench(BenchCommand::Shootdown(args)) => bench::shootdown::shootdown(args, &signals),
-        Command::Bench(BenchCommand::Unmap(args)) => bench::unmap::unmap(args, &signals),
-        Command::Bench(BenchCommand::Boot(args)) => bench::boot::boot(args, &signals),
+        Command::Bench(command) => bench::run(command, &signals),
         Command::Check(args) => check::check(args, &signals),
         Command::Image(args) => image::image(args),
         Command::Book => book::book(),

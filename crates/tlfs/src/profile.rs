@@ -1,5 +1,6 @@
 //! What a partition is offered.
 
+use crate::control::CallKind;
 use crate::cpuid::{feature, hint};
 use crate::{CallCode, CallShape, FlushFlags, VaWidth};
 
@@ -58,13 +59,9 @@ impl Profile {
     /// What the input of `code` looks like; `None` if the call is not offered.
     #[inline]
     pub const fn shape(&self, code: CallCode) -> Option<&'static CallShape> {
-        match code {
-            CallCode::SEND_SYNTHETIC_CLUSTER_IPI | CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX
-                if !self.cluster_ipi =>
-            {
-                None
-            }
-            _ => code.shape(),
+        match code.shape() {
+            Some(shape) if matches!(shape.kind, CallKind::ClusterIpi) && !self.cluster_ipi => None,
+            shape => shape,
         }
     }
 

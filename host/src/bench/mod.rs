@@ -1,11 +1,29 @@
 //! `quell bench`: measurements that stand on their own.
 
-pub(crate) mod boot;
-pub(crate) mod counts;
-pub(crate) mod memslot;
+mod boot;
+mod counts;
+mod memslot;
 pub(crate) mod migrate;
-pub(crate) mod paging;
+mod paging;
 pub(crate) mod phases;
 mod running;
-pub(crate) mod shootdown;
-pub(crate) mod unmap;
+mod shootdown;
+mod unmap;
+
+use crate::cli::BenchCommand;
+use crate::machine::signals::Signals;
+use anyhow::Result;
+
+/// Runs one; the result is the process's exit status.
+pub(crate) fn run(command: &BenchCommand, signals: &Signals) -> Result<u8> {
+    match command {
+        BenchCommand::Exits(args) => counts::exits(args, signals),
+        BenchCommand::Flush(args) => counts::flush(args, signals),
+        BenchCommand::Memslot(args) => memslot::memslot(args, signals),
+        BenchCommand::Migrate(args) => migrate::migrate(args, signals),
+        BenchCommand::Paging(args) => paging::paging(args),
+        BenchCommand::Shootdown(args) => shootdown::shootdown(args, signals),
+        BenchCommand::Unmap(args) => unmap::unmap(args, signals),
+        BenchCommand::Boot(args) => boot::boot(args, signals),
+    }
+}

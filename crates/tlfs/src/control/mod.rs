@@ -20,21 +20,40 @@ impl CallCode {
     }
 }
 
-/// One past the highest code of a call that is known.
-const CODES: usize = 0x16;
+/// Which part of the decoder a call is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallKind {
+    Flush,
+    ClusterIpi,
+    LongSpinWait,
+}
 
-/// The calls: name, code, whether there is a list, whether there is a header of variable size, and the
-/// words of the fixed header. TLFS, the page of each call.
+/// The calls: name, code, kind, whether there is a list, whether there is a header of variable size, and
+/// the words of the fixed header. TLFS, the page of each call.
 macro_rules! calls {
-    ($($(#[$about:meta])* $name:ident = $code:literal, $rep:literal, $variable:literal, $words:literal;)+) => {
+    ($($(#[$about:meta])* $name:ident = $code:literal, $kind:ident, $rep:literal, $variable:literal, $words:literal;)+) => {
         impl CallCode {
             $($(#[$about])* pub const $name: Self = Self($code);)+
+
+            /// Those that are known.
+            pub const ALL: &[Self] = &[$(Self::$name),+];
         }
+
+        /// One past the highest code.
+        const CODES: usize = {
+            let (mut most, mut index) = (0, 0);
+            while index < CallCode::ALL.len() {
+                let code = CallCode::ALL[index].0 as usize;
+                most = if code > most { code } else { most };
+                index += 1;
+            }
+            most + 1
+        };
 
         /// The shapes of the calls by their codes.
         static SHAPES: [Option<CallShape>; CODES] = {
             let mut shapes = [const { None }; CODES];
-            $(shapes[$code] = Some(CallShape::new($rep, $variable, $words));)+
+            $(shapes[$code] = Some(CallShape::new(CallKind::$kind, $rep, $variable, $words));)+
             shapes
         };
     };
@@ -42,19 +61,19 @@ macro_rules! calls {
 
 calls! {
     /// HvCallFlushVirtualAddressSpace: targets as a 64-bit mask, everything of an address space.
-    FLUSH_VIRTUAL_ADDRESS_SPACE = 0x0002, false, false, 3;
+    FLUSH_VIRTUAL_ADDRESS_SPACE = 0x0002, Flush, false, false, 3;
     /// HvCallFlushVirtualAddressList: targets as a 64-bit mask, a list of ranges.
-    FLUSH_VIRTUAL_ADDRESS_LIST = 0x0003, true, false, 3;
+    FLUSH_VIRTUAL_ADDRESS_LIST = 0x0003, Flush, true, false, 3;
     /// HvCallNotifyLongSpinWait: the caller has been spinning on a lock for long.
-    NOTIFY_LONG_SPIN_WAIT = 0x0008, false, false, 1;
+    NOTIFY_LONG_SPIN_WAIT = 0x0008, LongSpinWait, false, false, 1;
     /// HvCallSendSyntheticClusterIpi: an interrupt to targets as a 64-bit mask.
-    SEND_SYNTHETIC_CLUSTER_IPI = 0x000b, false, false, 2;
+    SEND_SYNTHETIC_CLUSTER_IPI = 0x000b, ClusterIpi, false, false, 2;
     /// HvCallFlushVirtualAddressSpaceEx: targets as a VP set, everything of an address space.
-    FLUSH_VIRTUAL_ADDRESS_SPACE_EX = 0x0013, false, true, 4;
+    FLUSH_VIRTUAL_ADDRESS_SPACE_EX = 0x0013, Flush, false, true, 4;
     /// HvCallFlushVirtualAddressListEx: targets as a VP set, a list of ranges.
-    FLUSH_VIRTUAL_ADDRESS_LIST_EX = 0x0014, true, true, 4;
+    FLUSH_VIRTUAL_ADDRESS_LIST_EX = 0x0014, Flush, true, true, 4;
     /// HvCallSendSyntheticClusterIpiEx: an interrupt to targets as a VP set.
-    SEND_SYNTHETIC_CLUSTER_IPI_EX = 0x0015, false, true, 3;
+    SEND_SYNTHETIC_CLUSTER_IPI_EX = 0x0015, ClusterIpi, false, true, 3;
 }
 
 /// What the input of a call looks like: a fixed header, perhaps a variable header, perhaps a list of
@@ -67,19 +86,21 @@ pub struct CallShape {
     pub variable_header: bool,
     /// Size of the fixed header in 8-byte words.
     pub header_words: usize,
+    /// Whose it is to decode.
+    pub(crate) kind: CallKind,
     /// Bits of the control word that must be zero.
     must_be_zero: u64,
 }
 
 impl CallShape {
-    const fn new(rep: bool, variable_header: bool, header_words: usize) -> Self {
+    const fn new(kind: CallKind, rep: bool, variable_header: bool, header_words: usize) -> Self {
         let reserved = Control::new().with_reserved_27(0xf).with_reserved_44(0xf).with_reserved_60(0xf);
         let reps = Control::new().with_rep_count(0xfff).with_rep_start(0xfff).into_bits();
         let header = Control::new().with_variable_header_words(0x3ff).into_bits();
         let must_be_zero = reserved.with_nested(true).into_bits()
             | if rep { 0 } else { reps }
             | if variable_header { 0 } else { header };
-        Self { rep, variable_header, header_words, must_be_zero }
+        Self { rep, variable_header, header_words, kind, must_be_zero }
     }
 }
 

@@ -3,10 +3,11 @@
 use zerocopy::IntoBytes;
 
 use crate::call::{SET_ALL, SET_SPARSE};
+use crate::control::CallKind;
 use crate::{
-    Call, CallCode, CallRegisters, CallShape, ClusterIpi, Control, EmptyTargets, FAST_WORDS, FlushCall,
-    FlushFlags, FlushScope, GvaList, HvResult, InputError, InputPage, InputSource, PAGE_SIZE, Profile,
-    Status, Targets, VpSet, XMM_FAST_WORDS,
+    Call, CallRegisters, CallShape, ClusterIpi, Control, EmptyTargets, FAST_WORDS, FlushCall, FlushFlags,
+    FlushScope, GvaList, HvResult, InputError, InputPage, InputSource, PAGE_SIZE, Profile, Status, Targets,
+    VpSet, XMM_FAST_WORDS,
 };
 
 /// Why there is no [`Call`].
@@ -82,17 +83,16 @@ pub fn decode<'a>(
         &page.words[..FAST_WORDS]
     };
 
-    match control.code() {
-        CallCode::NOTIFY_LONG_SPIN_WAIT => {
+    match shape.kind {
+        CallKind::Flush => decode_flush(control, shape, words, profile),
+        CallKind::LongSpinWait => {
             Ok(Call::LongSpinWait { spins: words.first().copied().unwrap_or_default() })
         }
-        // The guard is true of what gets here. It lets the compiler leave out what is never offered.
-        CallCode::SEND_SYNTHETIC_CLUSTER_IPI | CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX
-            if profile.cluster_ipi =>
-        {
+        // True of what gets here. It lets the compiler leave out what is never offered.
+        CallKind::ClusterIpi if !profile.cluster_ipi => Err(undone(Status::INVALID_HYPERCALL_CODE)),
+        CallKind::ClusterIpi => {
             decode_cluster_ipi(control, shape, words, profile).map(Call::ClusterIpi).map_err(failed)
         }
-        _ => decode_flush(control, shape, words, profile),
     }
 }
 

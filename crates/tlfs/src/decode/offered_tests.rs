@@ -1,5 +1,6 @@
 //! Decoding of what is offered on request only: XMM registers, interrupts, large pages.
 
+use crate::CallCode;
 use std::cell::Cell;
 use std::vec;
 use std::vec::Vec;

@@ -190,16 +190,7 @@ fn random(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
 
 /// A call that is right, and then up to three things that are wrong with it.
 fn structured(random: &mut Random, words: &mut [u64; WORDS_MAX]) -> Attempt {
-    const CODES: [CallCode; 7] = [
-        CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE,
-        CallCode::FLUSH_VIRTUAL_ADDRESS_LIST,
-        CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE_EX,
-        CallCode::FLUSH_VIRTUAL_ADDRESS_LIST_EX,
-        CallCode::NOTIFY_LONG_SPIN_WAIT,
-        CallCode::SEND_SYNTHETIC_CLUSTER_IPI,
-        CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX,
-    ];
-    let code = CODES[random.below(CODES.len() as u64) as usize];
+    let code = CallCode::ALL[random.below(CallCode::ALL.len() as u64) as usize];
     let mut control = Control::new().with_call_code(code.0);
     let used = match code {
         CallCode::NOTIFY_LONG_SPIN_WAIT => {
