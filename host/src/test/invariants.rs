@@ -74,7 +74,7 @@ const INTERRUPTS: [(&str, usize); 6] = [
     ("hypervisor/src/arm64/offer.rs", 1),
     ("hypervisor/src/arm64/vcpu/mod.rs", 4),
     ("hypervisor/src/vm/arch.rs", 1),
-    ("hypervisor/src/vm/machine.rs", 1),
+    ("hypervisor/src/vm/reset.rs", 1),
     ("hypervisor/src/vm/run.rs", 7),
 ];
 

@@ -10,17 +10,16 @@ use hostlink::config::{self, BootCpu, NestedPage, ResetPolicy};
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 use memslots::space::ZapWay;
 use memslots::{Gpa, GuestMemory, Memslots, PhysAddr, Piece, Slot, SlotFlags, SlotId, Sweep};
-use paging::{Level, Progress};
+use paging::Level;
 use spin::Mutex;
 
-use super::GUEST;
-use super::arch::{Arch, Cpus, State};
+use super::arch::{Arch, Cpus};
 use super::awaited::Awaited;
 use super::change::OwnChange;
-use super::control::{self, Channel};
+use super::control::Channel;
 use super::files::{CreateError, Files};
 use super::memory::{FreeMemory, NestedTables};
-use super::percpu::{self, PerCpu};
+use super::percpu;
 use super::slot_memory::{CLEAR_BYTES, SlotMemory};
 use super::space::VmMemory;
 use crate::devices::wall_clock::WallClock;
@@ -105,7 +104,7 @@ pub struct Vm<A: Arch> {
     /// first.
     pub turn_wanted: AtomicBool,
     /// How many vCPUs have stopped for a reset.
-    parked: AtomicU32,
+    pub(super) parked: AtomicU32,
     /// Whether its vCPUs may run.
     begun: AtomicBool,
 }
@@ -260,7 +259,7 @@ impl<A: Arch> Vm<A> {
     ///
     /// Nobody owns a vCPU meanwhile. All of it is done in steps, between which there is a `pause`
     /// without any lock held or memory pinned.
-    fn load_guest(&self, pause: &mut dyn FnMut()) -> Result<(), LoadError> {
+    pub(super) fn load_guest(&self, pause: &mut dyn FnMut()) -> Result<(), LoadError> {
         let boot = &self.vcpus[0];
         let owner = boot.target.owner().expect("nobody runs the boot vCPU while memory is loaded");
         // SAFETY: the owner was just taken.
@@ -317,15 +316,6 @@ impl<A: Arch> Vm<A> {
         notify::nudge(self, nudge);
     }
 
-    /// Begins a reset: every vCPU stops at its next look at its events. Whoever comes first does
-    /// this.
-    pub fn begin_reset(&self) {
-        // Pairs with `attention`; of two that begin a reset one comes first.
-        if self.attention.fetch_or(attention::RESET, Ordering::AcqRel) & attention::RESET == 0 {
-            self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));
-        }
-    }
-
     /// Whether there is anything that is looked at beside the vCPUs: bits of [`attention`].
     #[inline]
     pub fn attention(&self) -> u32 {
@@ -346,60 +336,6 @@ impl<A: Arch> Vm<A> {
         } else {
             // Pairs with `attention`.
             self.attention.fetch_and(!attention::REQUESTS, Ordering::Release);
-        }
-    }
-
-    /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The CPU of the last
-    /// one [starts the guest again](Self::step_reset).
-    ///
-    /// ```text
-    /// each vCPU                                the CPU of the last vCPU
-    /// A  state saved, owner dropped            C  parked = count (Acquire): all have done A
-    /// B  parked += 1 (AcqRel)                  D  states and memory reset, RESET cleared, all woken
-    /// ```
-    /// B before C, so A before D.
-    pub fn park(&self, cpu: &PerCpu<A>) {
-        // Pairs with itself on the other CPUs: the last one finds what all have done.
-        if self.parked.fetch_add(1, Ordering::AcqRel) + 1 == self.vcpu_count() {
-            log::info!(target: GUEST, "the guest resets");
-            self.parked.store(0, Ordering::Relaxed);
-            cpu.resets.set(true);
-        }
-    }
-
-    /// A step of a reset, on the CPU that makes it: takes interrupts and serves requests, and starts
-    /// the guest again when nobody else changes its memory any longer. No vCPU runs.
-    pub(super) fn step_reset(&'static self, cpu: &PerCpu<A>) {
-        let counters = self.counters_of(&self.vcpus[0]);
-        let mut pause = || {
-            A::take_interrupts();
-            if cpu.index == 0 && self.requests_wait() {
-                control::serve(self, cpu);
-                increase(&counters[Counter::ResetRequests as usize], 1);
-            }
-        };
-        pause();
-        if self.step_change(None) != Progress::Done || !A::reset_slots(self, cpu) {
-            return;
-        }
-        for vcpu in &self.vcpus {
-            let mut owner = vcpu.target.owner().expect("all vCPUs are parked");
-            // SAFETY: the owner was just taken.
-            let state = unsafe { vcpu.state() };
-            let _event = owner.take_events();
-            // What was posted before the reset is void.
-            state.reset(&vcpu.inbox);
-        }
-        A::reset_devices(self);
-        increase(&counters[Counter::Resets as usize], 1);
-        // The plan was made from the same files before.
-        self.load_guest(&mut pause)
-            .unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
-        cpu.resets.set(false);
-        // Pairs with `attention`: who finds no reset finds memory as it is to begin with.
-        self.attention.fetch_and(!attention::RESET, Ordering::Release);
-        for vcpu in &self.vcpus {
-            self.nudge(self.sched.wake(vcpu.index, Line::Work));
         }
     }
 }

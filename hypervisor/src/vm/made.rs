@@ -34,7 +34,7 @@ use super::context::Context;
 use super::files::{CreateError, Files};
 use super::machine::{self, Vm};
 use super::percpu::PerCpu;
-use super::run;
+use super::{interrupts, run};
 use crate::free_memory::FreeMemory;
 use crate::sched::Turn;
 
@@ -448,23 +448,23 @@ pub(crate) mod offer {
             let lines = &mut turns.lines[cpu as usize];
             if core::mem::take(&mut lines.kick) {
                 drop(turns);
-                run::on_kick::<A>();
+                interrupts::on_kick::<A>();
                 continue;
             }
             if lines.timer <= now {
                 lines.timer = u64::MAX;
                 drop(turns);
-                run::on_timer::<A>();
+                interrupts::on_timer::<A>();
                 continue;
             }
             if core::mem::take(&mut lines.control) {
                 drop(turns);
-                run::on_control_interrupt::<A>();
+                interrupts::on_control_interrupt::<A>();
                 continue;
             }
             if core::mem::take(&mut lines.serial) {
                 drop(turns);
-                run::on_serial_interrupt::<A>();
+                interrupts::on_serial_interrupt::<A>();
                 continue;
             }
             return;

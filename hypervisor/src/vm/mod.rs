@@ -10,13 +10,16 @@
 //! | `control` | requests of the host tool |
 //! | `end` | how a run ends before its time |
 //! | `files` | what the boot module holds |
+//! | `interrupts` | what interrupts of a CPU lead to |
 //! | `machine` | the virtual machine: everything shared by its vCPUs |
 //! | `made` | for tests: a board that is made up |
 //! | `memory` | tables of nested paging |
 //! | `percpu` | the data of each CPU |
+//! | `reset` | all vCPUs stop, and the guest starts again |
 //! | `run` | the loop that each CPU runs for ever |
 //! | `slot_memory` | the memory behind slots that come and go |
 //! | `space` | changes of the guest's memory |
+//! | `switch` | from one vCPU to the next |
 //!
 //! Nothing here names an instruction or a register: that is for [`arch`]'s traits.
 
@@ -27,14 +30,17 @@ mod context;
 pub mod control;
 pub mod end;
 pub mod files;
+pub mod interrupts;
 pub mod machine;
 #[cfg(test)]
 pub(crate) mod made;
 pub mod memory;
 pub mod percpu;
+mod reset;
 pub mod run;
 mod slot_memory;
 pub mod space;
+mod switch;
 #[cfg(test)]
 mod tests;
 

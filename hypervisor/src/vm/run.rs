@@ -41,11 +41,9 @@
 //! | `check_queue` | the same alone, because this CPU put a vCPU into its own queue |
 //! | `check_spinning` | whether the vCPU only waits for memory to change |
 
-use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering;
 
 use alloc::boxed::Box;
-use coherence::Owner;
 use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
 use hostlink::defect::Defect;
@@ -54,22 +52,12 @@ use paging::Progress;
 
 use super::arch::{Arch, Cpus, State};
 use super::context::{Context, Next};
-use super::machine::{self, Vcpu, Vm, attention};
+use super::machine::{self, Vm, attention};
 use super::percpu::{self, PerCpu};
+use super::switch::Leave;
 use super::{control, files};
 use crate::sched::spinning::Look;
-use crate::sched::{Block, Line, PutBack, Turn};
-
-/// Why a vCPU gives up its CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leave {
-    /// It waits for an interrupt; at the latest until this time.
-    Blocked(u64),
-    /// Another vCPU is to run.
-    PutBack(PutBack),
-    /// The machine resets.
-    Parked,
-}
+use crate::sched::{Line, PutBack, Turn};
 
 /// Lets all CPUs begin. Call on the boot CPU when the machine is there.
 pub fn start<A: Arch>(vm: &Vm<A>) {
@@ -103,62 +91,6 @@ pub fn wait_for_start<A: Arch>() -> &'static Vm<A> {
     }
 }
 
-/// The vCPU that runs here looks at everything before it goes on.
-fn request_attention<A: Arch>() {
-    let Some(vm) = A::machine() else { return };
-    let vcpu = A::this_cpu().current_vcpu.load(Ordering::Relaxed);
-    // A vCPU that has just blocked may be woken by this, for nothing; it blocks again.
-    if let Some(vcpu) = vcpu.checked_sub(1).and_then(|index| vm.vcpus.get(index as usize)) {
-        vm.notify(vcpu);
-    }
-}
-
-/// A kick has arrived. An emulator may lose what announces it until the tick comes
-/// ([`Vm::tick_max`]).
-pub fn on_kick<A: Arch>() {
-    let cpu = A::this_cpu();
-    cpu.was_kicked.set(true);
-    if let Some(due) = cpu.tick_due().filter(|&due| due <= A::now()) {
-        count_late_kick(cpu, due);
-    }
-    cpu.kicked_at.store(0, Ordering::Relaxed);
-}
-
-/// The timer went off: whatever runs here looks at the time before it goes on.
-pub fn on_timer<A: Arch>() {
-    let cpu = A::this_cpu();
-    if let Some(due) = cpu.tick_due() {
-        count_late_kick(cpu, due);
-    }
-    cpu.disarmed();
-    request_attention::<A>();
-}
-
-/// The tick was due: counts a kick that has not been taken and was sent long before. Others may
-/// have been on their way.
-#[cold]
-fn count_late_kick<A: Arch>(cpu: &PerCpu<A>, due: u64) {
-    let long_before = due.saturating_sub(cpu.tick_max.get() / 2);
-    if (1..long_before).contains(&cpu.kicked_at.swap(0, Ordering::Relaxed)) {
-        machine::count_here::<A>(Counter::KickLate);
-    }
-}
-
-/// The control channel has received something.
-pub fn on_control_interrupt<A: Arch>() {
-    if let Some(vm) = A::machine() {
-        vm.set_requests_wait(true);
-        request_attention::<A>();
-    }
-}
-
-/// The real console has received something.
-pub fn on_serial_interrupt<A: Arch>() {
-    if let Some(vm) = A::machine() {
-        A::receive_console(vm);
-    }
-}
-
 /// The loop. Interrupts are off but right after an exit and while idling.
 pub fn cpu_loop<A: Arch>(vm: &'static Vm<A>) -> ! {
     let cpu = A::this_cpu();
@@ -185,7 +117,7 @@ pub fn cpu_loop<A: Arch>(vm: &'static Vm<A>) -> ! {
 
 /// Waits until it is somebody's turn.
 #[inline(never)] // Apart from the switch from one vCPU to another.
-fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Turn {
+pub(super) fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Turn {
     note_current(cpu, None);
     let mut by_tick = false;
     loop {
@@ -230,87 +162,20 @@ fn wake_expired<A: Arch>(vm: &Vm<A>, cpu: &PerCpu<A>) -> bool {
     any
 }
 
-/// The right to run a vCPU that the scheduler has given to this CPU.
-fn own<A: Arch>(vcpu: &Vcpu<A>) -> ManuallyDrop<Owner<'_>> {
-    // The scheduler gives a vCPU to one CPU at a time; two owners would be its failure.
-    ManuallyDrop::new(vcpu.target.owner().expect("the vCPU runs on another CPU"))
-}
-
 impl<'a, A: Arch> Context<'a, A> {
-    /// Begins with the vCPU whose turn it is.
-    pub(super) fn new(
-        vm: &'static Vm<A>,
-        cpu: &'static PerCpu<A>,
-        turn: &Turn,
-        workspace: &'a mut A::Workspace,
-    ) -> Self {
-        let vcpu = &vm.vcpus[turn.vcpu as usize];
-        let owner = own(vcpu);
-        // SAFETY: the owner is held as long as the reference is used, see `release` and `take_on`.
-        let state = unsafe { vcpu.state() };
-        let mut context = Self { vm, cpu, vcpu, counters: vm.counters_of(vcpu), owner, state, workspace };
-        context.arrive(turn);
-        context
-    }
-
-    /// Gives up the vCPU: another CPU may run it from now on.
-    ///
-    /// # Safety
-    ///
-    /// Its state has been saved. Neither owner nor state is used before [`take_on`](Self::take_on).
-    unsafe fn release(owner: &mut ManuallyDrop<Owner<'_>>) {
-        // SAFETY: the caller does not use it any more.
-        unsafe { ManuallyDrop::drop(owner) };
-    }
-
-    /// Goes on with the vCPU whose turn it is, after the one before has been released.
-    #[inline(always)] // This and the next two make up `switch_vcpu`.
-    fn take_on(&mut self, turn: &Turn) {
-        let vcpu = &self.vm.vcpus[turn.vcpu as usize];
-        self.vcpu = vcpu;
-        self.counters = self.vm.counters_of(vcpu);
-        self.owner = own(vcpu);
-        // SAFETY: the owner is held as long as the reference is used.
-        self.state = unsafe { vcpu.state() };
-        self.arrive(turn);
-    }
-
-    #[inline(always)]
-    fn arrive(&mut self, turn: &Turn) {
-        self.count(Counter::SchedIn);
-        if turn.migrated {
-            self.count(Counter::SchedMigrated);
-        }
-        note_current(self.cpu, Some(self.vcpu.index));
-        A::load_state(self, turn);
-    }
-
     /// Looks at everything there is to look at before the vCPU goes on.
     #[inline(always)]
-    fn check_on_arrival(&mut self, now: u64) -> Option<Leave> {
+    pub(super) fn check_on_arrival(&mut self, now: u64) -> Option<Leave> {
         // What was posted before is looked at in any case.
         let _posted_before = self.owner.take_events();
         self.check_all(now)
-    }
-
-    /// Takes the vCPU off this CPU and goes on with the next one that can run.
-    #[inline(never)] // Apart from the loop over exits.
-    fn switch_vcpu(&mut self, mut leave: Leave) {
-        loop {
-            let now = self.switch_once(leave, A::now());
-            let Some(another) = self.check_on_arrival(now) else { return };
-            match self.count_turn(another) {
-                None => return,
-                Some(another) => leave = another,
-            }
-        }
     }
 
     /// The vCPU gives the CPU up without having entered the guest since its turn began, or since
     /// interrupts were last taken. If there have been many such turns, interrupts are taken, and it
     /// is looked at once more.
     #[inline]
-    fn count_turn(&mut self, leave: Leave) -> Option<Leave> {
+    pub(super) fn count_turn(&mut self, leave: Leave) -> Option<Leave> {
         if self.cpu.turns.is_window_due() { self.check_after_window() } else { Some(leave) }
     }
 
@@ -318,65 +183,6 @@ impl<'a, A: Arch> Context<'a, A> {
     fn check_after_window(&mut self) -> Option<Leave> {
         A::open_window(self);
         self.check_on_arrival(A::now())
-    }
-
-    /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one. Returns the
-    /// time: it is `now` unless the CPU had to wait for the next one.
-    #[inline(always)]
-    fn switch_once(&mut self, leave: Leave, now: u64) -> u64 {
-        // Saved before anybody else can find the vCPU.
-        A::save_state(self);
-        let known = match leave {
-            Leave::Blocked(deadline) => {
-                let space = self.state.space();
-                let owner = &mut self.owner;
-                let block = self.vm.sched.block(self.cpu.index, now, deadline, || {
-                    let halted = owner.try_halt(space);
-                    if halted {
-                        // SAFETY: the state is saved, and the next is taken on below: a scheduler
-                        // that lets a vCPU block never refuses.
-                        unsafe { Self::release(owner) };
-                    }
-                    halted
-                });
-                let Block::Next(next) = block else {
-                    // Something came in meanwhile: it goes on.
-                    A::reload_state(self);
-                    return now;
-                };
-                self.count(Counter::SchedHalt);
-                next
-            }
-            Leave::PutBack(why) => {
-                self.count(match why {
-                    PutBack::Preempted => Counter::SchedPreempted,
-                    PutBack::Yielded => Counter::SchedYield,
-                    PutBack::Passive => Counter::SchedPassive,
-                });
-                // SAFETY: the state is saved, and the next is taken on below.
-                unsafe { Self::release(&mut self.owner) };
-                note_current(self.cpu, None);
-                let (next, nudge) = self.vm.sched.switch(self.cpu.index, now, why);
-                self.vm.nudge(nudge);
-                next
-            }
-            Leave::Parked => {
-                // SAFETY: as above.
-                unsafe { Self::release(&mut self.owner) };
-                note_current(self.cpu, None);
-                let Block::Next(next) = self.vm.sched.block(self.cpu.index, now, u64::MAX, || true) else {
-                    unreachable!("a vCPU that runs can always stop")
-                };
-                self.vm.park(self.cpu);
-                next
-            }
-        };
-        let (turn, now) = match known {
-            Some(turn) => (turn, now),
-            None => (wait_for_turn(self.vm, self.cpu), A::now()),
-        };
-        self.take_on(&turn);
-        now
     }
 
     /// One entry into the guest and what follows from its exit.
@@ -576,6 +382,6 @@ impl<'a, A: Arch> Context<'a, A> {
 }
 
 /// Marks a vCPU as the one that is on this CPU, for the panic report.
-fn note_current<A: Cpus>(cpu: &PerCpu<A>, vcpu: Option<u32>) {
+pub(super) fn note_current<A: Cpus>(cpu: &PerCpu<A>, vcpu: Option<u32>) {
     cpu.current_vcpu.store(vcpu.map_or(0, |vcpu| vcpu + 1), Ordering::Relaxed);
 }

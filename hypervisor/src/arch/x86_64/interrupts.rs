@@ -13,8 +13,8 @@ use super::{apic, cpu};
 use crate::arch::Local;
 use crate::image::console::LogPort;
 use crate::image::panic;
+use crate::vm;
 use crate::vm::GUEST;
-use crate::vm::run;
 
 /// The one-shot timer.
 pub(crate) const VECTOR_TIMER: u8 = 0x20;
@@ -31,19 +31,19 @@ extern "C" fn dispatch(frame: &Frame<0>) {
     match frame.vector() {
         vector @ 0..=31 => on_exception(vector, frame),
         VECTOR_TIMER => {
-            run::on_timer::<Local>();
+            vm::interrupts::on_timer::<Local>();
             apic::end_of_interrupt();
         }
         VECTOR_KICK => {
-            run::on_kick::<Local>();
+            vm::interrupts::on_kick::<Local>();
             apic::end_of_interrupt();
         }
         VECTOR_SERIAL => {
-            run::on_serial_interrupt::<Local>();
+            vm::interrupts::on_serial_interrupt::<Local>();
             apic::end_of_interrupt();
         }
         VECTOR_CONTROL => {
-            run::on_control_interrupt::<Local>();
+            vm::interrupts::on_control_interrupt::<Local>();
             apic::end_of_interrupt();
         }
         // Spurious interrupts get no end of interrupt; others are not enabled anywhere.

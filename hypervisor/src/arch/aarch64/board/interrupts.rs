@@ -10,8 +10,8 @@ use crate::arch::aarch64::boot::cpu;
 use crate::arch::{Local, PerCpu};
 use crate::devices::virt::map::{PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
 use crate::image::panic;
+use crate::vm;
 use crate::vm::GUEST;
-use crate::vm::run;
 
 /// "Look again": sent to a CPU that should leave guest mode or idling.
 pub(crate) const KICK: u32 = 0;
@@ -59,12 +59,12 @@ pub(crate) fn take_all() {
 
 fn handle(intid: u32) {
     match intid {
-        KICK => run::on_kick::<Local>(),
+        KICK => vm::interrupts::on_kick::<Local>(),
         STOP if panic::has_panicked() => cpu::stop(),
         STOP => log::warn!(target: GUEST, "a CPU was to be stopped, but none has panicked"),
         TIMER => {
             clock::quiet_timer();
-            run::on_timer::<Local>();
+            vm::interrupts::on_timer::<Local>();
         }
         // It stays active, and so quiet, until the guest has handled it.
         VIRTUAL_TIMER | PHYSICAL_TIMER => {
@@ -73,10 +73,10 @@ fn handle(intid: u32) {
         }
         // Its condition has gone with the exit: the list registers are empty.
         MAINTENANCE => PerCpu::current().arch.maintenance_fired.set(true),
-        _ if intid == CONSOLE.load(Ordering::Relaxed) => run::on_serial_interrupt::<Local>(),
+        _ if intid == CONSOLE.load(Ordering::Relaxed) => vm::interrupts::on_serial_interrupt::<Local>(),
         _ if intid == CONTROL.load(Ordering::Relaxed) => {
             console::pause_control();
-            run::on_control_interrupt::<Local>();
+            vm::interrupts::on_control_interrupt::<Local>();
         }
         _ => log::warn!(target: GUEST, "interrupt {intid} is used by nobody"),
     }

@@ -1,0 +1,65 @@
+//! What interrupts of the CPU lead to: kicks, its timer, the serial ports.
+
+use core::sync::atomic::Ordering;
+
+use hostlink::counters::Counter;
+
+use super::arch::Arch;
+use super::machine;
+use super::percpu::PerCpu;
+
+/// The vCPU that runs here looks at everything before it goes on.
+fn request_attention<A: Arch>() {
+    let Some(vm) = A::machine() else { return };
+    let vcpu = A::this_cpu().current_vcpu.load(Ordering::Relaxed);
+    // A vCPU that has just blocked may be woken by this, for nothing; it blocks again.
+    if let Some(vcpu) = vcpu.checked_sub(1).and_then(|index| vm.vcpus.get(index as usize)) {
+        vm.notify(vcpu);
+    }
+}
+
+/// A kick has arrived. An emulator may lose what announces it until the tick comes
+/// ([`Vm::tick_max`]).
+pub fn on_kick<A: Arch>() {
+    let cpu = A::this_cpu();
+    cpu.was_kicked.set(true);
+    if let Some(due) = cpu.tick_due().filter(|&due| due <= A::now()) {
+        count_late_kick(cpu, due);
+    }
+    cpu.kicked_at.store(0, Ordering::Relaxed);
+}
+
+/// The timer went off: whatever runs here looks at the time before it goes on.
+pub fn on_timer<A: Arch>() {
+    let cpu = A::this_cpu();
+    if let Some(due) = cpu.tick_due() {
+        count_late_kick(cpu, due);
+    }
+    cpu.disarmed();
+    request_attention::<A>();
+}
+
+/// The tick was due: counts a kick that has not been taken and was sent long before. Others may
+/// have been on their way.
+#[cold]
+fn count_late_kick<A: Arch>(cpu: &PerCpu<A>, due: u64) {
+    let long_before = due.saturating_sub(cpu.tick_max.get() / 2);
+    if (1..long_before).contains(&cpu.kicked_at.swap(0, Ordering::Relaxed)) {
+        machine::count_here::<A>(Counter::KickLate);
+    }
+}
+
+/// The control channel has received something.
+pub fn on_control_interrupt<A: Arch>() {
+    if let Some(vm) = A::machine() {
+        vm.set_requests_wait(true);
+        request_attention::<A>();
+    }
+}
+
+/// The real console has received something.
+pub fn on_serial_interrupt<A: Arch>() {
+    if let Some(vm) = A::machine() {
+        A::receive_console(vm);
+    }
+}

@@ -1,0 +1,77 @@
+//! A reset: every vCPU stops, and the CPU of the last one starts the guest again, in steps.
+
+use core::sync::atomic::Ordering;
+
+use hostlink::counters::Counter;
+use paging::Progress;
+
+use super::arch::{Arch, State};
+use super::machine::{Vm, attention, increase};
+use super::percpu::PerCpu;
+use super::{GUEST, control};
+use crate::sched::Line;
+
+impl<A: Arch> Vm<A> {
+    /// Begins a reset: every vCPU stops at its next look at its events. Whoever comes first does
+    /// this.
+    pub fn begin_reset(&self) {
+        // Pairs with `attention`; of two that begin a reset one comes first.
+        if self.attention.fetch_or(attention::RESET, Ordering::AcqRel) & attention::RESET == 0 {
+            self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));
+        }
+    }
+
+    /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The CPU of the last
+    /// one [starts the guest again](Self::step_reset).
+    ///
+    /// ```text
+    /// each vCPU                                the CPU of the last vCPU
+    /// A  state saved, owner dropped            C  parked = count (Acquire): all have done A
+    /// B  parked += 1 (AcqRel)                  D  states and memory reset, RESET cleared, all woken
+    /// ```
+    /// B before C, so A before D.
+    pub fn park(&self, cpu: &PerCpu<A>) {
+        // Pairs with itself on the other CPUs: the last one finds what all have done.
+        if self.parked.fetch_add(1, Ordering::AcqRel) + 1 == self.vcpu_count() {
+            log::info!(target: GUEST, "the guest resets");
+            self.parked.store(0, Ordering::Relaxed);
+            cpu.resets.set(true);
+        }
+    }
+
+    /// A step of a reset, on the CPU that makes it: takes interrupts and serves requests, and starts
+    /// the guest again when nobody else changes its memory any longer. No vCPU runs.
+    pub(super) fn step_reset(&'static self, cpu: &PerCpu<A>) {
+        let counters = self.counters_of(&self.vcpus[0]);
+        let mut pause = || {
+            A::take_interrupts();
+            if cpu.index == 0 && self.requests_wait() {
+                control::serve(self, cpu);
+                increase(&counters[Counter::ResetRequests as usize], 1);
+            }
+        };
+        pause();
+        if self.step_change(None) != Progress::Done || !A::reset_slots(self, cpu) {
+            return;
+        }
+        for vcpu in &self.vcpus {
+            let mut owner = vcpu.target.owner().expect("all vCPUs are parked");
+            // SAFETY: the owner was just taken.
+            let state = unsafe { vcpu.state() };
+            let _event = owner.take_events();
+            // What was posted before the reset is void.
+            state.reset(&vcpu.inbox);
+        }
+        A::reset_devices(self);
+        increase(&counters[Counter::Resets as usize], 1);
+        // The plan was made from the same files before.
+        self.load_guest(&mut pause)
+            .unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
+        cpu.resets.set(false);
+        // Pairs with `attention`: who finds no reset finds memory as it is to begin with.
+        self.attention.fetch_and(!attention::RESET, Ordering::Release);
+        for vcpu in &self.vcpus {
+            self.nudge(self.sched.wake(vcpu.index, Line::Work));
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! From one vCPU to the next: the one that leaves its CPU is saved and put where it belongs, and the
+//! next is taken. `run.rs` says why and when.
+
+use core::mem::ManuallyDrop;
+
+use coherence::Owner;
+use hostlink::counters::Counter;
+
+use super::arch::{Arch, State};
+use super::context::Context;
+use super::machine::{Vcpu, Vm};
+use super::percpu::PerCpu;
+use super::run::{note_current, wait_for_turn};
+use crate::sched::{Block, PutBack, Turn};
+
+/// Why a vCPU gives up its CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leave {
+    /// It waits for an interrupt; at the latest until this time.
+    Blocked(u64),
+    /// Another vCPU is to run.
+    PutBack(PutBack),
+    /// The machine resets.
+    Parked,
+}
+
+/// The right to run a vCPU that the scheduler has given to this CPU.
+fn own<A: Arch>(vcpu: &Vcpu<A>) -> ManuallyDrop<Owner<'_>> {
+    // The scheduler gives a vCPU to one CPU at a time; two owners would be its failure.
+    ManuallyDrop::new(vcpu.target.owner().expect("the vCPU runs on another CPU"))
+}
+
+impl<'a, A: Arch> Context<'a, A> {
+    /// Begins with the vCPU whose turn it is.
+    pub(super) fn new(
+        vm: &'static Vm<A>,
+        cpu: &'static PerCpu<A>,
+        turn: &Turn,
+        workspace: &'a mut A::Workspace,
+    ) -> Self {
+        let vcpu = &vm.vcpus[turn.vcpu as usize];
+        let owner = own(vcpu);
+        // SAFETY: the owner is held as long as the reference is used, see `release` and `take_on`.
+        let state = unsafe { vcpu.state() };
+        let mut context = Self { vm, cpu, vcpu, counters: vm.counters_of(vcpu), owner, state, workspace };
+        context.arrive(turn);
+        context
+    }
+
+    /// Gives up the vCPU: another CPU may run it from now on.
+    ///
+    /// # Safety
+    ///
+    /// Its state has been saved. Neither owner nor state is used before [`take_on`](Self::take_on).
+    unsafe fn release(owner: &mut ManuallyDrop<Owner<'_>>) {
+        // SAFETY: the caller does not use it any more.
+        unsafe { ManuallyDrop::drop(owner) };
+    }
+
+    /// Goes on with the vCPU whose turn it is, after the one before has been released.
+    #[inline(always)] // This and the next two make up `switch_vcpu`.
+    fn take_on(&mut self, turn: &Turn) {
+        let vcpu = &self.vm.vcpus[turn.vcpu as usize];
+        self.vcpu = vcpu;
+        self.counters = self.vm.counters_of(vcpu);
+        self.owner = own(vcpu);
+        // SAFETY: the owner is held as long as the reference is used.
+        self.state = unsafe { vcpu.state() };
+        self.arrive(turn);
+    }
+
+    #[inline(always)]
+    fn arrive(&mut self, turn: &Turn) {
+        self.count(Counter::SchedIn);
+        if turn.migrated {
+            self.count(Counter::SchedMigrated);
+        }
+        note_current(self.cpu, Some(self.vcpu.index));
+        A::load_state(self, turn);
+    }
+
+    /// Takes the vCPU off this CPU and goes on with the next one that can run.
+    #[inline(never)] // Apart from the loop over exits.
+    pub(super) fn switch_vcpu(&mut self, mut leave: Leave) {
+        loop {
+            let now = self.switch_once(leave, A::now());
+            let Some(another) = self.check_on_arrival(now) else { return };
+            match self.count_turn(another) {
+                None => return,
+                Some(another) => leave = another,
+            }
+        }
+    }
+
+    /// Takes the vCPU off this CPU, puts it where it belongs, and brings the next one. Returns the
+    /// time: it is `now` unless the CPU had to wait for the next one.
+    #[inline(always)]
+    fn switch_once(&mut self, leave: Leave, now: u64) -> u64 {
+        // Saved before anybody else can find the vCPU.
+        A::save_state(self);
+        let known = match leave {
+            Leave::Blocked(deadline) => {
+                let space = self.state.space();
+                let owner = &mut self.owner;
+                let block = self.vm.sched.block(self.cpu.index, now, deadline, || {
+                    let halted = owner.try_halt(space);
+                    if halted {
+                        // SAFETY: the state is saved, and the next is taken on below: a scheduler
+                        // that lets a vCPU block never refuses.
+                        unsafe { Self::release(owner) };
+                    }
+                    halted
+                });
+                let Block::Next(next) = block else {
+                    // Something came in meanwhile: it goes on.
+                    A::reload_state(self);
+                    return now;
+                };
+                self.count(Counter::SchedHalt);
+                next
+            }
+            Leave::PutBack(why) => {
+                self.count(match why {
+                    PutBack::Preempted => Counter::SchedPreempted,
+                    PutBack::Yielded => Counter::SchedYield,
+                    PutBack::Passive => Counter::SchedPassive,
+                });
+                // SAFETY: the state is saved, and the next is taken on below.
+                unsafe { Self::release(&mut self.owner) };
+                note_current(self.cpu, None);
+                let (next, nudge) = self.vm.sched.switch(self.cpu.index, now, why);
+                self.vm.nudge(nudge);
+                next
+            }
+            Leave::Parked => {
+                // SAFETY: as above.
+                unsafe { Self::release(&mut self.owner) };
+                note_current(self.cpu, None);
+                let Block::Next(next) = self.vm.sched.block(self.cpu.index, now, u64::MAX, || true) else {
+                    unreachable!("a vCPU that runs can always stop")
+                };
+                self.vm.park(self.cpu);
+                next
+            }
+        };
+        let (turn, now) = match known {
+            Some(turn) => (turn, now),
+            None => (wait_for_turn(self.vm, self.cpu), A::now()),
+        };
+        self.take_on(&turn);
+        now
+    }
+}
