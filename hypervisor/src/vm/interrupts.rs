@@ -19,7 +19,7 @@ fn request_attention<A: Arch>() {
 }
 
 /// A kick has arrived. An emulator may lose what announces it until the tick comes
-/// ([`Vm::tick_max`]).
+/// ([`Vm::tick_max`](super::Vm::tick_max)).
 pub fn on_kick<A: Arch>() {
     let cpu = A::this_cpu();
     cpu.was_kicked.set(true);

@@ -22,7 +22,7 @@ impl<A: Arch> Vm<A> {
     }
 
     /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The CPU of the last
-    /// one [starts the guest again](Self::step_reset).
+    /// one starts the guest again (`step_reset`).
     ///
     /// ```text
     /// each vCPU                                the CPU of the last vCPU

@@ -168,7 +168,7 @@ offer_arm64! {
         }
 
         fn share(config: &Config<'_>, space: &VmMemory<Self>) -> Result<Shared, CreateError> {
-            Shared::new::<Self>(config, space, stage2::set_up(config.switches.stage2_unmap))
+            Shared::new::<Self>(config, space, stage2::set_up(&config.switches))
         }
     }
 }

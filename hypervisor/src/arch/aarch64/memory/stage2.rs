@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use coherence::tlbi::{self, Errata, Granule, Limits, Setup};
-use hostlink::config::Stage2Unmap;
+use hostlink::config::{Stage2Unmap, Switches};
 use paging::{Arm64Stage2, Entries, FlushRange, Format, Level, Permissions, PhysAddr, TableMemory};
 
 use stay::Cost;
@@ -104,12 +104,12 @@ impl Format for Stage2 {
 
 /// What the processors have, which are taken to be alike, and how stage 2 is invalidated on them.
 /// Before the first guest.
-pub(crate) fn set_up(way: Stage2Unmap) -> Setup {
+pub(crate) fn set_up(switches: &Switches) -> Setup {
     let mut features =
         tlbi::Features::from_id(read!("id_aa64isar0_el1"), read!("s3_0_c0_c7_2"), read!("ctr_el0"));
-    let limits = match way {
+    let limits = match switches.stage2_unmap {
         Stage2Unmap::Range => {
-            let cost = Cost::measure(&Word::new());
+            let cost = Cost::measure(&Word::new()).limited_to(switches.flush_pages);
             log::info!("flushes of stage 2: {cost}");
             cost.limits()
         }
