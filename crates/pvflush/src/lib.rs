@@ -43,7 +43,7 @@
 //! that do not, before they run again. So there is nobody to wait for, and nobody who does not run is interrupted. The
 //! caller's own TLB is flushed natively by [`LocalCpu::flush`](quell_coherence::shootdown::LocalCpu::flush).
 //!
-//! No target takes an interrupt: see [`Receipt::excludes_walkers`](quell_coherence::shootdown::Receipt::excludes_walkers) (P24).
+//! No target takes an interrupt: see [`ShootdownReceipt::excludes_walkers`](quell_coherence::shootdown::ShootdownReceipt::excludes_walkers) (P24).
 #![no_std]
 #![forbid(unsafe_code)]
 
