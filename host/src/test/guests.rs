@@ -47,7 +47,7 @@ const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Longest time for a run of tlbcheck, in seconds, and how many of its rows pass at least where all
 /// is well.
-const CHECK_TIMEOUT: u64 = 180;
+const CHECK_TIMEOUT: Duration = Duration::from_secs(180);
 const ROWS_MIN: usize = 10;
 
 /// Longest log of a run with a bare guest, whose runs are short.
@@ -121,20 +121,25 @@ pub(super) fn run_all(
     while let Some(case) = next() {
         let running = progress.begin(case.name);
         let mut result = lab.run(case);
-        let mut note = "";
-        if result.is_err() && lab.hung.replace(false) {
-            // A machine that hangs may be tried once more, and the row says so; a failure of any
-            // other kind stands.
+        let (mut note, mut why) = ("", String::new());
+        if lab.hung.replace(false)
+            && let Err(error) = result
+        {
+            // A machine that hangs may be tried once more, and the row says so and shows how the
+            // first one ended; a failure of any other kind stands.
             let allowed = parts.again.lock().unwrap_or_else(PoisonError::into_inner).allow(case.name);
-            match allowed {
+            result = match allowed {
                 Ok(()) => {
                     note = "second try: the first machine hung";
-                    result = lab.run(case);
+                    why = format!("{error:#}\n");
+                    lab.run(case)
                 }
-                Err(why) => result = result.map_err(|error| error.context(why)),
-            }
+                Err(why) => Err(error.context(why)),
+            };
         }
-        let why = result.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
+        if let Err(error) = &result {
+            why.push_str(&format!("{error:#}"));
+        }
         running.end(result.is_ok(), note, &why);
         let second = usize::from(result.is_ok() && !note.is_empty());
         tally.add(Tally {

@@ -60,7 +60,7 @@ impl Running<'_> {
         self.progress.show();
     }
 
-    /// It has ended; `detail` follows a failure, indented.
+    /// It has ended; `detail`, of a failure or of a first try, follows, indented.
     pub(crate) fn end(self, passed: bool, note: &str, detail: &str) {
         let verdict = if passed { "ok  " } else { "FAIL" };
         let secs = self.started.elapsed().as_secs_f64();
