@@ -16,3 +16,4 @@ pub mod defect;
 pub mod exit;
 pub mod phase;
 pub mod rom;
+mod words;

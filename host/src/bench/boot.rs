@@ -14,7 +14,6 @@ use anyhow::{Context, Result, ensure};
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
-use std::time::Duration;
 
 const METRIC: &str = "userspace";
 const INSTRUCTIONS: &str = "instructions to userspace";
@@ -39,7 +38,7 @@ pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
         0 => {}
         failed => return Ok(failed),
     }
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.output.json {
         results::write(path, "boot", Some(stock.versions()), &samples)?;
     }
     Ok(status)
@@ -76,7 +75,7 @@ fn instructions(
             }
             _ => Spec { clock: Clock::Instructions, ..guest.on_bare_machine(1, directory.path())? },
         };
-        spec.timeout = Some(Duration::from_secs(args.timeout));
+        spec.timeout = Some(args.output.timeout());
         let counting = Phases::counting(directory.path())?;
         spec.counting = Some(counting.clone());
         let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
@@ -159,7 +158,7 @@ fn seconds(
 /// status, after the reason has been printed.
 fn time(spec: &Spec, args: &BootArgs, signals: &Signals) -> Result<Result<f64, u8>> {
     let mut spec = spec.clone();
-    spec.timeout = Some(Duration::from_secs(args.timeout));
+    spec.timeout = Some(args.output.timeout());
     let mut userspace = None;
     let outcome = Machine::start(&spec, signals)?.run(|report, machine| {
         if report["event"] != "boot" {

@@ -19,7 +19,6 @@ use anyhow::Result;
 use hostlink::config::{FlushMode, MAX_VCPUS, ResetPolicy, Switches};
 use hostlink::exit::ExitCode;
 use serde_json::Value;
-use std::time::Duration;
 
 /// One operation.
 struct Case {
@@ -91,7 +90,7 @@ pub(crate) fn flush(args: &ExitsArgs, signals: &Signals) -> Result<u8> {
 
 /// Writes the results where the arguments say, if they do.
 fn save(name: &'static str, args: &ExitsArgs, samples: &Samples) -> Result<()> {
-    args.json.as_deref().map_or(Ok(()), |path| results::write(path, name, None, samples))
+    args.output.json.as_deref().map_or(Ok(()), |path| results::write(path, name, None, samples))
 }
 
 /// Runs the guest; the status is 1 if a case is missing or over its budget.
@@ -111,7 +110,7 @@ fn run(bench: &Bench, args: &ExitsArgs, signals: &Signals, samples: &mut Samples
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     let mut spec =
         guest.on_quell(&Hypervisor::build(Arch::X86_64)?, 1, Clock::Instructions, directory.path())?;
-    spec.timeout = Some(Duration::from_secs(args.timeout));
+    spec.timeout = Some(args.output.timeout());
     let outcome = Machine::start(&spec, signals)?.run(|_, _| Ok(Flow::Continue))?;
 
     for report in outcome.reports.iter().filter(|report| report["result"] == "fail") {

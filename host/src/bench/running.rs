@@ -219,7 +219,7 @@ pub(super) fn run(args: &ExitsArgs, signals: &Signals, samples: &mut Samples) ->
         hypervisor: Hypervisor::build(Arch::X86_64)?,
         probe: workspace::build(workspace::PROBE, Arch::X86_64)?,
         directory: directory.path(),
-        timeout: Duration::from_secs(args.timeout),
+        timeout: args.output.timeout(),
         signals,
     };
     let mut status = 0;

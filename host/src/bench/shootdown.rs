@@ -11,7 +11,6 @@ use anyhow::Result;
 use hostlink::config::Switches;
 use serde_json::Value;
 use std::thread::available_parallelism;
-use std::time::Duration;
 
 const CYCLES: &str = "cycles";
 /// The modes of the table, the one that the others are compared with first.
@@ -28,7 +27,7 @@ pub(crate) fn shootdown(args: &ShootdownArgs, signals: &Signals) -> Result<u8> {
     }
     let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
     let good = print(&samples, args, cores);
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.output.json {
         results::write(path, "shootdown", None, &samples)?;
     }
     Ok(u8::from(!good))
@@ -47,7 +46,7 @@ fn run(args: &ShootdownArgs, signals: &Signals, samples: &mut Samples) -> Result
         Switches::default(),
         directory.path(),
     )?;
-    spec.timeout = Some(Duration::from_secs(args.timeout));
+    spec.timeout = Some(args.output.timeout());
     let outcome = Machine::start(&spec, signals)?.run(|report, _| {
         if let Some(measured) = Measured::read(report) {
             eprintln!("{}: {:.0} cycles of the {}", measured.case, measured.median, measured.side);
@@ -142,10 +141,12 @@ fn print(samples: &Samples, args: &ShootdownArgs, cores: u32) -> bool {
 mod tests {
     use super::*;
     use crate::check::subject::On;
+    use crate::cli::Output;
     use serde_json::json;
 
     fn args(cpus: u32) -> ShootdownArgs {
-        ShootdownArgs { on: On::Bare, cpus, halted: false, runs: 1, samples: 101, json: None, timeout: 60 }
+        let output = Output { json: None, timeout: 60 };
+        ShootdownArgs { on: On::Bare, cpus, halted: false, runs: 1, samples: 101, output }
     }
 
     fn add(samples: &mut Samples, mode: &str, processors: u64, median: u64) {

@@ -49,14 +49,14 @@ pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
         switches: Switches { defect: args.defect, ..Switches::default() },
         only: args.only.as_deref(),
         omission: args.drop,
-        timeout: args.timeout,
+        timeout: args.output.timeout(),
     };
     let (rows, outcome) = run.start(signals, |row| println!("{row}"))?;
     ended(&outcome)?;
     let count = |result| rows.iter().filter(|row| row.result == result).count();
     let failed = count(Verdict::Fail);
     println!("{} passed, {failed} failed, {} skipped", count(Verdict::Pass), count(Verdict::Skip));
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.output.json {
         Writer::new(path.clone(), "check", None).write_rows(&rows)?;
     }
     Ok(u8::from(failed != 0))
@@ -86,7 +86,7 @@ pub(crate) struct Run<'a> {
     /// What it leaves out itself.
     pub(crate) omission: Option<Omission>,
     /// Seconds until it is given up.
-    pub(crate) timeout: u64,
+    pub(crate) timeout: Duration,
 }
 
 impl Run<'_> {
@@ -107,7 +107,7 @@ impl Run<'_> {
             self.switches,
             directory.path(),
         )?;
-        spec.timeout = Some(Duration::from_secs(self.timeout));
+        spec.timeout = Some(self.timeout);
         let mut rows = Vec::new();
         let outcome = Machine::start(&spec, signals)?.run(|report, _| {
             if let Some(row) = row(report, self.on.name()) {

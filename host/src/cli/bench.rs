@@ -7,6 +7,27 @@ use crate::size;
 use clap::{Args, Subcommand};
 use hostlink::config::MAX_VCPUS;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where the results of a measurement go, and how long each of its machines may take: `SECONDS`
+/// unless something else is said.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Output<const SECONDS: u64> {
+    /// Write the results to this file, as docs/json.md describes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Give up on a machine after so many seconds (longer ones while other programs keep the CPUs
+    /// busy)
+    #[arg(long, value_name = "SECONDS", default_value = SECONDS.to_string(), value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+}
+
+impl<const SECONDS: u64> Output<SECONDS> {
+    /// How long a machine may take.
+    pub(crate) const fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
@@ -66,12 +87,8 @@ pub(crate) enum BenchCommand {
 /// one of them is over its budget.
 #[derive(Debug, Args)]
 pub(crate) struct ExitsArgs {
-    /// Write what was measured to this file, as docs/json.md describes
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Give up after so many seconds (longer ones while other programs keep the CPUs busy)
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) timeout: u64,
+    #[command(flatten)]
+    pub(crate) output: Output<120>,
 }
 
 /// Arguments of `bench memslot`.
@@ -83,13 +100,8 @@ pub(crate) struct MemslotArgs {
     /// Runs of each side of it; the table shows medians
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
-    /// Write what was measured to this file, as docs/json.md describes
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Give up on a machine after so many seconds (longer ones while other programs keep the CPUs
-    /// busy)
-    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) timeout: u64,
+    #[command(flatten)]
+    pub(crate) output: Output<180>,
 }
 
 /// Arguments of `bench migrate`.
@@ -106,13 +118,8 @@ pub(crate) struct MigrateArgs {
     /// Runs by the clock; the table shows medians. Counts are the same each time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
-    /// Write what was measured to this file, as docs/json.md describes
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Give up on a machine after so many seconds (longer ones while other programs keep the CPUs
-    /// busy)
-    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) timeout: u64,
+    #[command(flatten)]
+    pub(crate) output: Output<180>,
 }
 
 /// Arguments of `bench paging`.
@@ -132,13 +139,8 @@ pub(crate) struct UnmapArgs {
     /// Runs of each deletion by the clock; the table shows medians. Counts are the same each time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
-    /// Write what was measured to this file, as docs/json.md describes
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Give up on a machine after so many seconds (longer ones while other programs keep the CPUs
-    /// busy)
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) timeout: u64,
+    #[command(flatten)]
+    pub(crate) output: Output<300>,
 }
 
 /// Arguments of `bench shootdown`.
@@ -160,12 +162,8 @@ pub(crate) struct ShootdownArgs {
     /// Shootdowns of each kind in each of them
     #[arg(long, value_name = "N", default_value_t = 301, value_parser = clap::value_parser!(u32).range(11..=1000))]
     pub(crate) samples: u32,
-    /// Write what was measured to this file, as docs/json.md describes
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Give up after so many seconds (longer ones while other programs keep the CPUs busy)
-    #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) timeout: u64,
+    #[command(flatten)]
+    pub(crate) output: Output<900>,
 }
 
 /// Time from power-on to the guest's first process, on Quell and directly on the machine
@@ -184,11 +182,6 @@ pub(crate) struct BootArgs {
     /// Words for the kernel's command line, after those with its console and `quiet`
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     pub(crate) append: Option<String>,
-    /// Give up on a boot after so many seconds (longer ones while other programs keep the CPUs
-    /// busy)
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) timeout: u64,
-    /// Write what was measured to this file, as docs/json.md describes
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: Output<120>,
 }

@@ -3,7 +3,6 @@
 use anyhow::{Context, Result};
 use hostlink::ctl::parse_number;
 use serde::{Serialize, Serializer};
-use std::ops::Index;
 
 /// A record's fields, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,16 +37,8 @@ impl Fields {
 
     /// A field that is a number.
     pub(crate) fn number(&self, key: &str) -> Option<u64> {
-        parse_number(&self[key]).ok()
-    }
-}
-
-/// A field's value; empty if there is none.
-impl Index<&str> for Fields {
-    type Output = str;
-
-    fn index(&self, key: &str) -> &str {
-        self.iter().find(|(name, _)| *name == key).map_or("", |(_, value)| value)
+        let (_, value) = self.iter().find(|(name, _)| *name == key)?;
+        parse_number(value).ok()
     }
 }
 
@@ -70,7 +61,7 @@ mod tests {
         let fields = Fields::parse("slot=3 gpa=0x1000 access=ro").expect("parses").with("machine", "12-1");
         let json = serde_json::to_string(&fields).expect("writes");
         assert_eq!(json, r#"{"machine":"12-1","slot":3,"gpa":4096,"access":"ro"}"#);
-        assert_eq!((fields.number("gpa"), fields.number("access"), &fields["none"]), (Some(4096), None, ""));
+        assert_eq!(["gpa", "access", "none"].map(|key| fields.number(key)), [Some(4096), None, None]);
         assert!(Fields::parse("nothing here").is_err());
     }
 }

@@ -1,11 +1,12 @@
 //! `quell ctl migrate`: a migration in vain.
 
-use super::fields::Fields;
-use crate::machine::control::Control;
+use super::fields;
+use crate::machine::control::{Control, read};
 use crate::table::table;
 use anyhow::{Context, Result, ensure};
+use hostlink::ctl::record::{Record, Round, Undone};
 use hostlink::ctl::{LogWay, Request};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::time::Duration;
 
 /// A round in which each page of a large slot is copied says nothing before its end.
@@ -15,9 +16,11 @@ const SILENCE_MAX: Duration = Duration::from_secs(300);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Migrated {
     /// Of each round, the first of which copies all pages.
-    rounds: Vec<Fields>,
+    #[serde(serialize_with = "write_all")]
+    rounds: Vec<Round>,
     /// Of undoing it.
-    undone: Fields,
+    #[serde(serialize_with = "write")]
+    undone: Undone,
 }
 
 impl Migrated {
@@ -28,22 +31,22 @@ impl Migrated {
         slot: u16,
         way: LogWay,
         rounds: u16,
-        mut copied: impl FnMut(u64) -> Result<()>,
+        mut copied: impl FnMut(u16) -> Result<()>,
     ) -> Result<Self> {
         let request = Request::Migrate { slot, way, rounds };
-        let answer = control.with_patience(SILENCE_MAX).ask_each(&request, |record| {
-            Fields::parse(record)?.number("round").map_or(Ok(()), &mut copied)
-        })?;
+        let answer = control
+            .with_patience(SILENCE_MAX)
+            .ask_each(&request, |record| Round::parse(record).map_or(Ok(()), |round| copied(round.round)))?;
         Self::read(&answer)
     }
 
     fn read(answer: &[String]) -> Result<Self> {
-        let mut rounds: Vec<_> = answer.iter().map(|record| Fields::parse(record)).collect::<Result<_>>()?;
-        let undone = rounds.pop().context("the hypervisor's answer is empty")?;
-        let is_whole = undone.number("undone") == Some(1) && undone.number("hz").is_some_and(|hz| hz > 0);
-        ensure!(is_whole, "the hypervisor does not say how the migration was undone: {answer:?}");
+        let (undone, rounds) = answer.split_last().context("the hypervisor's answer is empty")?;
+        let undone: Undone = read(undone)?;
+        ensure!(undone.hz > 0, "the hypervisor does not say how the migration was undone: {answer:?}");
+        let rounds: Vec<Round> = rounds.iter().map(|round| read(round)).collect::<Result<_>>()?;
         for (number, round) in (0..).zip(&rounds) {
-            ensure!(round.number("round") == Some(number), "round {number} is missing: {answer:?}");
+            ensure!(round.round == number, "round {number} is missing: {answer:?}");
         }
         Ok(Self { rounds, undone })
     }
@@ -52,41 +55,50 @@ impl Migrated {
     pub(crate) fn copying(&self) -> [f64; 2] {
         self.rounds
             .iter()
-            .map(|round| self.seconds(round))
+            .map(|round| self.seconds(round.ticks, round.longest))
             .fold([0.0, 0.0], |[sum, longest], round| [sum + round[0], round[1].max(longest)])
     }
 
     /// The same of undoing it.
     pub(crate) fn undoing(&self) -> [f64; 2] {
-        self.seconds(&self.undone)
+        self.seconds(self.undone.ticks, self.undone.longest)
     }
 
     /// Pages that were copied, the first round's included.
     pub(crate) fn pages(&self) -> u64 {
-        self.rounds.iter().filter_map(|round| round.number("pages")).sum()
+        self.rounds.iter().map(|round| round.pages).sum()
     }
 
-    /// The seconds that a record names: of all steps, and of the longest one.
+    /// The seconds of all steps, and of the longest one.
     #[expect(clippy::cast_precision_loss, reason = "a duration that is shown")]
-    fn seconds(&self, record: &Fields) -> [f64; 2] {
-        let hz = self.undone.number("hz").unwrap_or(1) as f64;
-        ["ticks", "longest"].map(|key| record.number(key).map_or(f64::NAN, |ticks| ticks as f64 / hz))
+    fn seconds(&self, ticks: u64, longest: u64) -> [f64; 2] {
+        [ticks, longest].map(|ticks| ticks as f64 / self.undone.hz as f64)
     }
 
     /// For people.
     pub(crate) fn table(&self) -> String {
-        let row = |name: String, record: &Fields| {
-            let [all, longest] = self.seconds(record);
+        let row = |name: String, pages: String, steps: u32, [all, longest]: [f64; 2]| {
             let (all, longest) = (format!("{:.1} ms", all * 1e3), format!("{:.0} µs", longest * 1e6));
-            [name, record["pages"].to_owned(), record["steps"].to_owned(), all, longest]
+            [name, pages, steps.to_string(), all, longest]
         };
-        let rounds = self.rounds.iter().map(|record| match &record["round"] {
-            "0" => row("all pages".to_owned(), record),
-            number => row(format!("round {number}"), record),
+        let rounds = self.rounds.iter().map(|Round { round, pages, steps, ticks, longest }| {
+            let name = if *round == 0 { "all pages".to_owned() } else { format!("round {round}") };
+            row(name, pages.to_string(), *steps, self.seconds(*ticks, *longest))
         });
+        let undone = row("undone".to_owned(), String::new(), self.undone.steps, self.undoing());
         let header = ["", "pages copied", "steps", "time", "longest step"];
-        table(header, rounds.chain([row("undone".to_owned(), &self.undone)])).to_string()
+        table(header, rounds.chain([undone])).to_string()
     }
+}
+
+/// Writes a record as its fields.
+fn write<S: Serializer>(record: &Undone, serializer: S) -> Result<S::Ok, S::Error> {
+    fields(record).serialize(serializer)
+}
+
+/// The same for several.
+fn write_all<S: Serializer>(records: &[Round], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(records.iter().map(fields))
 }
 
 #[cfg(test)]

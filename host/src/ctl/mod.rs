@@ -7,10 +7,11 @@ use crate::cli::{CtlArgs, CtlCommand, LogCommand};
 use crate::machine::control::{self, Control, Found};
 use crate::size;
 use crate::table::table;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail};
 use baremetal::pages::PAGE as PAGE_SIZE;
 use fields::Fields;
-use hostlink::ctl::{Request, parse_number};
+use hostlink::ctl::record::{Added, Deleted, Dirty, Record, Runs, Slot, Vm};
+use hostlink::ctl::{Access, Request};
 use migrate::Migrated;
 use serde_json::{Value, json};
 use std::ops::Range;
@@ -19,7 +20,8 @@ use std::ops::Range;
 pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
     if let CtlCommand::Vms = args.command {
         let machines = vms()?;
-        print(args, json!(machines), || vms_table(&machines));
+        let all: Vec<_> = machines.iter().map(|(name, vm)| fields(vm).with("machine", name)).collect();
+        print(args, json!(all), || vms_table(&machines));
         return Ok(0);
     }
     let machine = choose(args.vm.as_deref(), control::running()?)?;
@@ -27,38 +29,36 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
     match &args.command {
         CtlCommand::Vms => {}
         CtlCommand::Slots => {
-            let slots = ask(&mut control, &Request::Slots)?;
-            print(args, json!(slots), || slots_table(&slots));
+            let slots: Vec<Slot> = control.ask_for(&Request::Slots)?;
+            print(args, json!(slots.iter().map(fields).collect::<Vec<_>>()), || slots_table(&slots));
         }
         CtlCommand::Add { gpa, size, read_only } => {
-            let request = Request::Add { gpa: *gpa, size: *size, read_only: *read_only };
-            let answer = only(ask(&mut control, &request)?)?;
-            print(args, json!(answer), || {
-                format!(
-                    "slot {}: the guest is not told, its tables and maps stay as they are",
-                    &answer["slot"]
-                )
+            let access = Access::read_only(*read_only);
+            let added: Added = control.ask_one(&Request::Add { gpa: *gpa, size: *size, access })?;
+            print(args, json!(fields(&added)), || {
+                let slot = added.slot;
+                format!("slot {slot}: the guest is not told, its tables and maps stay as they are")
             });
         }
         CtlCommand::Delete { slot } => {
-            let answer = only(ask(&mut control, &Request::Delete { slot: *slot })?)?;
-            print(args, json!(answer), || {
-                let (visited, tables) = (&answer["visited"], &answer["tables"]);
+            let gone = control.delete(*slot)?;
+            print(args, json!(fields(&gone)), || {
+                let Deleted { visited, tables, .. } = gone;
                 format!("slot {slot} is gone: {visited} entries visited, {tables} tables freed")
             });
         }
         CtlCommand::Log(LogCommand::Start { slot, way }) => {
-            ask(&mut control, &Request::LogStart { slot: *slot, way: (*way).into() })?;
+            control.ask(&Request::LogStart { slot: *slot, way: (*way).into() })?;
             print(args, json!({"slot": slot}), || format!("stores to slot {slot} are logged"));
         }
         CtlCommand::Log(LogCommand::Fetch { slot }) => {
-            let runs = dirty_runs(&control.ask(&Request::LogFetch { slot: *slot })?)?;
+            let runs = dirty_runs(&mut control, *slot)?;
             let pages: u64 = runs.iter().map(|run| run.end - run.start).sum();
             let list: Vec<_> = runs.iter().map(|run| json!([run.start, run.end - run.start])).collect();
             print(args, json!({"slot": slot, "pages": pages, "runs": list}), || dirty_text(pages, &runs));
         }
         CtlCommand::Log(LogCommand::Stop { slot }) => {
-            ask(&mut control, &Request::LogStop { slot: *slot })?;
+            control.ask(&Request::LogStop { slot: *slot })?;
             print(args, json!({"slot": slot}), || format!("stores to slot {slot} are no longer logged"));
         }
         CtlCommand::Migrate { slot, rounds, way } => {
@@ -67,8 +67,8 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
         }
         CtlCommand::Stats => {
             let mut all = Fields::default();
-            for fields in ask(&mut control, &Request::Stats)? {
-                all.extend(fields);
+            for counter in control.ask(&Request::Stats)? {
+                all.extend(Fields::parse(&counter)?);
             }
             print(args, json!(all), || stats_table(&all));
         }
@@ -84,13 +84,9 @@ fn print(args: &CtlArgs, json: Value, text: impl FnOnce() -> String) {
     }
 }
 
-fn ask(control: &mut Control, request: &Request) -> Result<Vec<Fields>> {
-    control.ask(request)?.iter().map(|record| Fields::parse(record)).collect()
-}
-
-fn only(mut records: Vec<Fields>) -> Result<Fields> {
-    ensure!(records.len() == 1, "the hypervisor's answer has {} records instead of one", records.len());
-    records.pop().context("there is one")
+/// A record's fields as they are shown.
+fn fields(record: &impl Record) -> Fields {
+    Fields::parse(&record.to_string()).unwrap_or_default()
 }
 
 /// The machine that is meant: the one of this name, or the only one.
@@ -107,40 +103,31 @@ fn choose(name: Option<&str>, machines: Vec<Found>) -> Result<Found> {
     }
 }
 
-/// The virtual machines of all machines that answer.
-fn vms() -> Result<Vec<Fields>> {
+/// The virtual machines of all machines that answer, each with its machine's name.
+fn vms() -> Result<Vec<(String, Vm)>> {
     let mut all = Vec::new();
     for machine in control::running()? {
         // It may end at any time, or be in conversation with somebody else.
-        let answer = Control::open(&machine).and_then(|mut control| ask(&mut control, &Request::Vms));
+        let answer = Control::open(&machine).and_then(|mut control| control.ask_for(&Request::Vms));
         match answer {
-            Ok(records) => {
-                all.extend(records.into_iter().map(|fields| fields.with("machine", &machine.name)))
-            }
+            Ok(vms) => all.extend(vms.into_iter().map(|vm| (machine.name.clone(), vm))),
             Err(error) => eprintln!("quell: machine {}: {error:#}", machine.name),
         }
     }
     Ok(all)
 }
 
-fn vms_table(vms: &[Fields]) -> String {
-    let rows = vms.iter().map(|vm| {
-        let memory = vm.number("memory").map_or_else(String::new, size::display);
-        [vm["machine"].to_owned(), vm["vcpus"].to_owned(), memory, vm["generation"].to_owned()]
+fn vms_table(vms: &[(String, Vm)]) -> String {
+    let rows = vms.iter().map(|(name, vm)| {
+        [name.clone(), vm.vcpus.to_string(), size::display(vm.memory), vm.generation.to_string()]
     });
     table(["machine", "vCPUs", "memory", "slot generation"], rows).to_string()
 }
 
-fn slots_table(slots: &[Fields]) -> String {
-    let rows = slots.iter().map(|slot| {
-        let size = slot.number("size").map_or_else(String::new, size::display);
-        [
-            slot["slot"].to_owned(),
-            slot["gpa"].to_owned(),
-            size,
-            slot["access"].to_owned(),
-            slot["log"].to_owned(),
-        ]
+fn slots_table(slots: &[Slot]) -> String {
+    let rows = slots.iter().map(|Slot { slot, gpa, size, access, log, .. }| {
+        let (slot, gpa, size) = (slot.to_string(), format!("{gpa:#x}"), size::display(*size));
+        [slot, gpa, size, access.to_string(), log.to_string()]
     });
     table(["slot", "guest address", "size", "access", "log"], rows).to_string()
 }
@@ -150,20 +137,22 @@ fn stats_table(stats: &Fields) -> String {
     table(["counter", "value"], rows).to_string()
 }
 
-pub(crate) fn dirty_runs(records: &[String]) -> Result<Vec<Range<u64>>> {
+/// Fetches the runs of a slot's pages that were written.
+pub(crate) fn dirty_runs(control: &mut Control, slot: u16) -> Result<Vec<Range<u64>>> {
+    let records: Vec<Dirty> = control.ask_for(&Request::LogFetch { slot })?;
+    Ok(joined(records.iter().flat_map(|Dirty { dirty: Runs(runs) }| runs)))
+}
+
+/// Runs in which those that touch are one.
+fn joined<'a>(found: impl Iterator<Item = &'a (u64, u64)>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
-    for record in records {
-        let list = record.strip_prefix("dirty=").with_context(|| format!("unexpected answer '{record}'"))?;
-        for run in list.split(',') {
-            let (first, count) = run.split_once('+').with_context(|| format!("unexpected run '{run}'"))?;
-            let (first, count) = (parse_number(first)?, parse_number(count)?);
-            match runs.last_mut() {
-                Some(last) if last.end == first => last.end += count,
-                _ => runs.push(first..first + count),
-            }
+    for &(first, count) in found {
+        match runs.last_mut() {
+            Some(last) if last.end == first => last.end += count,
+            _ => runs.push(first..first + count),
         }
     }
-    Ok(runs)
+    runs
 }
 
 fn dirty_text(pages: u64, runs: &[Range<u64>]) -> String {
@@ -182,6 +171,7 @@ fn dirty_text(pages: u64, runs: &[Range<u64>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hostlink::ctl::Log;
 
     #[test]
     fn the_machine_that_is_meant_is_the_only_one_or_named() {
@@ -191,17 +181,17 @@ mod tests {
 
     #[test]
     fn runs_that_touch_are_one() {
-        let records = ["dirty=0+2,2+1,0x10+3".to_owned(), "dirty=19+1".to_owned()];
-        let runs = dirty_runs(&records).expect("parses");
+        let runs = joined([(0, 2), (2, 1), (16, 3), (19, 1)].iter());
         assert_eq!(runs, [0..3, 16..20]);
         assert_eq!(dirty_text(7, &runs).lines().count(), 3);
-        assert!(dirty_runs(&["dirty=1".to_owned()]).is_err());
-        assert!(dirty_runs(&["x".to_owned()]).is_err());
     }
 
     #[test]
-    fn slots_are_shown_as_a_table() {
-        let slot = Fields::parse("slot=0 gpa=0x0 size=0x20000000 access=rw log=off").expect("parses");
+    fn slots_are_shown_as_a_table_and_as_json() {
+        let (access, log) = (Access::ReadWrite, Log::Off);
+        let slot = Slot { slot: 0, gpa: 0, size: 512 << 20, host: 0x3000, access, log };
+        let json = json!(fields(&slot));
+        assert_eq!((&json["size"], &json["access"]), (&(512 << 20).into(), &"rw".into()));
         let text = slots_table(&[slot]);
         assert!(text.contains("512 MiB") && text.contains("rw"), "{text}");
     }

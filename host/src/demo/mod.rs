@@ -65,7 +65,7 @@ fn flushes(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     let columns = [(name(MODES[0]), ipi.as_str()), (name(MODES[1]), hypercall.as_str())];
     println!("\n{}\n", table::table(&samples, columns, [table::HEAD, table::TAIL]));
     println!("{}", table::sentence(&samples, &ipi, &hypercall, args));
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.output.json {
         results::write(path, "demo", Some(stock.versions()), &samples)?;
     }
     Ok(0)
@@ -101,7 +101,7 @@ fn one_run(
     guest.check()?;
     let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;
     let mut spec = guest.on_quell(hypervisor, args.size.cpus, Clock::Wall, directory.path())?;
-    spec.timeout = Some(Duration::from_secs(args.timeout));
+    spec.timeout = Some(args.output.timeout());
 
     let bar = bar(title);
     let mut observer = Observer::new(&bar);

@@ -6,7 +6,6 @@
 use super::table::{self, Column};
 use crate::arch::{Arch, Platform};
 use crate::cli::DemoArgs;
-use crate::ctl::fields::Fields;
 use crate::machine::counters::Snapshot;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
@@ -15,9 +14,8 @@ use crate::results::{self, Samples, Subject};
 use crate::run::{conclude, reporting_console};
 use crate::size::{MIB, display};
 use crate::vm::{Guest, Hypervisor, StockGuest};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Stage2Unmap, Switches};
-use hostlink::ctl::Request;
 use hostlink::exit::ExitCode;
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -77,7 +75,7 @@ pub(super) fn demo(args: &DemoArgs, platform: Platform, signals: &Signals) -> Re
     let [page, range] = [0, 1].map(|side| samples.of_quell(&cases[side], DELETION));
     samples.add(&cases[1], Subject::Quell, "deletion relative to page", "ratio", range / page);
     println!("{}", sentence(page, range));
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.output.json {
         results::write(path, "demo", Some(stock.versions()), &samples)?;
     }
     Ok(0)
@@ -116,7 +114,7 @@ impl Side<'_> {
         let directory = tempfile::Builder::new().prefix("quell-demo-").tempdir()?;
         let mut spec = guest.on_quell(self.hypervisor, self.args.size.cpus, Clock::Wall, directory.path())?;
         spec.memory += SIZE;
-        spec.timeout = Some(Duration::from_secs(self.args.timeout));
+        spec.timeout = Some(self.args.output.timeout());
         let mut seen = Seen { left: self.rounds, ..Seen::default() };
         let outcome = Machine::start(&spec, signals)?.run(|report, machine| seen.observe(report, machine))?;
         if outcome.end == End::Hypervisor(ExitCode::GuestPowerOff) && seen.counters.is_some() {
@@ -160,18 +158,14 @@ impl Seen {
                 if self.begin.is_none() {
                     self.begin = machine.counters()?;
                 }
-                let request = Request::Add { gpa: AT, size: SIZE, read_only: false };
-                let answer = machine.control()?.ask(&request)?;
-                let fields = Fields::parse(answer.first().context("an empty answer")?)?;
-                let slot = fields.number("slot").context("the answer has no slot")?;
-                self.slot = u16::try_from(slot)?;
+                self.slot = machine.control()?.add(AT, SIZE)?;
                 machine.type_text("\n")?;
             }
             Some("touched") => {
                 self.touches.extend(ms("us"));
                 let mut control = machine.control()?.with_patience(DELETION_MAX);
                 let begun = Instant::now();
-                control.ask(&Request::Delete { slot: self.slot })?;
+                control.delete(self.slot)?;
                 self.deletions.push(begun.elapsed().as_secs_f64() * 1e3);
                 machine.type_text("\n")?;
             }

@@ -5,8 +5,9 @@
 //! QEMU serves one conversation at a time.
 
 use super::signals::Signals;
-use anyhow::{Context, Result, bail, ensure};
-use hostlink::ctl::{Answer, NEXT, Request};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use hostlink::ctl::record::{Added, Deleted, Record};
+use hostlink::ctl::{Access, Answer, NEXT, Request};
 use rustix::process::{Pid, getuid, test_kill_process};
 use std::fmt;
 use std::fs::{self, DirBuilder};
@@ -185,7 +186,30 @@ impl Control {
         self.ask_each(request, |_| Ok(()))
     }
 
-    /// The same; `observe` sees each record as it comes, and the hypervisor does not go on before it returns. If it fails, what
+    /// The same, with records of a kind.
+    pub(crate) fn ask_for<R: Record>(&mut self, request: &Request) -> Result<Vec<R>> {
+        self.ask(request)?.iter().map(|fields| read(fields)).collect()
+    }
+
+    /// The same for an answer of one record.
+    pub(crate) fn ask_one<R: Record>(&mut self, request: &Request) -> Result<R> {
+        let mut records = self.ask_for(request)?;
+        ensure!(records.len() == 1, "the hypervisor's answer has {} records instead of one", records.len());
+        records.pop().context("there is one")
+    }
+
+    /// Adds memory that the guest may write; returns the slot's number.
+    pub(crate) fn add(&mut self, gpa: u64, size: u64) -> Result<u16> {
+        let Added { slot } = self.ask_one(&Request::Add { gpa, size, access: Access::ReadWrite })?;
+        Ok(slot)
+    }
+
+    /// Takes added memory away; returns what it took.
+    pub(crate) fn delete(&mut self, slot: u16) -> Result<Deleted> {
+        self.ask_one(&Request::Delete { slot })
+    }
+
+    /// The same as [`Self::ask`]; `observe` sees each record as it comes, and the hypervisor does not go on before it returns. If it fails, what
     /// was asked for goes on, and nobody is told how it ends.
     pub(crate) fn ask_each(
         &mut self,
@@ -242,6 +266,12 @@ impl Control {
             }
         }
     }
+}
+
+/// Reads a record.
+pub(crate) fn read<R: Record>(fields: &str) -> Result<R> {
+    R::parse(fields)
+        .map_err(|name| anyhow!("{name} is missing or wrong in the hypervisor's answer '{fields}'"))
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@
 use super::cases::{Body, Case, Expect, STALE, case, stock};
 use crate::arch::{ArmCpu, Platform};
 use crate::bench::phases::{Counts, Phases};
-use crate::ctl::fields::Fields;
 use crate::machine::process::{End, Flow, Machine, Outcome};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Counting, Spec};
@@ -20,7 +19,6 @@ use anyhow::{Context, Result, anyhow, ensure};
 use baremetal::pages::PAGE;
 use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches};
 use hostlink::counters::Counter;
-use hostlink::ctl::Request;
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 use std::path::Path;
@@ -335,14 +333,11 @@ impl Script {
     }
 
     fn add(&self, size: u64) -> Result<u16> {
-        let answer = self.machine.control()?.ask(&Request::Add { gpa: AT, size, read_only: false })?;
-        let fields = Fields::parse(answer.first().context("an empty answer")?)?;
-        let slot = fields.number("slot").and_then(|slot| u16::try_from(slot).ok());
-        slot.with_context(|| format!("the hypervisor's answer has no slot: {answer:?}"))
+        self.machine.control()?.add(AT, size)
     }
 
     fn delete(&self, slot: u16) -> Result<()> {
-        self.machine.control()?.ask(&Request::Delete { slot }).map(drop)
+        self.machine.control()?.delete(slot).map(drop)
     }
 
     /// Every vCPU says this of the memory, in any order, within some time.

@@ -1,14 +1,14 @@
 //! A guest in which all processors do random things, while random requests come from outside; afterwards everything has to be
 //! as it was.
 
-use crate::ctl::fields::Fields;
 use crate::machine::control::{Control, Refused};
 use crate::machine::process::Machine;
 use crate::size::{GIB, MIB};
 use anyhow::{Context, Result, anyhow, ensure};
 use baremetal::pages::PAGE;
 use baremetal::random::Random;
-use hostlink::ctl::{LogWay, Request};
+use hostlink::ctl::record::Slot;
+use hostlink::ctl::{Access, LogWay, Request};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -40,15 +40,15 @@ pub(super) const fn timeout(is_long: bool) -> Duration {
 /// What the storm must leave as it was.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
-    slots: Vec<String>,
+    slots: Vec<Slot>,
     /// What the hypervisor says of its free memory.
     free: String,
 }
 
 impl State {
     fn of(control: &mut Control) -> Result<Self> {
-        let slots = control.ask(&Request::Slots)?;
-        let much = Request::Add { gpa: 4 * GIB, size: TOO_MUCH, read_only: false };
+        let slots = control.ask_for(&Request::Slots)?;
+        let much = Request::Add { gpa: 4 * GIB, size: TOO_MUCH, access: Access::ReadWrite };
         match control.ask(&much).map_err(|error| error.downcast::<Refused>()) {
             Ok(_) => Err(anyhow!("'{much}' is not refused")),
             Err(Ok(Refused(free))) => Ok(Self { slots, free }),
@@ -82,9 +82,7 @@ impl Requests {
         self.is_over.store(true, Ordering::Release);
         let sent = self.thread.join().map_err(|_| anyhow!("the sender of requests panicked"))??;
         let mut control = machine.control()?.with_patience(PATIENCE);
-        for record in control.ask(&Request::Slots)? {
-            let number = Fields::parse(&record)?.number("slot").context("a slot without a number")?;
-            let slot = u16::try_from(number)?;
+        for Slot { slot, .. } in control.ask_for(&Request::Slots)? {
             asked(&mut control, &Request::LogStop { slot })?;
             asked(&mut control, &Request::Delete { slot })?;
         }
@@ -143,7 +141,7 @@ fn request(random: &mut Random) -> Request {
                 1 => random.below(3),
                 _ => (1 + random.below(1 << power)) * PAGE,
             };
-            Request::Add { gpa, size, read_only: random.one_in(4) }
+            Request::Add { gpa, size, access: Access::read_only(random.one_in(4)) }
         }
         6 | 7 => Request::Delete { slot },
         8 => Request::LogStart { slot, way },

@@ -4,13 +4,13 @@ use super::cases::Talk;
 use crate::arch::Arch;
 use crate::bench::migrate::writer::Writer;
 use crate::ctl::dirty_runs;
-use crate::ctl::fields::Fields;
 use crate::machine::control::Control;
 use crate::machine::process::Machine;
 use crate::size::{GIB, MIB};
 use anyhow::{Context, Result, anyhow, ensure};
 use baremetal::pages::PAGE;
-use hostlink::ctl::{LogWay, Request};
+use hostlink::ctl::record::Slot;
+use hostlink::ctl::{Access, LogWay, Request};
 use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
@@ -39,14 +39,14 @@ pub(super) fn talk(machine: &Machine, arch: Arch, about: Talk) -> Result<()> {
 }
 
 /// The slots but for the ROM's, which comes and goes meanwhile.
-fn slots(control: &mut Control) -> Result<Vec<String>> {
-    let mut slots = control.ask(&Request::Slots)?;
-    slots.retain(|slot| !slot.contains("access=ro"));
+fn slots(control: &mut Control) -> Result<Vec<Slot>> {
+    let mut slots: Vec<Slot> = control.ask_for(&Request::Slots)?;
+    slots.retain(|slot| slot.access == Access::ReadWrite);
     Ok(slots)
 }
 
 const fn add(gpa: u64, size: u64) -> Request {
-    Request::Add { gpa, size, read_only: false }
+    Request::Add { gpa, size, access: Access::ReadWrite }
 }
 
 fn refusals(control: &mut Control, base: u64) -> Result<()> {
@@ -94,8 +94,8 @@ fn devices(control: &mut Control, arch: Arch) -> Result<()> {
         Arch::X86_64 => 0xfec0_1000,
         Arch::Aarch64 => 0x0900_1000,
     };
-    let added = control.ask(&add(free, PAGE))?;
-    control.ask(&Request::Delete { slot: u16::try_from(number(&added, "slot")?)? })?;
+    let slot = control.add(free, PAGE)?;
+    control.delete(slot)?;
     Ok(())
 }
 
@@ -118,18 +118,16 @@ fn all_refused(control: &mut Control, requests: &[(Request, &str)]) -> Result<()
 fn memory(control: &mut Control) -> Result<()> {
     let before = slots(control)?;
     for round in 0..20 {
-        let added = control.ask(&add(HIGH + round * SIZE, SIZE))?;
-        let slot = number(&added, "slot")?;
+        let slot = control.add(HIGH + round * SIZE, SIZE)?;
         ensure!(slots(control)?.len() == before.len() + 1, "the slot is not listed");
-        let gone = control.ask(&Request::Delete { slot: u16::try_from(slot)? })?;
-        ensure!(number(&gone, "flushes")? >= 1, "memory was taken back without a flush: {gone:?}");
+        let gone = control.delete(slot)?;
+        ensure!(gone.flushes >= 1, "memory was taken back without a flush: {gone:?}");
     }
     ensure!(slots(control)? == before, "not all is as before");
     // What was given back is there to be given again: much of it at once, three times.
     for _ in 0..3 {
-        let added = control.ask(&add(HIGH, 3 * SIZE))?;
-        let slot = u16::try_from(number(&added, "slot")?)?;
-        control.ask(&Request::Delete { slot })?;
+        let slot = control.add(HIGH, 3 * SIZE)?;
+        control.delete(slot)?;
     }
     Ok(())
 }
@@ -160,21 +158,16 @@ pub(super) fn migrate(writer: &mut Writer) -> Result<()> {
 /// What the hypervisor says of the largest piece of free memory.
 fn largest_free(writer: &Writer) -> Result<String> {
     let error =
-        writer.ask(&add(1 << 36, TOO_MUCH)).err().context("there was more memory than there can be")?;
+        writer.control()?.add(1 << 36, TOO_MUCH).err().context("there was more memory than there can be")?;
     let message = format!("{error:#}");
     let (_, largest) = message.split_once("the largest has ").with_context(|| message.clone())?;
     Ok(largest.to_owned())
 }
 
-fn number(records: &[String], key: &str) -> Result<u64> {
-    let record = Fields::parse(records.first().context("an empty answer")?)?;
-    record.number(key).with_context(|| format!("the answer has no {key}: {records:?}"))
-}
-
 /// Each page whose contents differ between two looks must be in the log that was fetched between them and the next, or in the
 /// one after that: a store may come between a fetch's end and the look.
 fn dirty_log(machine: &Machine, control: &mut Control, way: LogWay) -> Result<()> {
-    let host = number(&slots(control)?, "host")?;
+    let host = slots(control)?.first().context("there is no slot")?.host;
     let look = || machine.ram().page_digests(host, GUEST_MEMORY);
     control.ask(&Request::LogStart { slot: 0, way })?;
     fetch(control)?;
@@ -208,5 +201,5 @@ fn dirty_log(machine: &Machine, control: &mut Control, way: LogWay) -> Result<()
 }
 
 fn fetch(control: &mut Control) -> Result<BTreeSet<u64>> {
-    Ok(dirty_runs(&control.ask(&Request::LogFetch { slot: 0 })?)?.into_iter().flatten().collect())
+    Ok(dirty_runs(control, 0)?.into_iter().flatten().collect())
 }

@@ -13,10 +13,9 @@
 //! Beside these there are the [switches](Switches), a key for each field.
 
 mod switches;
-mod words;
 
+use crate::words::words;
 pub use switches::{ApicIds, Architecture, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
-use words::words;
 
 use core::fmt;
 

@@ -1,8 +1,8 @@
 //! What tests and comparisons change in the hypervisor. The table at the end is the one place that
 //! knows a switch: its name, its values, and on which architecture it means anything.
 
-use super::words::{Number, number, on_or_off, words};
 use crate::defect::Defect;
+use crate::words::{Number, number, on_or_off, words};
 use core::fmt;
 
 words! {

@@ -11,7 +11,6 @@ use crate::vm::{Guest, StockGuest};
 use anyhow::{Context, Result, ensure};
 use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches, Zap};
 use hostlink::counters::Counter;
-use std::time::Duration;
 
 /// Threads, vCPUs, and CPUs that they share.
 const THREADS: u32 = 8;
@@ -96,7 +95,7 @@ fn load(bench: &Bench<'_>, stock: &StockGuest, pair: &Pair, zap: Zap) -> Result<
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     let clock = crate::machine::spec::Clock::Wall;
     let mut spec = guest.on_quell(&bench.hypervisor, CPUS, clock, directory.path())?;
-    spec.timeout = Some(Duration::from_secs(bench.args.timeout));
+    spec.timeout = Some(bench.args.output.timeout());
     let (mut begin, mut end) = (None, None);
     let outcome = Machine::start(&spec, bench.signals)?.run(|report, machine| {
         match report["event"].as_str() {

@@ -15,10 +15,9 @@ use crate::workspace;
 use anyhow::{Context, Result, bail, ensure};
 use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches, Zap};
 use hostlink::counters::Counter;
-use hostlink::ctl::{Request, parse_number};
+use hostlink::ctl::record::Deleted;
 use hostlink::exit::ExitCode;
 use serde_json::Value;
-use std::time::Duration;
 
 const INSTRUCTIONS: &str = "instructions";
 /// Pages of the ROM, and the entries on the way to them.
@@ -58,7 +57,7 @@ pub(crate) fn memslot(args: &MemslotArgs, signals: &Signals) -> Result<u8> {
     good &= print_zap(&samples);
     load::measure(&bench, &mut samples)?;
     good &= load::print(&samples);
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.output.json {
         results::write(path, "memslot", None, &samples)?;
     }
     Ok(u8::from(!good))
@@ -95,7 +94,7 @@ impl Bench<'_> {
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
         let mut spec = guest.on_quell(&self.hypervisor, 1, Clock::Instructions, directory.path())?;
         spec.memory += spare;
-        spec.timeout = Some(Duration::from_secs(self.args.timeout));
+        spec.timeout = Some(self.args.output.timeout());
         Ok((Machine::start(&spec, self.signals)?, directory))
     }
 
@@ -131,43 +130,36 @@ impl Bench<'_> {
     fn zap(&self, samples: &mut Samples) -> Result<()> {
         eprintln!("{ZAP_CASE}: a GiB in pages of 4 KiB …");
         let (machine, _directory) = self.start("bench=zap".into(), 64 * MIB, ZAP_SIZE, Zap::Slot)?;
-        let mut answer = Vec::new();
+        let (mut slot, mut deleted) = (None, None);
         let outcome = machine.run(|report, machine| {
-            let ask = |request| machine.control()?.ask(&request);
             match report["event"].as_str() {
                 Some("waiting") => {
-                    answer = ask(Request::Add { gpa: ZAP_AT, size: ZAP_SIZE, read_only: false })?;
+                    slot = Some(machine.control()?.add(ZAP_AT, ZAP_SIZE)?);
                 }
                 Some("touched") => {
-                    let added = field(&answer, "slot")?;
-                    answer = ask(Request::Delete { slot: added as u16 })?;
+                    let slot = slot.context("memory is touched that was not added")?;
+                    deleted = Some(machine.control()?.delete(slot)?);
                 }
                 _ => {}
             }
             Ok(Flow::Continue)
         })?;
         finished(outcome)?;
-        for (key, metric, unit) in [
-            ("visited", "entries visited", "count"),
-            ("flushes", "flushes", "count"),
-            ("tables", "tables freed", "count"),
-            ("steps", "steps", "count"),
-            ("ticks", "deletion", INSTRUCTIONS),
-            ("longest", "longest step", INSTRUCTIONS),
+        let Deleted { visited, tables, flushes, steps, ticks, longest } =
+            deleted.context("the guest has not touched the memory")?;
+        for (value, metric, unit) in [
+            (visited, "entries visited", "count"),
+            (flushes, "flushes", "count"),
+            (tables, "tables freed", "count"),
+            (steps.into(), "steps", "count"),
+            (ticks, "deletion", INSTRUCTIONS),
+            (longest, "longest step", INSTRUCTIONS),
         ] {
-            samples.add(ZAP_CASE, Subject::Quell, metric, unit, field(&answer, key)?);
+            #[expect(clippy::cast_precision_loss, reason = "counts of a benchmark")]
+            samples.add(ZAP_CASE, Subject::Quell, metric, unit, value as f64);
         }
         Ok(())
     }
-}
-
-/// A number in the only record of an answer.
-#[expect(clippy::cast_precision_loss, reason = "counts of a benchmark")]
-fn field(answer: &[String], key: &str) -> Result<f64> {
-    let words = answer.iter().flat_map(|record| record.split_ascii_whitespace());
-    let value = words.filter_map(|word| word.split_once('=')).find(|(name, _)| *name == key);
-    let (_, value) = value.with_context(|| format!("the hypervisor's answer has no {key}: {answer:?}"))?;
-    Ok(parse_number(value)? as f64)
 }
 
 /// The outcome, if the guest came to its end.
@@ -237,12 +229,5 @@ mod tests {
     #[test]
     fn what_was_not_measured_is_not_within_its_limit() {
         assert!(!print_zap(&Samples::default()) && !print_deletions(&Samples::default(), "x"));
-    }
-
-    #[test]
-    fn fields_are_found_in_answers() {
-        let answer = ["visited=262145 tables=0x201".to_owned()];
-        assert!((field(&answer, "tables").expect("is there") - 513.0).abs() < f64::EPSILON);
-        assert!(field(&answer, "ticks").is_err());
     }
 }

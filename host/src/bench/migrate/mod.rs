@@ -15,7 +15,6 @@ use crate::vm::Hypervisor;
 use anyhow::{Context, Result};
 use hostlink::config::{NestedPage, Stage2Unmap, Switches};
 use hostlink::ctl::LogWay;
-use std::time::Duration;
 use writer::{Setup, Stops, Writer};
 
 const SIZE: u64 = 1 << 30;
@@ -72,7 +71,7 @@ pub(crate) fn migrate(args: &MigrateArgs, signals: &Signals) -> Result<u8> {
         }
     }
     let good = figures::print(&samples, platform);
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.output.json {
         results::write(path, "migrate", None, &samples)?;
     }
     Ok(u8::from(!good))
@@ -107,7 +106,7 @@ impl Bench<'_> {
             clock,
             size: SIZE,
             spare: SPARE,
-            timeout: Duration::from_secs(self.args.timeout),
+            timeout: self.args.output.timeout(),
         };
         let mut writer = Writer::start(&setup, self.signals)?;
         let (before, stops) = self.scenario(&mut writer).with_context(|| writer.console())?;

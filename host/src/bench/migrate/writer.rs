@@ -3,6 +3,7 @@
 use crate::arch::{Arch, Platform};
 use crate::ctl::fields::Fields;
 use crate::ctl::migrate::Migrated;
+use crate::machine::control::Control;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
@@ -13,6 +14,7 @@ use crate::workspace;
 use anyhow::{Context, Result, ensure};
 use baremetal::pages::PAGE;
 use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::ctl::record::Slot;
 use hostlink::ctl::{LogWay, Request};
 use hostlink::exit::ExitCode;
 use std::time::Duration;
@@ -107,24 +109,21 @@ impl Writer {
 
     fn prepare(&mut self) -> Result<()> {
         self.line(READY)?;
-        let added = self.ask(&Request::Add { gpa: self.at, size: self.size, read_only: false })?;
-        let added = Fields::parse(added.first().context("an empty answer")?)?;
-        self.slot = added.number("slot").and_then(|slot| u16::try_from(slot).ok()).context("no slot")?;
-        let slots = self.slots()?.iter().map(|slot| Fields::parse(slot)).collect::<Result<Vec<_>>>()?;
-        let ours = slots.iter().find(|slot| slot.number("slot") == Some(u64::from(self.slot)));
-        self.host = ours.and_then(|slot| slot.number("host")).context("the slot is not listed")?;
+        self.slot = self.control()?.add(self.at, self.size)?;
+        let ours = self.slots()?.into_iter().find(|slot| slot.slot == self.slot);
+        self.host = ours.context("the slot is not listed")?.host;
         self.machine.type_text(&format!("touch={:#x},{:#x},{PAGE:#x}\n", self.at, self.size))?;
         self.line(DONE).map(drop)
     }
 
-    /// Asks the hypervisor.
-    pub(crate) fn ask(&self, request: &Request) -> Result<Vec<String>> {
-        self.machine.control()?.with_patience(self.timeout).ask(request)
+    /// To ask the hypervisor.
+    pub(crate) fn control(&self) -> Result<Control> {
+        Ok(self.machine.control()?.with_patience(self.timeout))
     }
 
-    /// The memory slots, each as the hypervisor names it.
-    pub(crate) fn slots(&self) -> Result<Vec<String>> {
-        self.ask(&Request::Slots)
+    /// The memory slots.
+    pub(crate) fn slots(&self) -> Result<Vec<Slot>> {
+        self.control()?.ask_for(&Request::Slots)
     }
 
     /// Has the guest begin to write, `rate` in 10^6 bytes a second; 0 is as fast as can be.

@@ -3,7 +3,7 @@
 use super::super::phases::Phases;
 use crate::arch::Platform;
 use crate::ctl::dirty_runs;
-use crate::ctl::fields::Fields;
+use crate::machine::control::Control;
 use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Counting};
@@ -14,6 +14,7 @@ use crate::workspace;
 use anyhow::{Context, Result, ensure};
 use baremetal::pages::PAGE;
 use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Stage2Unmap, Switches};
+use hostlink::ctl::record::Deleted;
 use hostlink::ctl::{LogWay, Request};
 use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
@@ -176,20 +177,21 @@ impl Script {
             }
             Step::PowerOff => machine.type_text("poweroff\n")?,
             Step::Add => {
-                let answer = self.ask(machine, &Request::Add { gpa: AT, size: SIZE, read_only: false })?;
-                self.slot = slot_of(&answer)?;
+                self.slot = self.control(machine)?.add(AT, SIZE)?;
             }
             Step::Delete => {
                 let begun = Instant::now();
-                let answer = self.ask(machine, &Request::Delete { slot })?;
+                let Deleted { ticks, .. } = self.control(machine)?.delete(slot)?;
                 self.asked = begun.elapsed();
                 let hz = machine.clock_hz()?.context("the hypervisor says nothing of its clock")?;
-                self.busy = busy_of(&answer, hz)?;
+                self.busy = busy_of(ticks, hz)?;
             }
             // By dirty bits where the processor sets them; elsewhere the hypervisor takes write protection by itself.
-            Step::LogStart => drop(self.ask(machine, &Request::LogStart { slot, way: LogWay::DirtyBits })?),
+            Step::LogStart => {
+                self.control(machine)?.ask(&Request::LogStart { slot, way: LogWay::DirtyBits })?;
+            }
             Step::LogFetch => {
-                let runs = dirty_runs(&self.ask(machine, &Request::LogFetch { slot })?)?;
+                let runs = dirty_runs(&mut self.control(machine)?, slot)?;
                 let pages: u64 = runs.iter().map(|run| run.end - run.start).sum();
                 ensure!(pages == PAGES, "{pages} pages are in the log, and {PAGES} were written");
             }
@@ -198,23 +200,13 @@ impl Script {
     }
 
     /// Page by page a deletion takes longer than the channel's usual patience.
-    fn ask(&self, machine: &Machine, request: &Request) -> Result<Vec<String>> {
-        machine.control()?.with_patience(self.timeout).ask(request)
+    fn control(&self, machine: &Machine) -> Result<Control> {
+        Ok(machine.control()?.with_patience(self.timeout))
     }
 }
 
-/// The slot's number in the answer to a request that adds memory.
-fn slot_of(answer: &[String]) -> Result<u16> {
-    let fields = Fields::parse(answer.first().context("an empty answer")?)?;
-    let slot = fields.number("slot").and_then(|slot| u16::try_from(slot).ok());
-    slot.with_context(|| format!("the hypervisor's answer has no slot: {answer:?}"))
-}
-
-/// How long the hypervisor was at work by the answer to a request that takes memory away, with a clock of so many ticks a second.
-fn busy_of(answer: &[String], hz: u64) -> Result<Duration> {
-    let fields = Fields::parse(answer.first().context("an empty answer")?)?;
-    let ticks = fields.number("ticks");
-    let ticks = ticks.with_context(|| format!("the hypervisor's answer has no ticks: {answer:?}"))?;
+/// How long so many ticks are by a clock of `hz` ticks a second.
+fn busy_of(ticks: u64, hz: u64) -> Result<Duration> {
     let nanos = u128::from(ticks) * 1_000_000_000 / u128::from(hz.max(1));
     Ok(Duration::from_nanos(u64::try_from(nanos).context("it took too long")?))
 }
@@ -233,20 +225,8 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_a_slot_is_an_error() {
-        assert!(slot_of(&[]).is_err() && slot_of(&["gpa=1".to_owned()]).is_err());
-        assert!(slot_of(&["slot=70000".to_owned()]).is_err());
-        assert_eq!(slot_of(&["slot=0x3 gpa=1".to_owned()]).expect("has one"), 3);
-    }
-
-    #[test]
     fn ticks_are_time_by_the_clock_that_made_them() {
-        let of = |text: &str, hz| busy_of(&[text.to_owned()], hz);
-        assert_eq!(
-            of("visited=5 ticks=125 longest=9", 62_500_000).expect("has them"),
-            Duration::from_micros(2)
-        );
-        assert!(of("visited=5", 1).is_err() && busy_of(&[], 1).is_err());
-        assert!(of("ticks=18446744073709551615", 1).is_err(), "longer than a duration in nanoseconds");
+        assert_eq!(busy_of(125, 62_500_000).expect("fits"), Duration::from_micros(2));
+        assert!(busy_of(u64::MAX, 0).is_err());
     }
 }

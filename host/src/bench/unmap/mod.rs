@@ -19,7 +19,6 @@ use anyhow::{Context, Result};
 use hostlink::config::Stage2Unmap;
 use hostlink::phase::Phase;
 use load::{Load, Work};
-use std::time::Duration;
 
 const INSTRUCTIONS: &str = "instructions";
 const TLBI: &str = "tlbi";
@@ -46,7 +45,7 @@ pub(crate) fn unmap(args: &UnmapArgs, signals: &Signals) -> Result<u8> {
         bench.time(&mut samples).with_context(|| format!("on {}", cpu.name()))?;
     }
     let good = targets::print(&samples, &cpus);
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.output.json {
         results::write(path, "unmap", None, &samples)?;
     }
     Ok(u8::from(!good))
@@ -72,7 +71,7 @@ impl Bench<'_> {
             Platform::Aarch64(self.cpu),
             unmap,
             clock,
-            Duration::from_secs(self.args.timeout),
+            self.args.output.timeout(),
             self.signals,
         )
     }

@@ -7,6 +7,7 @@
 use alloc::boxed::Box;
 
 use hostlink::ctl::LogWay;
+use hostlink::ctl::record::{Round, Undone};
 use memslots::{Gpa, Slot, SlotError};
 use paging::Progress;
 
@@ -188,15 +189,12 @@ impl<A: Arch> Migration<A> {
         match self.stage {
             Stage::NextRound | Stage::Cancel => {
                 let (round, pages) = (self.round, self.pages);
-                answer.record::<A>(format_args!(
-                    "round={round} pages={pages} steps={steps} ticks={ticks} longest={longest}"
-                ));
+                answer.record::<A>(&Round { round, pages, steps, ticks, longest });
             }
-            Stage::Ends => answer.record::<A>(format_args!(
-                "undone=1 steps={steps} ticks={ticks} longest={longest} longest_before={} hz={}",
-                self.longest,
-                A::hz()
-            )),
+            Stage::Ends => {
+                let (longest_before, hz) = (self.longest, A::hz());
+                answer.record::<A>(&Undone { undone: 1, steps, ticks, longest, longest_before, hz });
+            }
             _ => return,
         }
         self.longest = self.longest.max(longest);

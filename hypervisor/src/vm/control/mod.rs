@@ -126,7 +126,7 @@ impl Answer {
     }
 
     /// Sends a record: one in a step.
-    pub fn record<A: Arch>(&mut self, fields: fmt::Arguments<'_>) {
+    pub fn record<A: Arch>(&mut self, fields: &dyn fmt::Display) {
         if !self.is_abandoned {
             say::<A>(format_args!("{} : {fields}", self.number));
             self.awaits = true;

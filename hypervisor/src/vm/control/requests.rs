@@ -7,7 +7,7 @@ use alloc::boxed::Box;
 
 use hostlink::config::Stage2Unmap;
 use hostlink::counters::Counter;
-use hostlink::ctl::{LogWay, Request, SlotRecord};
+use hostlink::ctl::{Access, Log, LogWay, Request, record};
 use hostlink::phase::Phase;
 use memslots::space::LogWay as Way;
 use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
@@ -136,7 +136,7 @@ impl<A: Arch> Work<A> {
     pub(super) fn new(vm: &'static Vm<A>, request: Request) -> Self {
         let begun = match request {
             Request::Vms | Request::Slots | Request::Stats => Ok(Self::List { request, next: 0 }),
-            Request::Add { gpa, size, read_only } => add(vm, Gpa(gpa), size, read_only),
+            Request::Add { gpa, size, access } => add(vm, Gpa(gpa), size, access),
             Request::Delete { slot } => delete(vm, slot),
             Request::LogStart { slot, way } => {
                 begin_log(vm, slot, way).map(|job| Self::change(job, After::Nothing, Phase::DirtyEnable))
@@ -210,18 +210,18 @@ impl<A: Arch> Work<A> {
                 }
                 match *after {
                     After::Nothing => {}
-                    After::Slot(slot) => answer.record::<A>(format_args!("slot={slot}")),
+                    After::Slot(slot) => answer.record::<A>(&record::Added { slot }),
                     After::Report => {
-                        let report = job.report();
-                        answer.record::<A>(format_args!(
-                            "visited={} tables={} flushes={} steps={} ticks={} longest={}",
-                            report.visited,
-                            report.tables,
-                            report.flushes,
-                            took.steps,
-                            took.ticks,
-                            took.longest
-                        ));
+                        let (report, Took { steps, ticks, longest }) = (job.report(), *took);
+                        let (visited, tables, flushes) = (report.visited, report.tables, report.flushes);
+                        answer.record::<A>(&record::Deleted {
+                            visited,
+                            tables,
+                            flushes,
+                            steps,
+                            ticks,
+                            longest,
+                        });
                     }
                 }
                 // The job is let go of before others look at what it has left.
@@ -304,9 +304,9 @@ pub(super) fn find<A: Arch>(vm: &Vm<A>, slot: u16) -> Result<Slot, Refusal> {
     vm.space.slots().memory().get(SlotId(slot)).ok_or(Refusal::NoSlot(slot))
 }
 
-fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, read_only: bool) -> Result<Work<A>, Refusal> {
+fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, access: Access) -> Result<Work<A>, Refusal> {
     let mut flags = SlotFlags::empty();
-    flags.set(SlotFlags::READ_ONLY, read_only);
+    flags.set(SlotFlags::READ_ONLY, access == Access::ReadOnly);
     let memory = vm.space.slots().memory();
     let id = (0..u16::MAX).map(SlotId).find(|&id| memory.get(id).is_none());
     let id = id.ok_or(Refusal::Slot(SlotError::Full))?;
@@ -403,11 +403,8 @@ fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut
         Request::Vms if index == 0 => {
             let mut memory = 0;
             vm.space.slots().memory().for_each(|slot| memory += slot.size);
-            answer.record::<A>(format_args!(
-                "vm=0 vcpus={} memory={memory:#x} generation={}",
-                vm.vcpu_count(),
-                vm.space.slots().generation().number()
-            ));
+            let generation = vm.space.slots().generation().number();
+            answer.record::<A>(&record::Vm { vm: 0, vcpus: vm.vcpu_count(), memory, generation });
         }
         Request::Slots => {
             // By their numbers, since slots may come and go between two records.
@@ -418,15 +415,14 @@ fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut
                 }
             });
             let slot = found?;
-            let record = SlotRecord {
+            answer.record::<A>(&record::Slot {
                 slot: slot.id.0,
                 gpa: slot.gpa.0,
                 size: slot.size,
                 host: slot.host.0,
-                read_only: slot.is_read_only(),
-                logged: slot.is_logged(),
-            };
-            answer.record::<A>(format_args!("{record}"));
+                access: Access::read_only(slot.is_read_only()),
+                log: if slot.is_logged() { Log::On } else { Log::Off },
+            });
             return Some(usize::from(slot.id.0) + 1);
         }
         Request::Stats => {
@@ -435,7 +431,7 @@ fn send_record<A: Arch>(vm: &Vm<A>, request: Request, index: usize, answer: &mut
                 let row = vm.counters_of(vcpu);
                 sum.wrapping_add(row[*counter as usize].load(Ordering::Relaxed))
             });
-            answer.record::<A>(format_args!("{}={value}", counter.name()));
+            answer.record::<A>(&format_args!("{}={value}", counter.name()));
         }
         _ => return None,
     }

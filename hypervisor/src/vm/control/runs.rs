@@ -1,9 +1,6 @@
 //! Runs of dirty pages, as they are sent.
 
-use core::fmt;
-
-use arrayvec::ArrayVec;
-use hostlink::ctl::RUNS_MAX;
+use hostlink::ctl::record::{Dirty, Runs};
 
 use super::Answer;
 use crate::vm::arch::Arch;
@@ -14,7 +11,7 @@ const PAGES_PER_WORD: u64 = 64;
 /// Sends some runs of dirty pages from `page` on; where the next ones begin, if there are any.
 pub(super) fn send_runs<A: Arch>(words: &[u64], page: u64, answer: &mut Answer) -> Option<u64> {
     let page_count = words.len() as u64 * PAGES_PER_WORD;
-    let mut runs = ArrayVec::<(u64, u64), RUNS_MAX>::new();
+    let Runs(mut runs) = Runs::default();
     let mut next = page;
     while !runs.is_full() && next < page_count {
         let Some(first) = find_page(words, next, true) else { break };
@@ -25,7 +22,7 @@ pub(super) fn send_runs<A: Arch>(words: &[u64], page: u64, answer: &mut Answer) 
     if runs.is_empty() {
         return None;
     }
-    answer.record::<A>(format_args!("dirty={}", Runs(&runs)));
+    answer.record::<A>(&Dirty { dirty: Runs(runs) });
     Some(next)
 }
 
@@ -39,16 +36,5 @@ pub(super) fn find_page(words: &[u64], from: u64, is_dirty: bool) -> Option<u64>
             return Some(from + u64::from(word.trailing_zeros()));
         }
         from = (from / PAGES_PER_WORD + 1) * PAGES_PER_WORD;
-    }
-}
-
-struct Runs<'a>(&'a [(u64, u64)]);
-
-impl fmt::Display for Runs<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (first, count)) in self.0.iter().enumerate() {
-            write!(f, "{}{first:#x}+{count:#x}", if index == 0 { "" } else { "," })?;
-        }
-        Ok(())
     }
 }

@@ -20,7 +20,7 @@ macro_rules! words {
 
         impl $name {
             /// What a value has to be.
-            pub(crate) const EXPECTED: &str = concat!($first, $(" or ", $rest),+);
+            pub const EXPECTED: &str = concat!($first, $(" or ", $rest),+);
 
             /// The word that stands for it.
             pub const fn name(self) -> &'static str {

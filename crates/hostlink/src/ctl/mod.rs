@@ -1,0 +1,199 @@
+//! What the host tool asks of the running hypervisor and what comes back: lines of text over a
+//! serial port.
+//!
+//! A request is `NUMBER COMMAND ARGUMENTS`; [`Request`] lists them. The answer is any number of
+//! records `NUMBER : FIELDS`, and then either `NUMBER ok` or `NUMBER error MESSAGE`. The fields of
+//! each kind of record are listed in [`record`]. The number is the asker's: it tells what is left of
+//! an earlier asker's answer apart. For each record the asker sends [`NEXT`], upon which the next
+//! line comes: a serial line that leads into a socket has room for few bytes, and what does not fit
+//! is lost. An asker that sends anything else instead is taken for another one. Numbers in arguments
+//! and fields are decimal, or hexadecimal behind `0x`.
+
+pub mod record;
+pub mod request;
+
+pub use request::{Request, RequestError};
+
+use crate::words::words;
+use core::num::ParseIntError;
+
+/// Longest line of either side in bytes, without its end.
+pub const LINE_MAX: usize = 200;
+/// Asks for what comes after a record.
+pub const NEXT: u8 = b'+';
+
+/// A word or number in a request or a record. [`Display`](core::fmt::Display) writes it.
+pub trait Word: Sized {
+    /// Reads it; `None` if it is not one.
+    fn read(text: &str) -> Option<Self>;
+}
+
+/// Implements [`Word`] for unsigned integers.
+macro_rules! numbers {
+    ($($Number:ty),+) => {$(
+        impl Word for $Number {
+            fn read(text: &str) -> Option<Self> {
+                parse_number(text).ok().and_then(|number| number.try_into().ok())
+            }
+        }
+    )+};
+}
+numbers!(u16, u32, u64);
+
+words! {
+    /// How the hypervisor finds out which pages are written.
+    LogWay {
+        /// By the dirty bits of the nested page tables: no exits.
+        DirtyBits = "dirty-bits",
+        /// By taking write access away: an exit for the first store to each page.
+        WriteProtection = "write-protection",
+    }
+
+    /// What the guest may do with memory.
+    Access {
+        /// Read and write.
+        ReadWrite = "rw",
+        /// Read only.
+        ReadOnly = "ro",
+    }
+
+    /// Whether stores to a slot are logged.
+    Log {
+        /// They are not.
+        Off = "off",
+        /// They are.
+        On = "on",
+    }
+}
+
+/// Implements [`Word`] for enumerations of `words!`.
+macro_rules! read_by_name {
+    ($($Name:ty),+) => {$(
+        impl Word for $Name {
+            fn read(text: &str) -> Option<Self> {
+                Self::named(text)
+            }
+        }
+    )+};
+}
+read_by_name!(LogWay, Access, Log);
+
+impl Access {
+    /// Read only, or not.
+    pub const fn read_only(is_read_only: bool) -> Self {
+        if is_read_only { Self::ReadOnly } else { Self::ReadWrite }
+    }
+}
+
+/// A number as it is written in requests and records.
+///
+/// # Errors
+///
+/// It is none, or does not fit.
+pub fn parse_number(text: &str) -> Result<u64, ParseIntError> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    }
+}
+
+/// A line of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer<'a> {
+    /// A record: its fields.
+    Record(&'a str),
+    /// The request is done.
+    Ok,
+    /// It is refused, and nothing has changed.
+    Error(&'a str),
+}
+
+impl<'a> Answer<'a> {
+    /// Reads a line of the answer to request `number`; `None` if it is not one.
+    pub fn parse(line: &'a str, number: u64) -> Option<Self> {
+        let (head, rest) = line.trim_end().split_once(' ')?;
+        if parse_number(head) != Ok(number) {
+            return None;
+        }
+        match rest.split_once(' ') {
+            Some((":", fields)) => Some(Self::Record(fields)),
+            Some(("error", message)) => Some(Self::Error(message)),
+            None if rest == "ok" => Some(Self::Ok),
+            _ => None,
+        }
+    }
+}
+
+/// Puts the bytes of a serial line together.
+#[derive(Clone, Debug)]
+pub struct LineBuffer {
+    bytes: [u8; LINE_MAX],
+    len: usize,
+    /// The line is longer than there is room: the rest of it is dropped.
+    overlong: bool,
+}
+
+impl Default for LineBuffer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LineBuffer {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Self { bytes: [0; LINE_MAX], len: 0, overlong: false }
+    }
+
+    /// Takes a byte. When it ends a line, calls `act` with the line, without its end; lines that are too long or are not
+    /// UTF-8 come as empty ones.
+    pub fn push<R>(&mut self, byte: u8, act: impl FnOnce(&str) -> R) -> Option<R> {
+        if byte != b'\n' {
+            match self.bytes.get_mut(self.len) {
+                Some(place) => {
+                    *place = byte;
+                    self.len += 1;
+                }
+                None => self.overlong = true,
+            }
+            return None;
+        }
+        let line = if self.overlong { &[][..] } else { &self.bytes[..self.len] };
+        let result = act(core::str::from_utf8(line).unwrap_or_default());
+        self.len = 0;
+        self.overlong = false;
+        Some(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::String;
+    use std::vec::Vec;
+
+    #[test]
+    fn answers_are_those_of_their_request() {
+        assert_eq!(Answer::parse("5 : slot=1 log=off", 5), Some(Answer::Record("slot=1 log=off")));
+        assert_eq!(Answer::parse("5 ok\r", 5), Some(Answer::Ok));
+        assert_eq!(Answer::parse("5 error it is gone", 5), Some(Answer::Error("it is gone")));
+        for line in ["4 ok", "5 fine", "ok", "", "5 : ", "five ok"] {
+            assert_eq!(Answer::parse(line, 5), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_are_put_together_and_overlong_ones_do_no_harm() {
+        let mut buffer = LineBuffer::new();
+        let text = [&b"1 vms\n"[..], &[b'x'; LINE_MAX + 1], b"\n\xff\n2 slots\n"].concat();
+        let lines: Vec<String> =
+            text.iter().filter_map(|&byte| buffer.push(byte, |line| line.into())).collect();
+        assert_eq!(lines, ["1 vms", "", "", "2 slots"]);
+        let full: Vec<String> = [&[b'y'; LINE_MAX][..], b"\n"]
+            .concat()
+            .iter()
+            .filter_map(|&byte| buffer.push(byte, |line| line.into()))
+            .collect();
+        assert_eq!(full[0].len(), LINE_MAX);
+    }
+}

@@ -1,0 +1,215 @@
+//! Requests: one row for each.
+
+use super::{Access, LogWay, Word, parse_number};
+use core::fmt;
+use core::str::SplitAsciiWhitespace;
+
+/// Why a line is no request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestError {
+    /// It does not begin with a number.
+    NoNumber,
+    /// There is no such command.
+    UnknownCommand,
+    /// The command needs this argument.
+    Missing(&'static str),
+    /// This argument is not what it should be.
+    Bad(&'static str),
+    /// There are more arguments than the command has.
+    TooMany,
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoNumber => f.write_str("a request begins with a number"),
+            Self::UnknownCommand => f.write_str("no such request"),
+            Self::Missing(what) => write!(f, "{what} is missing"),
+            Self::Bad(what) => write!(f, "expected {what}"),
+            Self::TooMany => f.write_str("too many arguments"),
+        }
+    }
+}
+
+impl core::error::Error for RequestError {}
+
+/// What the number of a slot has to be.
+const SLOT: &str = "the number of a slot";
+
+/// The next argument.
+fn argument<W: Word>(words: &mut SplitAsciiWhitespace<'_>, what: &'static str) -> Result<W, RequestError> {
+    W::read(words.next().ok_or(RequestError::Missing(what))?).ok_or(RequestError::Bad(what))
+}
+
+/// The requests. A row has the command, the variant, and for each argument its name, its type, how
+/// it is written and what it has to be.
+macro_rules! requests {
+    ($(
+        $(#[$about:meta])*
+        $command:literal $Variant:ident $({
+            $($(#[$argument_about:meta])* $argument:ident: $Type:ty = $format:literal $what:expr,)+
+        })?
+    )+) => {
+        /// A request.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Request {
+            $(
+                $(#[$about])*
+                $Variant $({ $($(#[$argument_about])* $argument: $Type,)+ })?,
+            )+
+        }
+
+        impl Request {
+            fn parse_command(words: &mut SplitAsciiWhitespace<'_>) -> Result<Self, RequestError> {
+                Ok(match words.next().ok_or(RequestError::Missing("the request"))? {
+                    $($command => Self::$Variant $({ $($argument: argument(words, $what)?,)+ })?,)+
+                    _ => return Err(RequestError::UnknownCommand),
+                })
+            }
+        }
+
+        impl fmt::Display for Request {
+            /// Writes the command and its arguments, as [`Request::parse`] reads them behind the
+            /// number.
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Self::$Variant $({ $($argument,)+ })? => {
+                        f.write_str($command)?;
+                        $($(write!(f, concat!(" ", $format), $argument)?;)+)?
+                    })+
+                }
+                Ok(())
+            }
+        }
+    };
+}
+
+requests! {
+    /// `vms`: the virtual machines, as a [`record::Vm`](super::record::Vm) each.
+    "vms" Vms
+    /// `slots`: the memory slots, as a [`record::Slot`](super::record::Slot) each.
+    "slots" Slots
+    /// `add GPA SIZE rw|ro`: adds zeroed memory, of which the guest is not told. Its number comes as
+    /// a [`record::Added`](super::record::Added).
+    "add" Add {
+        /// First guest physical address.
+        gpa: u64 = "{:#x}" "a guest physical address",
+        /// Bytes.
+        size: u64 = "{:#x}" "a size in bytes",
+        /// What the guest may do with it.
+        access: Access = "{}" Access::EXPECTED,
+    }
+    /// `delete SLOT`: takes added memory away. What it took comes as a
+    /// [`record::Deleted`](super::record::Deleted).
+    "delete" Delete {
+        /// Number of the slot.
+        slot: u16 = "{}" SLOT,
+    }
+    /// `log-start SLOT dirty-bits|write-protection`: begins to log which pages are written.
+    "log-start" LogStart {
+        /// Number of the slot.
+        slot: u16 = "{}" SLOT,
+        /// How.
+        way: LogWay = "{}" LogWay::EXPECTED,
+    }
+    /// `log-fetch SLOT`: the pages written since the last fetch, which are forgotten, as
+    /// [`record::Dirty`](super::record::Dirty) from the slot's first page on.
+    "log-fetch" LogFetch {
+        /// Number of the slot.
+        slot: u16 = "{}" SLOT,
+    }
+    /// `log-stop SLOT`: ends the log.
+    "log-stop" LogStop {
+        /// Number of the slot.
+        slot: u16 = "{}" SLOT,
+    }
+    /// `migrate SLOT dirty-bits|write-protection ROUNDS`: a migration that is cancelled. It logs
+    /// stores, copies all pages and then for some rounds those that were written, and undoes it. A
+    /// [`record::Round`](super::record::Round) comes at the end of each round, that of the last one
+    /// before anything is undone; at the end a [`record::Undone`](super::record::Undone).
+    "migrate" Migrate {
+        /// Number of the slot.
+        slot: u16 = "{}" SLOT,
+        /// How its stores are logged.
+        way: LogWay = "{}" LogWay::EXPECTED,
+        /// How often what was written is copied again.
+        rounds: u16 = "{}" "a number of rounds",
+    }
+    /// `stats`: the counters, added up over the vCPUs, as `NAME=VALUE` each.
+    "stats" Stats
+}
+
+impl Request {
+    /// Reads a line: the asker's number, and what is asked.
+    ///
+    /// # Errors
+    ///
+    /// See [`RequestError`]. The number comes with it if there is one.
+    pub fn parse(line: &str) -> Result<(u64, Self), (Option<u64>, RequestError)> {
+        let mut words = line.split_ascii_whitespace();
+        let number = words.next().and_then(|word| parse_number(word).ok());
+        let number = number.ok_or((None, RequestError::NoNumber))?;
+        let request = Self::parse_command(&mut words).map_err(|error| (Some(number), error))?;
+        match words.next() {
+            None => Ok((number, request)),
+            Some(_) => Err((Some(number), RequestError::TooMany)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::format;
+
+    const REQUESTS: [Request; 11] = [
+        Request::Vms,
+        Request::Slots,
+        Request::Add { gpa: 1 << 40, size: 2 << 20, access: Access::ReadOnly },
+        Request::Add { gpa: 0, size: u64::MAX, access: Access::ReadWrite },
+        Request::Delete { slot: 65535 },
+        Request::LogStart { slot: 2, way: LogWay::DirtyBits },
+        Request::LogStart { slot: 3, way: LogWay::WriteProtection },
+        Request::LogFetch { slot: 0 },
+        Request::Migrate { slot: 1, way: LogWay::DirtyBits, rounds: 0 },
+        Request::Migrate { slot: 65535, way: LogWay::WriteProtection, rounds: 65535 },
+        Request::Stats,
+    ];
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for request in REQUESTS {
+            let line = format!("17 {request}");
+            assert_eq!(Request::parse(&line), Ok((17, request)), "{line}");
+        }
+    }
+
+    #[test]
+    fn wrong_requests_are_told_apart() {
+        use RequestError::{Bad, Missing, NoNumber, TooMany, UnknownCommand};
+        for (line, number, expected) in [
+            ("", None, NoNumber),
+            ("vms", None, NoNumber),
+            ("-1 vms", None, NoNumber),
+            ("1", Some(1), Missing("the request")),
+            ("1 dance", Some(1), UnknownCommand),
+            ("1 vms now", Some(1), TooMany),
+            ("2 add", Some(2), Missing("a guest physical address")),
+            ("2 add x", Some(2), Bad("a guest physical address")),
+            ("2 add 0x1000 0x10000000000000000 rw", Some(2), Bad("a size in bytes")),
+            ("2 add 0x1000 4096", Some(2), Missing("rw or ro")),
+            ("2 add 0x1000 4096 wx", Some(2), Bad("rw or ro")),
+            ("3 delete 65536", Some(3), Bad("the number of a slot")),
+            ("3 log-start 1 magic", Some(3), Bad("dirty-bits or write-protection")),
+            ("4 migrate", Some(4), Missing("the number of a slot")),
+            ("4 migrate 1", Some(4), Missing("dirty-bits or write-protection")),
+            ("4 migrate 1 3", Some(4), Bad("dirty-bits or write-protection")),
+            ("4 migrate 1 dirty-bits", Some(4), Missing("a number of rounds")),
+            ("4 migrate 1 dirty-bits 65536", Some(4), Bad("a number of rounds")),
+            ("4 migrate 1 dirty-bits -1", Some(4), Bad("a number of rounds")),
+            ("4 migrate 1 dirty-bits 3 4", Some(4), TooMany),
+        ] {
+            assert_eq!(Request::parse(line), Err((number, expected)), "{line}");
+        }
+    }
+}
