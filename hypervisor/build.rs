@@ -5,7 +5,8 @@ fn main() {
     let script = if of_target("ARCH") == "aarch64" { "image-aarch64.ld" } else { "image.ld" };
     println!("cargo::rerun-if-changed={script}");
     if of_target("OS") == "none" {
-        // Relative to the workspace, where cargo runs the compiler: a tree that was copied with what is built links by its own script.
+        // Relative to the workspace, where cargo runs the compiler: a tree that was copied with
+        // what is built links by its own script.
         println!("cargo::rustc-link-arg-bins=-Thypervisor/{script}");
     }
 }

@@ -15,7 +15,8 @@ fn main() {
     if variable("CARGO_CFG_TARGET_OS") != "none" {
         return;
     }
-    // Relative to the workspace, where cargo runs the compiler: a tree that was copied with what is built links by its own script.
+    // Relative to the workspace, where cargo runs the compiler: a tree that was copied with what is
+    // built links by its own script.
     println!("cargo::rustc-link-arg-bins=-Tcrates/baremetal/{script}");
     if script == "image-aarch64.ld" {
         // Position-independent: the entry relocates the image.

@@ -1,8 +1,8 @@
 //! `quell book`: the documents as a book, by mdBook.
 //!
-//! The chapters lie in several directories of the tree, and refer to each other by relative paths. So
-//! they are copied as they lie into a directory of their own, which has nothing else, and the list of
-//! chapters (`docs/SUMMARY.md`) goes where mdBook looks for it.
+//! The chapters lie in several directories of the tree, and refer to each other by relative paths.
+//! So they are copied as they lie into a directory of their own, which has nothing else, and the
+//! list of chapters (`docs/SUMMARY.md`) goes where mdBook looks for it.
 
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
@@ -121,7 +121,8 @@ mod tests {
         lines.fold(String::new(), |text, line| text + line + "\n")
     }
 
-    /// The names that headings can be reached by: lower case, blanks as hyphens, without punctuation.
+    /// The names that headings can be reached by: lower case, blanks as hyphens, without
+    /// punctuation.
     fn anchors(text: &str) -> BTreeSet<String> {
         let headings = prose(text);
         let headings = headings

@@ -1,5 +1,6 @@
-//! Makes a Linux boot image of an ELF file that is prepared for it (`crates/baremetal`, `linux.rs`): its setup sectors, the
-//! code that brings the image to its place, and the image as it lies in memory.
+//! Makes a Linux boot image of an ELF file that is prepared for it (`crates/baremetal`,
+//! `linux.rs`): its setup sectors, the code that brings the image to its place, and the image as it
+//! lies in memory.
 //!
 //! Source: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
 

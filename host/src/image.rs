@@ -1,4 +1,5 @@
-//! `quell image`: a bootable CD with GRUB, for real machines, for clouds and for other hypervisors; and tlbcheck as a bzImage.
+//! `quell image`: a bootable CD with GRUB, for real machines, for clouds and for other hypervisors;
+//! and tlbcheck as a bzImage.
 
 use crate::arch::{Arch, Platform};
 use crate::bzimage;
@@ -96,8 +97,8 @@ pub(crate) fn write_bzimage(tlbcheck: &Path, output: &Path) -> Result<()> {
     fs::write(output, image).with_context(|| format!("cannot write {}", output.display()))
 }
 
-/// Makes the image that the arguments describe: of this time, in seconds since 1970, if one is given,
-/// so that the same files make the same image.
+/// Makes the image that the arguments describe: of this time, in seconds since 1970, if one is
+/// given, so that the same files make the same image.
 pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
     let directory = tempfile::Builder::new().prefix("quell-image-").tempdir()?;
     let boot = directory.path().join("boot");
@@ -171,8 +172,8 @@ fn mkrescue(tree: &Path, output: &Path, epoch: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// GRUB's program in a world where the clock stands still. Of the programs that it starts not all ask
-/// the environment what time it is, and they make identities of it.
+/// GRUB's program in a world where the clock stands still. Of the programs that it starts not all
+/// ask the environment what time it is, and they make identities of it.
 fn at_time(epoch: u64) -> Result<Command> {
     let time = OffsetDateTime::from_unix_timestamp(epoch.try_into()?)?;
     let (date, clock) = (time.date(), time.time());

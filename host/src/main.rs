@@ -1,5 +1,5 @@
-//! The host tool behind `./quell`: builds the images, fetches the guest's files, starts QEMU, measures
-//! and draws.
+//! The host tool behind `./quell`: builds the images, fetches the guest's files, starts QEMU,
+//! measures and draws.
 
 mod arch;
 mod bench;
@@ -42,7 +42,8 @@ fn main() -> ExitCode {
 /// Runs the command; the result is this process's exit status.
 fn dispatch(command: &Command) -> Result<u8> {
     let signals = match command {
-        // It holds nothing that would have to be put in order, so a signal may end it wherever it waits.
+        // It holds nothing that would have to be put in order, so a signal may end it wherever it
+        // waits.
         Command::Ctl(_) => Signals::default(),
         _ => Signals::install()?,
     };

@@ -2,8 +2,9 @@
 
 use crate::arch::Arch;
 use crate::cli::{Reset, RunArgs};
+use crate::machine::child::describe;
 use crate::machine::counters::Snapshot;
-use crate::machine::process::{End, Flow, Machine, Outcome, describe};
+use crate::machine::process::{End, Flow, Machine, Outcome};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Console};
 use crate::results::{Samples, Subject, Writer};
@@ -18,8 +19,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What the command line of a Linux guest starts with whose reports are read: its console, and where the guest's programs find
-/// the only serial port for both, that they are to report there.
+/// What the command line of a Linux guest starts with whose reports are read: its console, and
+/// where the guest's programs find the only serial port for both, that they are to report there.
 pub(crate) fn reporting_console(arch: Arch) -> String {
     let word = if arch.reports_on_console() { " quell.report" } else { "" };
     format!("{}{word}", arch.console())
@@ -162,8 +163,8 @@ pub(crate) fn switches<T: AsRef<str>>(settings: &[T]) -> Result<Switches> {
     Ok(switches)
 }
 
-/// Says how the run ended unless it ended well, and returns the exit status. `may_leave`: whether an
-/// end without the hypervisor's word is an orderly one.
+/// Says how the run ended unless it ended well, and returns the exit status. `may_leave`: whether
+/// an end without the hypervisor's word is an orderly one.
 pub(crate) fn conclude(outcome: &Outcome, may_leave: bool) -> u8 {
     if outcome.reports_dropped != 0 {
         eprintln!(

@@ -65,11 +65,12 @@ impl Guest {
         Ok(())
     }
 
-    /// A machine that runs this guest on Quell, with `cpus` CPUs for its vCPUs. The bundle is written to
-    /// `directory`.
+    /// A machine that runs this guest on Quell, with `cpus` CPUs for its vCPUs. The bundle is
+    /// written to `directory`.
     ///
-    /// Where several CPUs of AMD64 are emulated in threads of their own, the machine has one more, its first, which
-    /// runs no vCPUs: QEMU damages the first CPU's SVM state from the others' threads (`docs/qemu.md`).
+    /// Where several CPUs of AMD64 are emulated in threads of their own, the machine has one more,
+    /// its first, which runs no vCPUs: QEMU damages the first CPU's SVM state from the others'
+    /// threads (`docs/qemu.md`).
     pub(crate) fn on_quell(
         &self,
         hypervisor: &Hypervisor,

@@ -10,13 +10,14 @@
 //!    INIT if it had not been taken
 //! ```
 //!
-//! * One of E and F fails, since each changes the same word from `EXPECTED`. E publishes D (Release) to those that find the CPU
-//!   online (Acquire).
-//! * A CPU that comes after G finds no offer, or that of another CPU, and stops. The offer is one word: there is no moment at
-//!   which a CPU finds its own id beside the stack of the next one.
-//! * A CPU that took its offer before G is on its own stack, which nobody else is ever given, and stops at H. It is sent no INIT: it
-//!   may be in the allocator, whose lock would be held for ever.
-//! * On Arm CPU_ON hands the stack to the one CPU that it names: there is no offer, and C and G fall away.
+//! * One of E and F fails, since each changes the same word from `EXPECTED`. E publishes D
+//!   (Release) to those that find the CPU online (Acquire).
+//! * A CPU that comes after G finds no offer, or that of another CPU, and stops. The offer is one
+//!   word: there is no moment at which a CPU finds its own id beside the stack of the next one.
+//! * A CPU that took its offer before G is on its own stack, which nobody else is ever given, and
+//!   stops at H. It is sent no INIT: it may be in the allocator, whose lock would be held for ever.
+//! * On Arm CPU_ON hands the stack to the one CPU that it names: there is no offer, and C and G
+//!   fall away.
 
 use crate::sync::{AtomicU32, Ordering};
 

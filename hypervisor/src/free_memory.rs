@@ -9,7 +9,8 @@ use arrayvec::ArrayVec;
 const PAGES: [u64; 3] = [1 << 30, 2 << 20, PAGE];
 /// Most regions of RAM that are kept track of.
 const MAX_REGIONS: usize = 64;
-/// Most pieces of one range. Each becomes a slot, of which some have to be left for what is added later.
+/// Most pieces of one range. Each becomes a slot, of which some have to be left for what is added
+/// later.
 pub const MAX_PIECES: usize = 16;
 
 /// A piece of a range that has memory behind it.
@@ -30,7 +31,8 @@ pub struct FreeMemory {
 }
 
 impl FreeMemory {
-    /// Adds RAM, shrunk to whole pages. The first MiB is left out: firmware and start-up code are there.
+    /// Adds RAM, shrunk to whole pages. The first MiB is left out: firmware and start-up code are
+    /// there.
     pub fn add(&mut self, range: Range<u64>) {
         let start = range.start.max(1 << 20).next_multiple_of(PAGE);
         let end = range.end & !(PAGE - 1);
@@ -67,8 +69,8 @@ impl FreeMemory {
         self.regions = rest;
     }
 
-    /// Takes `size` bytes, aligned to `align` (a power of two), ending at or below `limit`; from the
-    /// highest place that fits, so that low memory lasts for what needs it.
+    /// Takes `size` bytes, aligned to `align` (a power of two), ending at or below `limit`; from
+    /// the highest place that fits, so that low memory lasts for what needs it.
     pub fn take(&mut self, size: u64, align: u64, limit: u64) -> Option<u64> {
         let place = |region: &Range<u64>| {
             let start = region.end.min(limit).checked_sub(size)? & !(align - 1);
@@ -89,8 +91,9 @@ impl FreeMemory {
         self.regions.iter().map(|region| region.end - region.start).sum()
     }
 
-    /// Takes memory for all of `range`, in as few pieces as it can find, ascending. A piece can be mapped by pages as large as its size and
-    /// place in the range allow. `None` if there is not so much memory, or only in too many pieces; nothing is taken then.
+    /// Takes memory for all of `range`, in as few pieces as it can find, ascending. A piece can be
+    /// mapped by pages as large as its size and place in the range allow. `None` if there is not so
+    /// much memory, or only in too many pieces; nothing is taken then.
     pub fn take_pieces(&mut self, range: &Range<u64>) -> Option<ArrayVec<Piece, MAX_PIECES>> {
         let before = self.regions.clone();
         let mut pieces = ArrayVec::new();
@@ -137,7 +140,8 @@ mod tests {
         free
     }
 
-    /// Takes memory for a range and checks that it is the range's, that nobody else's is among it, and that none got lost.
+    /// Takes memory for a range and checks that it is the range's, that nobody else's is among it,
+    /// and that none got lost.
     fn checked(free: &mut FreeMemory, range: &Range<u64>) -> ArrayVec<Piece, MAX_PIECES> {
         let (before, regions) = (free.total(), free.regions.clone());
         let pieces = free.take_pieces(range).expect("there is so much");

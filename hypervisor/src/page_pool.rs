@@ -1,14 +1,15 @@
 //! Pages for the tables of nested paging.
 //!
-//! They are apart from the heap: a page of the heap takes two for its alignment, and a guest whose tables use up all there is must
-//! not keep the hypervisor from anything else.
+//! They are apart from the heap: a page of the heap takes two for its alignment, and a guest whose
+//! tables use up all there is must not keep the hypervisor from anything else.
 
 use alloc::vec::Vec;
 use baremetal::pages::PAGE;
 
 /// What a table of each level covers, but for the root.
 const COVERED: [u64; 3] = [2 << 20, 1 << 30, 512 << 30];
-/// Tables at the edges of slots, six for each, and those that hold marks of where no memory is; twice each.
+/// Tables at the edges of slots, six for each, and those that hold marks of where no memory is;
+/// twice each.
 const SPARE: u64 = 512;
 
 /// Physical pages, of which each is somebody's or free.
@@ -35,8 +36,9 @@ impl PagePool {
         Self { start, count, fresh: 0, returned: Vec::with_capacity(count as usize) }
     }
 
-    /// How many pages the tables for so many bytes of memory take, all of it mapped by pages of 4 KiB; twice, as those that a change
-    /// has cut off are given back only when nobody can walk them any more, and others may be made meanwhile.
+    /// How many pages the tables for so many bytes of memory take, all of it mapped by pages of 4
+    /// KiB; twice, as those that a change has cut off are given back only when nobody can walk them
+    /// any more, and others may be made meanwhile.
     #[must_use]
     pub fn needed(memory: u64) -> u32 {
         let tables: u64 = COVERED.iter().map(|covered| memory.div_ceil(*covered)).sum();

@@ -12,7 +12,8 @@ pub enum Task {
     List,
 }
 
-/// What the image itself is to leave out, so that rows have something to find: those that a flush is to make pass.
+/// What the image itself is to leave out, so that rows have something to find: those that a flush
+/// is to make pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Omission {
     /// Every TLBI.
@@ -34,7 +35,8 @@ pub struct Options<'a> {
     pub json: bool,
     /// `report=com2`: the report goes to the second serial port, and text to the first.
     pub report_to_com2: bool,
-    /// `only=ROW[,ROW]`: these rows alone; one that ends with `*` stands for all that begin like it.
+    /// `only=ROW[,ROW]`: these rows alone; one that ends with `*` stands for all that begin like
+    /// it.
     pub only: Option<&'a str>,
     /// `cpus=N`: no more processors than that.
     pub cpus: Option<u32>,

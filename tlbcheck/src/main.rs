@@ -1,5 +1,5 @@
-//! The bootable image: checks and measures TLB flushing on whatever it runs on. See the library for the parts that need
-//! no machine, and `arch` for those that do.
+//! The bootable image: checks and measures TLB flushing on whatever it runs on. See the library for
+//! the parts that need no machine, and `arch` for those that do.
 #![cfg_attr(target_os = "none", no_std, no_main)]
 
 #[cfg(target_os = "none")]

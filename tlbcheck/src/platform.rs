@@ -12,8 +12,8 @@ pub type Leaf = [u32; 4];
 
 /// CPUID 1, ECX: there is a hypervisor.
 const HYPERVISOR_PRESENT: u32 = 1 << 31;
-/// Where hypervisors show themselves: from here on, each at a multiple of 256. Those that show several put one behind
-/// the other.
+/// Where hypervisors show themselves: from here on, each at a multiple of 256. Those that show
+/// several put one behind the other.
 const FIRST_LEAF: u32 = 0x4000_0000;
 const LAST_LEAF: u32 = 0x4001_0000;
 /// Sets of leaves that are looked at.
@@ -36,7 +36,8 @@ pub struct Platform {
     pub kvm: bool,
     /// A set of leaves that is Xen's.
     pub xen: bool,
-    /// EAX and EDX of the leaf of features, and EAX of that of hints, if there is the Hyper-V interface.
+    /// EAX and EDX of the leaf of features, and EAX of that of hints, if there is the Hyper-V
+    /// interface.
     pub hyperv: Option<HyperV>,
 }
 
@@ -97,8 +98,8 @@ impl Platform {
         platform
     }
 
-    /// A name for reports. Hypervisors that answer by the Hyper-V interface alone are told apart by the leaves that
-    /// they have beyond it, as far as they have any.
+    /// A name for reports. Hypervisors that answer by the Hyper-V interface alone are told apart by
+    /// the leaves that they have beyond it, as far as they have any.
     pub const fn name(&self) -> &'static str {
         match self {
             Self { is_virtual: false, .. } => "bare",

@@ -1,7 +1,7 @@
 //! What is reported: TAP or lines of JSON.
 //!
-//! TAP is that of the Test Anything Protocol, version 14: a plan, then a line for each row, with its reason behind a
-//! `#` of its own line where it fails.
+//! TAP is that of the Test Anything Protocol, version 14: a plan, then a line for each row, with
+//! its reason behind a `#` of its own line where it fails.
 
 use core::fmt::{self, Write};
 

@@ -17,7 +17,8 @@ pub struct Span {
 
 /// Where spans end that may end anywhere: with the last page of a GiB far from everything else.
 pub const FAR: u64 = (1 << 45) + (4096 << 30) - PAGE;
-/// The last page of the lower half of addresses, the first of the upper one, and the last one of all.
+/// The last page of the lower half of addresses, the first of the upper one, and the last one of
+/// all.
 pub const LOWER_END: u64 = (1 << 47) - PAGE;
 /// The first page of the upper half.
 pub const UPPER_START: u64 = u64::MAX << 47;
@@ -38,8 +39,8 @@ pub fn tails(element: Element) -> impl Iterator<Item = Span> + Clone {
     })
 }
 
-/// Ranges that start in the lower half and end where no address is canonical: what they name of the lower half has to
-/// be flushed.
+/// Ranges that start in the lower half and end where no address is canonical: what they name of the
+/// lower half has to be flushed.
 pub fn into_the_hole() -> impl Iterator<Item = Span> + Clone {
     [(0, 1), (0, 4095), (3, 4), (3, 100), (4094, 4095)].into_iter().map(|(before, additional)| Span {
         word: Element::Plain.word(LOWER_END - before * PAGE, additional),
@@ -67,8 +68,8 @@ pub fn over_the_end() -> impl Iterator<Item = Span> + Clone {
 pub const NOT_CANONICAL: [u64; 5] =
     [1 << 47, 0x1234_5678_9abc_d000, (UPPER_START - PAGE) & !0xfff, 1 << 63, (1 << 47) + 0xfff];
 
-/// Lengths of lists, and the place of the element that counts: the ends of what hypervisors keep for themselves, and of
-/// what a page or the registers hold.
+/// Lengths of lists, and the place of the element that counts: the ends of what hypervisors keep
+/// for themselves, and of what a page or the registers hold.
 pub fn places(longest: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
     const LENGTHS: [usize; 14] = [1, 2, 4, 8, 9, 15, 16, 17, 31, 32, 33, 64, 128, 256];
     let shorter = LENGTHS.into_iter().filter(move |length| *length < longest);
@@ -85,8 +86,8 @@ pub fn places(longest: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
 pub enum Filler {
     /// Single pages from this address on, every other page.
     PagesFrom(u64),
-    /// Nothing that can be translated: then a hypervisor that misses the one element has nothing to do, and does not
-    /// even interrupt the target, which would drop translations on some machines.
+    /// Nothing that can be translated: then a hypervisor that misses the one element has nothing to
+    /// do, and does not even interrupt the target, which would drop translations on some machines.
     Nothing,
 }
 
@@ -99,8 +100,8 @@ impl Filler {
     }
 }
 
-/// Writes a list of `length` elements of which that at `place` is `word`; the others are fillers. Returns the list, as
-/// far as there is room for it.
+/// Writes a list of `length` elements of which that at `place` is `word`; the others are fillers.
+/// Returns the list, as far as there is room for it.
 pub fn list(words: &mut [u64; PAGE_WORDS], length: usize, place: usize, word: u64, filler: Filler) -> &[u64] {
     let length = length.min(words.len());
     for (index, slot) in words[..length].iter_mut().enumerate() {

@@ -7,7 +7,8 @@ use std::{fs, io};
 pub struct IpiCounts {
     /// Row `TLB`: remote TLB flushes requested by IPI.
     pub tlb: u64,
-    /// Row `CAL`: function calls on other CPUs; the kernel counts those for TLB flushes in `TLB` only.
+    /// Row `CAL`: function calls on other CPUs; the kernel counts those for TLB flushes in `TLB`
+    /// only.
     pub call: u64,
 }
 
@@ -28,7 +29,8 @@ impl IpiCounts {
     }
 }
 
-/// Sum over the CPUs of the row that is labelled `label`: numbers up to the first word that is none.
+/// Sum over the CPUs of the row that is labelled `label`: numbers up to the first word that is
+/// none.
 fn row_sum(text: &str, label: &str) -> u64 {
     text.lines()
         .filter_map(|line| line.trim_start().split_once(':'))

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 ///
 /// # Errors
 ///
-/// It does not: then what is wrong and `usage` have been printed, and the process is to end with this status.
+/// It does not: then what is wrong and `usage` have been printed, and the process is to end with
+/// this status.
 pub fn of_process<O>(
     program: &str,
     usage: &str,

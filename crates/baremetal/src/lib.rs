@@ -11,9 +11,9 @@
 //! (`interrupt_stubs!`) are macros for that, since an image has them once, with its own functions
 //! behind them; what is not used is not linked.
 //!
-//! On x86-64 any loader starts the image that knows PVH (QEMU's `-kernel`, Quell, Xen) or Multiboot 2 (GRUB); the host
-//! tool makes a bzImage of it for loaders that know Linux only. On Arm64 it is started as Linux is: the flat binary has the
-//! header of an arm64 `Image`.
+//! On x86-64 any loader starts the image that knows PVH (QEMU's `-kernel`, Quell, Xen) or Multiboot
+//! 2 (GRUB); the host tool makes a bzImage of it for loaders that know Linux only. On Arm64 it is
+//! started as Linux is: the flat binary has the header of an arm64 `Image`.
 //!
 //! On any target but these two the crate has no more than `devicetree`, [`pages`], [`random`],
 //! [`sleep`], [`startup`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the rest is assembly
@@ -45,9 +45,11 @@ pub mod processors;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 pub mod x86_64;
 
-/// The machine's own architecture, for programs that are built for both: modules of the same name do the same.
+/// The machine's own architecture, for programs that are built for both: modules of the same name
+/// do the same.
 #[cfg(all(target_os = "none", target_arch = "aarch64"))]
 pub use aarch64 as arch;
-/// The machine's own architecture, for programs that are built for both: modules of the same name do the same.
+/// The machine's own architecture, for programs that are built for both: modules of the same name
+/// do the same.
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 pub use x86_64 as arch;

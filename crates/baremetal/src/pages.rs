@@ -21,8 +21,8 @@ impl From<Ram> for Range<u64> {
     }
 }
 
-/// A page of memory; image and hardware see it at the same address. As large pages are made of it, it is also the
-/// unit of all memory here.
+/// A page of memory; image and hardware see it at the same address. As large pages are made of it,
+/// it is also the unit of all memory here.
 #[repr(C, align(4096))]
 pub struct Page([AtomicU64; 512]);
 
@@ -80,7 +80,8 @@ impl<const N: usize> Arena<N> {
         Self { pages: [const { Page::new() }; N], used: AtomicUsize::new(0) }
     }
 
-    /// `count` pages, one behind the other, the first at a multiple of `align` pages; `None` if that many are not left.
+    /// `count` pages, one behind the other, the first at a multiple of `align` pages; `None` if
+    /// that many are not left.
     pub fn take(&'static self, count: usize, align: usize) -> Option<&'static [Page]> {
         let start = (self.pages[0].address() / PAGE) as usize;
         let first = |used: usize| (start + used).next_multiple_of(align.max(1)) - start;

@@ -1,14 +1,15 @@
 //! ACPI's sleep types, as far as switching a machine off needs them.
 
-/// The sleep type of soft-off for the first control register, from the code of the DSDT: the name `_S5_`, then a
-/// package of at least one small integer (ACPI 6.5, sections 7.4.2 and 20.2.5.4).
+/// The sleep type of soft-off for the first control register, from the code of the DSDT: the name
+/// `_S5_`, then a package of at least one small integer (ACPI 6.5, sections 7.4.2 and 20.2.5.4).
 pub fn sleep_type_s5(code: &[u8]) -> Option<u8> {
     const PACKAGE: u8 = 0x12;
     const BYTE: u8 = 0x0a;
     const ONE: u8 = 0x01;
     let place = code.windows(5).position(|bytes| bytes == b"_S5_\x12")?;
     let [PACKAGE, lead, rest @ ..] = code.get(place + 4..)? else { return None };
-    // The package's length has as many more bytes as the two highest bits of its first say; then comes the count.
+    // The package's length has as many more bytes as the two highest bits of its first say; then
+    // comes the count.
     match rest.get(usize::from(*lead >> 6) + 1..)? {
         [BYTE, value, ..] => Some(*value),
         [value @ 0..=ONE, ..] => Some(*value),
@@ -22,7 +23,8 @@ mod tests {
 
     #[test]
     fn the_sleep_type_is_found_in_every_form_of_the_package() {
-        // QEMU's: four zeros. Then a byte constant, ones, and a package whose length takes two bytes.
+        // QEMU's: four zeros. Then a byte constant, ones, and a package whose length takes two
+        // bytes.
         for (code, expected) in [
             (&b"\x08_S5_\x12\x06\x04\x00\x00\x00\x00"[..], Some(0)),
             (b"\x08_S5_\x12\x0a\x04\x0a\x05\x0a\x05\x00\x00", Some(5)),

@@ -10,8 +10,8 @@
 //! Everything both sides depend on lies in one word per target that both change by
 //! read-modify-write.
 //!
-//! On Arm64 the hardware broadcasts: [`tlbi`] has its operands and sequences, [`fn@broadcast`] waits
-//! for those translations that are software's, and [`vmid`] hands out the tags.
+//! On Arm64 the hardware broadcasts: [`tlbi`] has its operands and sequences, [`fn@broadcast`]
+//! waits for those translations that are software's, and [`vmid`] hands out the tags.
 //!
 //! [`shootdown`] does the same for a kernel's own address spaces, where a target is a CPU.
 //!
@@ -33,7 +33,8 @@
 //! The crate neither allocates nor contains unsafe code. It supplies the protocol; the caller
 //! supplies the machine through [`Hardware`] and, on AMD64, the address space tags of [`asid`].
 #![no_std]
-// Declarations alone are allowed, of a function and a trait: they make callers vouch for what the crate cannot see.
+// Declarations alone are allowed, of a function and a trait: they make callers vouch for what the
+// crate cannot see.
 #![deny(unsafe_code)]
 
 #[cfg(any(test, loom))]

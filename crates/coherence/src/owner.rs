@@ -115,8 +115,8 @@ impl<'a> Owner<'a> {
     /// Halts, unless an event is pending. A pending flush does not matter: it waits for the entry.
     ///
     /// From the moment this returns true another CPU may be told to wake the vCPU: put its state
-    /// away first, and let nobody else run it before this CPU has let go of it. `space` lets flushes of other
-    /// address spaces leave the vCPU alone.
+    /// away first, and let nobody else run it before this CPU has let go of it. `space` lets
+    /// flushes of other address spaces leave the vCPU alone.
     #[must_use = "false means that there is something to do"]
     pub fn try_halt(&mut self, space: Space) -> bool {
         // Pairs with `Target::has_halted_elsewhere`.
@@ -138,8 +138,8 @@ impl<'a> Owner<'a> {
     }
 
     /// The same without counting it, which is a few instructions less: for who never flushes by
-    /// [broadcast](fn@crate::broadcast). A request keeps sections from beginning, so its initiator need not tell one from
-    /// the next; a broadcast would wait for those that follow as well.
+    /// [broadcast](fn@crate::broadcast). A request keeps sections from beginning, so its initiator
+    /// need not tell one from the next; a broadcast would wait for those that follow as well.
     ///
     /// # Errors
     /// As for [`begin_translation`](Self::begin_translation).

@@ -1,10 +1,10 @@
 //! Sets of targets by index.
 
-/// Whom a flush is for: indices in banks of 64. [`TargetSet`] is such a set; one that comes in another form, like a guest's
-/// packed VP set, need not be made into one.
+/// Whom a flush is for: indices in banks of 64. [`TargetSet`] is such a set; one that comes in
+/// another form, like a guest's packed VP set, need not be made into one.
 pub trait Members {
-    /// Calls `visit` with the number of a bank and its members, bit `i` for index `64 * bank + i`, in any order. Banks
-    /// without members may be left out.
+    /// Calls `visit` with the number of a bank and its members, bit `i` for index `64 * bank + i`,
+    /// in any order. Banks without members may be left out.
     fn for_each_bank(&self, visit: impl FnMut(usize, u64));
 }
 

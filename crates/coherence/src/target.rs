@@ -28,8 +28,8 @@ use crate::{CpuId, word};
 /// M before O   only what was sampled is published (O8)
 /// ```
 ///
-/// A request for everything to a target that is out of guest mode is C alone, with ALL beside FLUSH:
-/// there is nobody to wait for, so it needs no generation, and L takes ALL along with FLUSH.
+/// A request for everything to a target that is out of guest mode is C alone, with ALL beside
+/// FLUSH: there is nobody to wait for, so it needs no generation, and L takes ALL along with FLUSH.
 ///
 /// C and P change the same word by read-modify-write, so one of them comes first and the other
 /// sees it: there is no store-then-load on either side and no fence to forget (O3, O5). The last
@@ -47,17 +47,17 @@ pub struct Target {
     /// Newest generation whose work has been recorded. Written by the owner (O, `Release`), read
     /// by waiting initiators (E, `Acquire`).
     pub(crate) completed: AtomicU64,
-    /// A [`Space`]; means something while the word has HALTED. Written by the owner before it sets that
-    /// (`Release`), read by initiators after they have seen it (`Acquire`).
+    /// A [`Space`]; means something while the word has HALTED. Written by the owner before it sets
+    /// that (`Release`), read by initiators after they have seen it (`Acquire`).
     pub(crate) space: AtomicU64,
 }
 
 /// The address space of a vCPU that halts, by whatever number initiators name it by
 /// ([`issue_in_space`](crate::issue_in_space)).
 ///
-/// [`Space::only`] is a promise: but for global ones, no translation of another address space is cached for
-/// the vCPU, and none will be used before the guest has switched address spaces, which drops those of the old
-/// one. On AMD64 that is so without PCIDs, with CR3 as the number.
+/// [`Space::only`] is a promise: but for global ones, no translation of another address space is
+/// cached for the vCPU, and none will be used before the guest has switched address spaces, which
+/// drops those of the old one. On AMD64 that is so without PCIDs, with CR3 as the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space(pub(crate) u64);
 
@@ -65,7 +65,8 @@ impl Space {
     /// Translations of any address space may be cached.
     pub const UNKNOWN: Self = Self(u64::MAX);
 
-    /// Translations of this address space alone are cached. `u64::MAX` says as little as [`Space::UNKNOWN`].
+    /// Translations of this address space alone are cached. `u64::MAX` says as little as
+    /// [`Space::UNKNOWN`].
     pub const fn only(space: u64) -> Self {
         Self(space)
     }
@@ -132,8 +133,8 @@ impl Target {
 
     /// The right to run the vCPU; `None` while somebody else has it.
     ///
-    /// Kept for the vCPU's life in whatever moves from CPU to CPU with it, or claimed for each
-    /// time slice. Pairs with the drop of the owner before. An [absent](Self::is_absent) vCPU has none.
+    /// Kept for the vCPU's life in whatever moves from CPU to CPU with it, or claimed for each time
+    /// slice. Pairs with the drop of the owner before. An [absent](Self::is_absent) vCPU has none.
     ///
     /// # Panics
     /// If the owner before left it in guest mode or in a section.
@@ -168,15 +169,15 @@ impl Target {
         self.word.load(Ordering::Relaxed) & word::IN_GUEST != 0
     }
 
-    /// Whether something waits to be looked at, as a hint for whoever chooses which target is to run: it says nothing of what was
-    /// published along with it.
+    /// Whether something waits to be looked at, as a hint for whoever chooses which target is to
+    /// run: it says nothing of what was published along with it.
     #[must_use]
     pub fn has_event(&self) -> bool {
         self.word.load(Ordering::Relaxed) & word::EVENT != 0
     }
 
-    /// B and C. A halted target is not woken: it flushes when it next enters. An absent one is asked
-    /// like any other, see [`presence`](crate::presence).
+    /// B and C. A halted target is not woken: it flushes when it next enters. An absent one is
+    /// asked like any other, see [`presence`](crate::presence).
     pub(crate) fn request(&self, scope: Scope<'_>) -> Requested {
         let Posted { generation, widened } = self.mailbox.post(scope);
         // Pairs with `Owner::take_flush`, `Owner::try_enter`, and the drop of `InGuest`.
@@ -190,11 +191,13 @@ impl Target {
         }
     }
 
-    /// B and C in one step, for a request for everything: true if the vCPU is there and out of guest mode, so that nobody
-    /// has to wait for it and the request needs no generation. If false, [`request`](Self::request) it as well.
+    /// B and C in one step, for a request for everything: true if the vCPU is there and out of
+    /// guest mode, so that nobody has to wait for it and the request needs no generation. If false,
+    /// [`request`](Self::request) it as well.
     ///
-    /// The look at BUSY comes after the request on the same word. If it shows a target that is not busy, then what the
-    /// guest did before is visible, and whatever it does later begins with the flush.
+    /// The look at BUSY comes after the request on the same word. If it shows a target that is not
+    /// busy, then what the guest did before is visible, and whatever it does later begins with the
+    /// flush.
     #[inline]
     pub(crate) fn request_all_if_idle(&self) -> bool {
         // Pairs with `Owner::take_flush` and `Owner::try_enter`.
@@ -203,12 +206,12 @@ impl Target {
         self.word.load(Ordering::Acquire) & (word::BUSY | word::ABSENT) == 0
     }
 
-    /// Whether the vCPU has halted in another address space, so that a change of this one's tables concerns
-    /// none of its translations but global ones.
+    /// Whether the vCPU has halted in another address space, so that a change of this one's tables
+    /// concerns none of its translations but global ones.
     ///
-    /// The look at the word is a read-modify-write, in the place of C: whoever enters later walks the changed
-    /// tables. `space` may be of a later halt than the one that was seen; then the guest has run in between, and
-    /// has left this address space again.
+    /// The look at the word is a read-modify-write, in the place of C: whoever enters later walks
+    /// the changed tables. `space` may be of a later halt than the one that was seen; then the
+    /// guest has run in between, and has left this address space again.
     pub(crate) fn has_halted_elsewhere(&self, space: u64) -> bool {
         // Pairs with `Owner::try_halt` and `Owner::try_enter`.
         let old = self.word.fetch_or(0, Ordering::AcqRel);
@@ -236,7 +239,8 @@ impl Target {
     /// E. The word is read first: if it shows a later stay in guest mode, `completed` shows the
     /// work that was recorded before that (O before P).
     pub(crate) fn is_quiet(&self, generation: Generation) -> bool {
-        // The word pairs with the drops of `InGuest` and `Translation`, `completed` pairs with `FlushWork::complete`.
+        // The word pairs with the drops of `InGuest` and `Translation`, `completed` pairs with
+        // `FlushWork::complete`.
         self.word.load(Ordering::Acquire) & word::BUSY == 0
             || self.completed.load(Ordering::Acquire) >= generation.0
     }

@@ -15,8 +15,8 @@ pub const SECTOR_SIZE: usize = 512;
 /// What [`syssize`](SetupHeader::syssize) counts in; the file may end within the last one.
 pub const PARAGRAPH: usize = 16;
 
-/// The header as far as version 2.12 of the protocol has it, but for the last field, which is not read
-/// here. All numbers are little-endian.
+/// The header as far as version 2.12 of the protocol has it, but for the last field, which is not
+/// read here. All numbers are little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SetupHeader {

@@ -1,10 +1,10 @@
 //! Counters that the hypervisor keeps per vCPU and the host tool reads from shared memory.
 //!
-//! The hypervisor's ELF has a symbol [`BEACON_SYMBOL`]: a [`Beacon`] at a physical address below
-//! 4 GiB, which is also the offset in the file that backs QEMU's memory; on Arm, where memory begins at 1 GiB, the offset is that
-//! much less. The beacon says where the
-//! counters lie: `vcpu_count` rows of [`Counter::COUNT`] little-endian `u64`, row after row.
-//! Counters only grow. A reader sees each of them whole, but not all of them at one instant.
+//! The hypervisor's ELF has a symbol [`BEACON_SYMBOL`]: a [`Beacon`] at a physical address below 4
+//! GiB, which is also the offset in the file that backs QEMU's memory; on Arm, where memory begins
+//! at 1 GiB, the offset is that much less. The beacon says where the counters lie: `vcpu_count`
+//! rows of [`Counter::COUNT`] little-endian `u64`, row after row. Counters only grow. A reader sees
+//! each of them whole, but not all of them at one instant.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -30,8 +30,9 @@ pub struct Beacon {
     pub counter_count: AtomicU32,
     /// Physical CPUs in use.
     pub cpu_count: AtomicU32,
-    /// How the run ends, where the machine has no device for that (Arm): the [code](crate::exit::ExitCode),
-    /// stored with release ordering before the machine is switched off. 0 until then. It counts even while `magic` is not there.
+    /// How the run ends, where the machine has no device for that (Arm): the
+    /// [code](crate::exit::ExitCode), stored with release ordering before the machine is switched
+    /// off. 0 until then. It counts even while `magic` is not there.
     pub exit: AtomicU32,
 }
 
@@ -134,9 +135,11 @@ counters! {
     IrqTimer = "irq.timer",
     /// Target vCPUs of its flushes that were in guest mode.
     FlushBusy = "flush.busy",
-    /// Targets that were not, the caller among them: flushed at their next entry, not kicked, not waited for.
+    /// Targets that were not, the caller among them: flushed at their next entry, not kicked, not
+    /// waited for.
     FlushDeferred = "flush.deferred",
-    /// Targets that had halted in another address space than the one whose translations were to be flushed: not asked.
+    /// Targets that had halted in another address space than the one whose translations were to be
+    /// flushed: not asked.
     FlushElsewhere = "flush.elsewhere",
     /// Targets that already had a request of the same kind under way and joined it.
     FlushMerged = "flush.merged",
@@ -144,7 +147,8 @@ counters! {
     FlushKicks = "flush.kicks",
     /// Targets of its lists that had not taken an earlier request yet: one flush serves both.
     FlushJoined = "flush.joined",
-    /// Targets of its lists that flush everything because their mailboxes were full of others' ranges.
+    /// Targets of its lists that flush everything because their mailboxes were full of others'
+    /// ranges.
     FlushOverflows = "flush.overflows",
     /// Flush hypercalls of this vCPU with a list that went to the targets as ranges.
     FlushLists = "flush.lists",
@@ -152,12 +156,13 @@ counters! {
     FlushContinued = "flush.continued",
     /// Flush hypercalls of this vCPU that asked for everything.
     FlushWholeAsked = "flush.whole.asked",
-    /// Its lists that became a flush of everything because they had more ranges than a mailbox holds.
+    /// Its lists that became a flush of everything because they had more ranges than a mailbox
+    /// holds.
     FlushWholeRanges = "flush.whole.ranges",
     /// Its lists that became a flush of everything because they had more pages than are worth it.
     FlushWholePages = "flush.whole.pages",
-    /// Times that this vCPU took what it was asked to flush: all requests since the time before are one merged
-    /// generation.
+    /// Times that this vCPU took what it was asked to flush: all requests since the time before are
+    /// one merged generation.
     FlushTaken = "flush.taken",
     /// Ranges flushed page by page on this vCPU.
     FlushRanges = "flush.ranges",
@@ -173,10 +178,11 @@ counters! {
     FlushWholePieces = "flush.whole.pieces",
     /// Because the ranges of several initiators have more pages together than are worth it.
     FlushWholeMerged = "flush.whole.merged",
-    /// Times that it came to a CPU where another vCPU of its machine had run, or from another CPU, and what that CPU held
-    /// was dropped (Arm).
+    /// Times that it came to a CPU where another vCPU of its machine had run, or from another CPU,
+    /// and what that CPU held was dropped (Arm).
     FlushArrival = "flush.arrival",
-    /// Times that a CPU dropped everything before it entered because a generation of VMIDs had begun (Arm).
+    /// Times that a CPU dropped everything before it entered because a generation of VMIDs had
+    /// begun (Arm).
     VmidFlushes = "flush.vmid",
     /// Flushes of this vCPU that waited for targets in guest mode: for at most 1 µs.
     FlushWait1us = "flush.wait.1us",
@@ -212,13 +218,15 @@ counters! {
     FlushWaitMore = "flush.wait.more",
     /// Kicks sent for interrupts and rescheduling.
     KickEvent = "kick.event",
-    /// Times that all CPUs were kicked again because a target of a flush had not left guest mode for long; counted for the vCPU
-    /// that waited, or for the first one.
+    /// Times that all CPUs were kicked again because a target of a flush had not left guest mode
+    /// for long; counted for the vCPU that waited, or for the first one.
     KickAgain = "kick.again",
-    /// Kicks that were not taken before the tick was due and had been sent half a tick before that: what would have announced
-    /// them got lost. Counted for the vCPU on the CPU that was kicked, or for the first one.
+    /// Kicks that were not taken before the tick was due and had been sent half a tick before that:
+    /// what would have announced them got lost. Counted for the vCPU on the CPU that was kicked, or
+    /// for the first one.
     KickLate = "kick.late",
-    /// Times that an idle CPU whom nobody had kicked found this vCPU ready to run when its tick was due.
+    /// Times that an idle CPU whom nobody had kicked found this vCPU ready to run when its tick was
+    /// due.
     KickMissing = "kick.missing",
     /// Times the vCPU was put on a CPU.
     SchedIn = "sched.in",
@@ -226,7 +234,8 @@ counters! {
     SchedPreempted = "sched.preempted",
     /// Times it gave way while spinning.
     SchedYield = "sched.yield",
-    /// Times it gave way while it waited for a word in memory, to be passed over until that changes.
+    /// Times it gave way while it waited for a word in memory, to be passed over until that
+    /// changes.
     SchedPassive = "sched.passive",
     /// Times it blocked, in HLT or WFI.
     SchedHalt = "sched.halt",

@@ -1,7 +1,9 @@
-//! Mistakes that an image of the hypervisor built for tests can make on purpose, each for a test that has to notice.
+//! Mistakes that an image of the hypervisor built for tests can make on purpose, each for a test
+//! that has to notice.
 
-/// A mistake on purpose: in how flush hypercalls are served or what vCPUs do about a flush (AMD64), in what is done to TLBs for stage 2
-/// (Arm), or in how CPUs are started. Not each architecture can make each.
+/// A mistake on purpose: in how flush hypercalls are served or what vCPUs do about a flush (AMD64),
+/// in what is done to TLBs for stage 2 (Arm), or in how CPUs are started. Not each architecture can
+/// make each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// Targets in guest mode are neither interrupted nor waited for.
@@ -14,7 +16,8 @@ pub enum Defect {
     BankRank,
     /// Elements for 2 MiB and 1 GiB pages are taken for addresses that are not canonical.
     ExtendedRange,
-    /// Of a range that begins below the end of canonical addresses and ends beyond, nothing is flushed.
+    /// Of a range that begins below the end of canonical addresses and ends beyond, nothing is
+    /// flushed.
     NonCanonical,
     /// The flag that names all processors is not looked at.
     AllProcessors,
@@ -34,13 +37,15 @@ pub enum Defect {
     Stage2NoTlbi,
     /// Entries of both stages in one stay: VMALLE1IS is left out (Arm).
     Stage2NoCombined,
-    /// What is inner shareable is completed by DSB NSH, which waits for the own processor alone (Arm).
+    /// What is inner shareable is completed by DSB NSH, which waits for the own processor alone
+    /// (Arm).
     Stage2DsbNsh,
     /// Stores to tables are not ordered before the TLBI: DSB ISHST is left out (Arm).
     Stage2NoIshst,
     /// Nothing is dropped where a vCPU arrives on a CPU (Arm).
     NoArrivalFlush,
-    /// The second CPU says that it is ready when it has been given up; on AMD64 the third is started when it has been.
+    /// The second CPU says that it is ready when it has been given up; on AMD64 the third is
+    /// started when it has been.
     LateCpu,
     /// A flush of all that a vCPU's tag stands for is taken, and nothing dropped (AMD64).
     DebtForgotten,

@@ -25,8 +25,8 @@ pub enum ExitCode {
     Unsupported = 0x24,
     /// The guest asked for a reset and the configuration says `reset=exit`.
     GuestReset = 0x25,
-    /// A processor did not leave guest mode when it was told to, and the guest's memory may still be in use; details are in
-    /// the log.
+    /// A processor did not leave guest mode when it was told to, and the guest's memory may still
+    /// be in use; details are in the log.
     GuestStalled = 0x26,
     /// There was no page left for a nested page table that the guest's access needed.
     GuestOutOfTables = 0x27,

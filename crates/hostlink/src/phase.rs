@@ -1,8 +1,9 @@
 //! Phases of a run, for counting instructions by phase (Arm): a hint instruction switches.
 //!
-//! `HINT #0x60` to `HINT #0x67` are NOPs that nobody has given a meaning (Arm ARM DDI 0487, C6.2, "HINT": encodings that
-//! are not allocated are NOPs). QEMU with the plugin of `host/plugin` counts what is executed after one of them, up to the next, for
-//! that phase. All CPUs count for one and the same phase: a run that uses this counts instructions on one thread.
+//! `HINT #0x60` to `HINT #0x67` are NOPs that nobody has given a meaning (Arm ARM DDI 0487, C6.2,
+//! "HINT": encodings that are not allocated are NOPs). QEMU with the plugin of `host/plugin` counts
+//! what is executed after one of them, up to the next, for that phase. All CPUs count for one and
+//! the same phase: a run that uses this counts instructions on one thread.
 
 /// What the hint of phase 0 has for immediate.
 pub const HINT_FIRST: u32 = 0x60;
@@ -25,7 +26,8 @@ pub enum Phase {
     FaultIn = 5,
     /// Memory goes page by page, with a flush for each.
     PerPage = 6,
-    /// What was measured is over, and nothing follows: the guest has reached userspace, for instance.
+    /// What was measured is over, and nothing follows: the guest has reached userspace, for
+    /// instance.
     After = 7,
 }
 

@@ -1,9 +1,9 @@
-//! The contents of the expansion ROM on the guest's PCI bus, byte by byte: the hypervisor makes them, and programs in
-//! guests check what they read.
+//! The contents of the expansion ROM on the guest's PCI bus, byte by byte: the hypervisor makes
+//! them, and programs in guests check what they read.
 //!
-//! The ROM holds one image (PCI Firmware Specification 3.0, section 5.1): its header, the PCI data structure, and then
-//! lines of text with their offsets, so that a byte tells where it belongs. No byte of a text is `0xff`, which is what
-//! is read where there is no ROM.
+//! The ROM holds one image (PCI Firmware Specification 3.0, section 5.1): its header, the PCI data
+//! structure, and then lines of text with their offsets, so that a byte tells where it belongs. No
+//! byte of a text is `0xff`, which is what is read where there is no ROM.
 //!
 //! | offset | what |
 //! |---|---|
@@ -12,9 +12,10 @@
 //! | `0x18` | offset of the PCI data structure, which is `0x20` |
 //! | `0x40` | `Quell 00000040.`, a line feed, `Quell 00000050.`, and so on to the end |
 
-/// Vendor id of the device that has the ROM, and of the bridge to its bus. Of this vendor's device ids `0x10f0` to
-/// `0x10ff` are anybody's to experiment with, by QEMU's `docs/specs/pci-ids.rst`. Virtio devices, which have the
-/// vendor's ids too, end below: Linux' driver for them looks at every device of the vendor, and declines these.
+/// Vendor id of the device that has the ROM, and of the bridge to its bus. Of this vendor's device
+/// ids `0x10f0` to `0x10ff` are anybody's to experiment with, by QEMU's `docs/specs/pci-ids.rst`.
+/// Virtio devices, which have the vendor's ids too, end below: Linux' driver for them looks at
+/// every device of the vendor, and declines these.
 pub const VENDOR_ID: u16 = 0x1af4;
 /// Device id of the device that has the ROM.
 pub const DEVICE_ID: u16 = 0x10f1;
@@ -35,7 +36,8 @@ const BLOCK: u32 = 512;
 /// Offset of the byte that makes the sum right.
 const CHECKSUM: u32 = 6;
 
-/// The 16 bytes at `index * LINE` of the image in a ROM of `len` bytes, a multiple of 512 below 32 MiB.
+/// The 16 bytes at `index * LINE` of the image in a ROM of `len` bytes, a multiple of 512 below 32
+/// MiB.
 #[must_use]
 pub const fn line(len: u32, index: u32) -> [u8; LINE as usize] {
     if index != 0 {
@@ -85,8 +87,8 @@ const fn text(offset: u32) -> [u8; LINE as usize] {
 
 const _: () = assert!(TEXT == 0x30 + LINE && BLOCK.is_multiple_of(LINE));
 
-/// Offset of the first of `bytes`, read from `start` on, that an image of `len` bytes has not there; what lies beyond
-/// its end is wrong.
+/// Offset of the first of `bytes`, read from `start` on, that an image of `len` bytes has not
+/// there; what lies beyond its end is wrong.
 #[must_use]
 pub fn first_wrong(len: u32, start: u32, bytes: &[u8]) -> Option<u32> {
     let mut left = bytes;

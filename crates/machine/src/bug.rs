@@ -21,7 +21,8 @@ pub enum Bug {
     TableFreedEarly,
     /// Memory of a deleted slot is freed before the flush.
     MemoryFreedEarly,
-    /// What is found to be MMIO while an update is in progress is marked for the generation that the update leads to.
+    /// What is found to be MMIO while an update is in progress is marked for the generation that
+    /// the update leads to.
     MmioDuringUpdate,
     /// Generations have 3 bits.
     ShortGeneration,
@@ -39,7 +40,8 @@ pub enum Bug {
     VcpuMet,
     /// On Arm64, nobody remembers where a vCPU was (A21).
     MigrationForgotten,
-    /// On Arm64, all CPUs report to the allocator of VMIDs as one: what the others run is not known to it (A4).
+    /// On Arm64, all CPUs report to the allocator of VMIDs as one: what the others run is not known
+    /// to it (A4).
     VmidStolen,
     /// On Arm64, it drops it before the new VMID is loaded instead of after (A4).
     GenerationFlushedEarly,

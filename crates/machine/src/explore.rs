@@ -11,7 +11,8 @@ use crate::rng::Rng;
 use crate::run::run;
 use crate::shrink::shrink;
 
-/// Lengths of programs. Short ones fail in a way that is easier to understand, long ones reach what takes many steps.
+/// Lengths of programs. Short ones fail in a way that is easier to understand, long ones reach what
+/// takes many steps.
 const LENGTHS: [usize; 4] = [60, 200, 200, 600];
 
 /// How much to run.
@@ -39,8 +40,8 @@ impl Effort {
         Self { topic: Some(topic), ..self }
     }
 
-    /// What the environment asks for: `QUELL_MACHINE_OPERATIONS`, or `operations` if it does not say;
-    /// `QUELL_MACHINE_SECONDS`; and `QUELL_MACHINE_SEED`, the first program's number.
+    /// What the environment asks for: `QUELL_MACHINE_OPERATIONS`, or `operations` if it does not
+    /// say; `QUELL_MACHINE_SECONDS`; and `QUELL_MACHINE_SEED`, the first program's number.
     pub fn from_environment(operations: u64) -> Self {
         let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
         Self {
@@ -82,7 +83,8 @@ pub fn program(arch: Arch, seed: u64, topic: Option<Topic>) -> Program {
     Program::random(arch, seed, length, topic)
 }
 
-/// Runs random programs on machines of `arch`, until one fails or there were enough. The one that fails is made short.
+/// Runs random programs on machines of `arch`, until one fails or there were enough. The one that
+/// fails is made short.
 ///
 /// # Errors
 ///

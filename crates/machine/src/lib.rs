@@ -1,28 +1,32 @@
-//! An abstract machine on which the real `paging`, `memslots`, `coherence` and `tlfs` run against adversarial hardware.
+//! An abstract machine on which the real `paging`, `memslots`, `coherence` and `tlfs` run against
+//! adversarial hardware.
 //!
-//! Real processors, and QEMU even more so, flush more than they must, so code that forgets a flush may run on them for
-//! years. The processors of this machine keep whatever the manual lets them keep, and use it at the worst moment. A
-//! [program](program::Program) says what guests and the host do; a seed decides how all that interleaves and what the
-//! processors do; an oracle holds each access against what was promised when it happens. A program that fails is made
-//! short ([`explore`](explore::explore)) and prints its seed and what happened last. For tests only: nothing of this is
-//! linked into the hypervisor.
+//! Real processors, and QEMU even more so, flush more than they must, so code that forgets a flush
+//! may run on them for years. The processors of this machine keep whatever the manual lets them
+//! keep, and use it at the worst moment. A [program](program::Program) says what guests and the
+//! host do; a seed decides how all that interleaves and what the processors do; an oracle holds
+//! each access against what was promised when it happens. A program that fails is made short
+//! ([`explore`](explore::explore)) and prints its seed and what happened last. For tests only:
+//! nothing of this is linked into the hypervisor.
 //!
 //! # How it works
 //!
-//! * **Time** is a counter that goes on with everything that happens. Tables know what their words were at each time.
-//!   A processor holds nothing explicitly: to use a cached entry is to walk *as of an earlier time*, at which the tag was in
-//!   use on that processor, and to ask whether an invalidation since must have removed the entry ([`hw::cache`],
-//!   [`hw::walk`]). So any translation and any walk cache entry can be met that was valid at some time since the last flush
-//!   that covers it, in any combination, and a run costs some microseconds per operation.
-//! * **Actors** are coroutines ([`sched`]): one for each CPU, and one for the host of each virtual machine. They change
-//!   over wherever the crates call out: at each access of a nested page table, between the steps of a change, at each
-//!   target of a flush, while waiting; and between any two instructions of a guest.
-//! * **Memory** is real memory ([`hw::memory`]). Tables and slots that were freed are poisoned. A walk, an access or a crate
-//!   that gets there fails the run, even if the frame is in use again.
-//! * **The driver** joins the crates as the hypervisor does: entry loop with ASIDs, nested faults by
-//!   `memslots::space::GuestSpace` in translation sections, slot updates and dirty logs as its jobs, hypercalls from
-//!   `tlfs::encode` through `tlfs::decode` to `coherence`. It can be told to make [mistakes](bug::Bug), each of which must
-//!   be found.
+//! * **Time** is a counter that goes on with everything that happens. Tables know what their words
+//!   were at each time. A processor holds nothing explicitly: to use a cached entry is to walk *as
+//!   of an earlier time*, at which the tag was in use on that processor, and to ask whether an
+//!   invalidation since must have removed the entry ([`hw::cache`], [`hw::walk`]). So any
+//!   translation and any walk cache entry can be met that was valid at some time since the last
+//!   flush that covers it, in any combination, and a run costs some microseconds per operation.
+//! * **Actors** are coroutines ([`sched`]): one for each CPU, and one for the host of each virtual
+//!   machine. They change over wherever the crates call out: at each access of a nested page table,
+//!   between the steps of a change, at each target of a flush, while waiting; and between any two
+//!   instructions of a guest.
+//! * **Memory** is real memory ([`hw::memory`]). Tables and slots that were freed are poisoned. A
+//!   walk, an access or a crate that gets there fails the run, even if the frame is in use again.
+//! * **The driver** joins the crates as the hypervisor does: entry loop with ASIDs, nested faults
+//!   by `memslots::space::GuestSpace` in translation sections, slot updates and dirty logs as its
+//!   jobs, hypercalls from `tlfs::encode` through `tlfs::decode` to `coherence`. It can be told to
+//!   make [mistakes](bug::Bug), each of which must be found.
 //!
 //! # What is checked
 //!
@@ -39,10 +43,11 @@
 //!
 //! # What it does not cover
 //!
-//! Memory is sequentially consistent: orders of atomics are `loom`'s affair (`docs/coherence.md`). No global pages, PCIDs, or
-//! protection keys in guests; no instruction fetches; no data or instruction caches; no DMA. Processors hold no absent
-//! entries, and re-walk before they report a fault. Accessed bits of entries that were loaded speculatively count only if
-//! they were set at that time. A processor looks back some hundred changes, not for ever. vCPUs are not removed.
+//! Memory is sequentially consistent: orders of atomics are `loom`'s affair (`docs/coherence.md`).
+//! No global pages, PCIDs, or protection keys in guests; no instruction fetches; no data or
+//! instruction caches; no DMA. Processors hold no absent entries, and re-walk before they report a
+//! fault. Accessed bits of entries that were loaded speculatively count only if they were set at
+//! that time. A processor looks back some hundred changes, not for ever. vCPUs are not removed.
 #![cfg(not(loom))]
 
 pub mod bug;

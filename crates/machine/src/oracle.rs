@@ -1,8 +1,9 @@
 //! What was promised, and whether an access keeps it.
 //!
-//! The hardware does what it may. Each promise says that from now on nobody uses something that was replaced before a
-//! certain time: a flush that has returned, an update of the slots that has ended. An access tells by which entries it was
-//! translated; the tables know when each of them was replaced.
+//! The hardware does what it may. Each promise says that from now on nobody uses something that was
+//! replaced before a certain time: a flush that has returned, an update of the slots that has
+//! ended. An access tells by which entries it was translated; the tables know when each of them was
+//! replaced.
 
 use std::collections::HashMap;
 
@@ -49,7 +50,8 @@ impl Oracle {
         Self { vms: (0..vms).map(vm).collect(), logs: HashMap::new() }
     }
 
-    /// Nested translations of `start` and the `len` bytes from there that were replaced before `time` are out of use.
+    /// Nested translations of `start` and the `len` bytes from there that were replaced before
+    /// `time` are out of use.
     pub(crate) fn promise_nested(&mut self, vm: usize, start: u64, len: u64, time: u64) {
         for (number, pages) in self.vms[vm].nested.iter_mut().enumerate() {
             for (page, promised) in pages.iter_mut().enumerate() {
@@ -67,7 +69,8 @@ impl Oracle {
         *promised = (*promised).max(time);
     }
 
-    /// A vCPU's translations of `pages` (bits) in `space`, or in all, that were replaced before `time` are out of use.
+    /// A vCPU's translations of `pages` (bits) in `space`, or in all, that were replaced before
+    /// `time` are out of use.
     pub(crate) fn promise_guest(
         &mut self,
         vm: usize,
@@ -88,7 +91,8 @@ impl Oracle {
         }
     }
 
-    /// Whether an access of a vCPU in `space` by way of these entries keeps all promises; if not, why.
+    /// Whether an access of a vCPU in `space` by way of these entries keeps all promises; if not,
+    /// why.
     ///
     /// # Errors
     ///

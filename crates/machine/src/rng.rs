@@ -1,7 +1,7 @@
 //! Random numbers that a seed determines.
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014): one word of state, and every
-/// seed is as good as any other.
+/// SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014): one
+/// word of state, and every seed is as good as any other.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 

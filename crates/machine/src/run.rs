@@ -20,8 +20,8 @@ pub struct Run {
     pub trace: Vec<String>,
 }
 
-/// Runs a program, with a driver that makes a mistake or not. The same program runs in the same way each time; `traced`
-/// takes down what happens.
+/// Runs a program, with a driver that makes a mistake or not. The same program runs in the same way
+/// each time; `traced` takes down what happens.
 pub fn run(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
     match program.config.arch {
         Arch::Amd64 => run_with::<Amd64Nested>(program, bug, traced),

@@ -1,7 +1,8 @@
-//! Actors that take turns on one thread, at points of their own choosing, in an order that a seed determines.
+//! Actors that take turns on one thread, at points of their own choosing, in an order that a seed
+//! determines.
 //!
-//! Each actor is a coroutine, so that code which knows nothing of this (the crates under test) can be left in the middle,
-//! at any hook that it calls, and gone on with later.
+//! Each actor is a coroutine, so that code which knows nothing of this (the crates under test) can
+//! be left in the middle, at any hook that it calls, and gone on with later.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -15,8 +16,8 @@ use crate::rng::Rng;
 const STACK_WORDS: usize = 64 << 10;
 /// Longest run of points at which the same actor goes on.
 const BURST_MAX: usize = 16;
-/// One turn in so many is an actor's last for a while, so that the others get far meanwhile; more often where it was left
-/// in the middle of something.
+/// One turn in so many is an actor's last for a while, so that the others get far meanwhile; more
+/// often where it was left in the middle of something.
 const STALL_ONE_IN: usize = 24;
 const STALL_INSIDE_ONE_IN: usize = 6;
 /// Most turns that it misses.
@@ -183,7 +184,8 @@ impl Scheduler {
             let scope = RefCell::new(scope);
             let leave = || scope.borrow_mut().yield_with(());
             let leave: &dyn Fn() = &leave;
-            // SAFETY: only the lifetime changes. It is called by the actor alone, which ends before this function does.
+            // SAFETY: only the lifetime changes. It is called by the actor alone, which ends before
+            // this function does.
             let leave = unsafe { core::mem::transmute::<*const dyn Fn(), Switch>(leave) };
             switch.set(Some(leave));
             self.current.set(self.current.get().map(|(index, _)| (index, Some(leave))));

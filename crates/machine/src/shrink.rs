@@ -1,12 +1,14 @@
 //! Making a program that fails short: delta debugging by leaving operations out.
 //!
-//! What is left out changes the order in which the rest happens, so each candidate is tried with several seeds.
+//! What is left out changes the order in which the rest happens, so each candidate is tried with
+//! several seeds.
 
 use crate::bug::Bug;
 use crate::program::Program;
 use crate::run::run;
 
-/// Operations that are run for a candidate, with a seed after the other, and seeds at least and at most.
+/// Operations that are run for a candidate, with a seed after the other, and seeds at least and at
+/// most.
 const OPERATIONS: u64 = 400;
 const SEEDS: (u64, u64) = (4, 40);
 /// Runs in all.
@@ -43,7 +45,8 @@ fn fails(candidate: &Program, bug: Option<Bug>, runs: &mut u32) -> Option<Progra
     })
 }
 
-/// The program without `count` operations from the one with number `start` on, all lists being numbered through.
+/// The program without `count` operations from the one with number `start` on, all lists being
+/// numbered through.
 fn without(program: &Program, start: usize, count: usize) -> Program {
     let mut next = 0;
     let mut stays = || {

@@ -1,5 +1,5 @@
-//! What the machine's software does about TLBs on Arm64: the sequences and operands of `coherence::tlbi`, executed on the
-//! machine's processors, and VMIDs from `coherence::vmid`.
+//! What the machine's software does about TLBs on Arm64: the sequences and operands of
+//! `coherence::tlbi`, executed on the machine's processors, and VMIDs from `coherence::vmid`.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -21,7 +21,8 @@ use crate::program::Config;
 pub(crate) const CPUS_MAX: usize = 3;
 /// Bits of a VMID: as few as so many CPUs can do with, so that generations end.
 const VMID_BITS: u32 = 2;
-/// Root of the tables in VTTBR_EL2 during an invalidation: they do not matter, nobody walks meanwhile.
+/// Root of the tables in VTTBR_EL2 during an invalidation: they do not matter, nobody walks
+/// meanwhile.
 const ROOT: u64 = 0x1000;
 
 /// VMIDs, and what is in registers.
@@ -59,7 +60,8 @@ pub(crate) struct Tlb<'m> {
     machine: &'m AbstractMachine,
     cpu: usize,
     vttbr: Cell<u64>,
-    /// Tables that come into use with VTTBR_EL2; `None` if it is written for a sequence only, while nobody walks.
+    /// Tables that come into use with VTTBR_EL2; `None` if it is written for a sequence only, while
+    /// nobody walks.
     roots: Option<Roots>,
 }
 
@@ -239,7 +241,8 @@ impl AbstractMachine {
         self.sched.current().filter(|&actor| actor < self.config.cpus).unwrap_or(0)
     }
 
-    /// Drops what `invalidation` names of a virtual machine's stage 2 from all processors, as [`arm64::flush_space`] says.
+    /// Drops what `invalidation` names of a virtual machine's stage 2 from all processors, as
+    /// [`arm64::flush_space`] says.
     pub(crate) fn flush_stage2<W: Walkers>(
         &self,
         vm: usize,

@@ -44,7 +44,8 @@ macro_rules! found {
     };
 }
 
-/// Mistakes of the driver, which are what a hypervisor could do wrong around the steps, and of its processors.
+/// Mistakes of the driver, which are what a hypervisor could do wrong around the steps, and of its
+/// processors.
 mod around {
     use super::*;
 

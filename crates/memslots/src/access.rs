@@ -38,9 +38,9 @@ enum Access {
 
 /// The guest's memory by the slots that were current when this was [made](crate::Memslots::memory).
 ///
-/// Accesses go across the border between adjacent slots. One that touches an address without memory, or
-/// that writes to a read-only slot, fails as a whole. Values are little-endian. Aligned values of up to
-/// 8 bytes are read and written in one access.
+/// Accesses go across the border between adjacent slots. One that touches an address without
+/// memory, or that writes to a read-only slot, fails as a whole. Values are little-endian. Aligned
+/// values of up to 8 bytes are read and written in one access.
 #[derive(Debug)]
 pub struct GuestMemory<'a> {
     slots: Pin<'a, SlotList>,
@@ -197,8 +197,8 @@ impl<'a> GuestMemory<'a> {
         self.write(gpa, &value.to_le_bytes())
     }
 
-    /// Clears the bits that are not in `mask`, atomically, and returns the value from before. For `u32`
-    /// and `u64`; Acquire and Release.
+    /// Clears the bits that are not in `mask`, atomically, and returns the value from before. For
+    /// `u32` and `u64`; Acquire and Release.
     ///
     /// # Errors
     ///
@@ -217,8 +217,8 @@ impl<'a> GuestMemory<'a> {
         self.read_modify_write(gpa, Rmw::Or(mask))
     }
 
-    /// Replaces the value by `new` if it is `current`, atomically, and returns the value from before.
-    /// As [`fetch_and`](Self::fetch_and) otherwise.
+    /// Replaces the value by `new` if it is `current`, atomically, and returns the value from
+    /// before. As [`fetch_and`](Self::fetch_and) otherwise.
     ///
     /// # Errors
     ///
@@ -237,11 +237,12 @@ impl<'a> GuestMemory<'a> {
         before.ok_or(AccessError::Unaligned { gpa })
     }
 
-    /// Records that the guest has stored to these addresses, or may do so: in the logs of the slots that have
-    /// one. What is no memory is passed over.
+    /// Records that the guest has stored to these addresses, or may do so: in the logs of the slots
+    /// that have one. What is no memory is passed over.
     ///
-    /// A fault handler calls it **after** it has made the leaf writable, with the slots by which it did, and in the same
-    /// section for the flush engine; the table in `dirty.rs` says why. Stores by a [`GuestMemory`] are recorded already.
+    /// A fault handler calls it **after** it has made the leaf writable, with the slots by which it
+    /// did, and in the same section for the flush engine; the table in `dirty.rs` says why. Stores
+    /// by a [`GuestMemory`] are recorded already.
     pub fn mark_dirty(&self, gpas: Range<u64>) {
         self.slots.read(|slots| {
             let above = slots.as_slice().partition_point(|slot| slot.last().0 < gpas.start);
@@ -277,8 +278,8 @@ impl<'a> GuestMemory<'a> {
         });
     }
 
-    /// Calls `act` with one window per slot that `len` bytes from `gpa` on touch, after checking all; records what was
-    /// written.
+    /// Calls `act` with one window per slot that `len` bytes from `gpa` on touch, after checking
+    /// all; records what was written.
     fn for_each_window(
         &self,
         gpa: Gpa,
@@ -291,7 +292,8 @@ impl<'a> GuestMemory<'a> {
             windows(slots, gpa, len, access, |slot, offset, window| {
                 let len = window.len() as u64;
                 act(window);
-                // After the store (P14), and whether or not a compare-exchange has stored, as the processor does.
+                // After the store (P14), and whether or not a compare-exchange has stored, as the
+                // processor does.
                 if access == Access::Write && slot.is_logged() {
                     mark(slots, slot, offset, len);
                 }
@@ -300,7 +302,8 @@ impl<'a> GuestMemory<'a> {
     }
 }
 
-/// Marks the pages of `len` bytes, at least one, from `offset` in a slot of a list that is pinned meanwhile.
+/// Marks the pages of `len` bytes, at least one, from `offset` in a slot of a list that is pinned
+/// meanwhile.
 #[cold]
 fn mark(slots: &SlotList, slot: &Slot, offset: u64, len: u64) {
     let Some(log) = slots.log_of(slot) else { return };
@@ -327,9 +330,9 @@ fn windows(
         let offset = slot.offset(gpa).ok_or(unmapped)?;
         let take = usize::try_from(slot.size - offset).unwrap_or(usize::MAX).min(left);
         let host = slot.host.checked_add(offset).ok_or(unmapped)?;
-        // SAFETY: `offset + take` is at most the slot's size, and whoever added the slot promised that
-        // the memory behind it can be accessed until it is handed back, which is not before the
-        // pin on `slots` is gone; the window does not outlive this step.
+        // SAFETY: `offset + take` is at most the slot's size, and whoever added the slot promised
+        // that the memory behind it can be accessed until it is handed back, which is not before
+        // the pin on `slots` is gone; the window does not outlive this step.
         act(slot, offset, unsafe { Window::new(host, take) });
         gpa = gpa.checked_add(take as u64).ok_or(unmapped)?;
         left -= take;

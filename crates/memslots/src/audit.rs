@@ -55,9 +55,9 @@ impl fmt::Display for Discrepancy {
 impl core::error::Error for Discrepancy {}
 
 impl GuestMemory<'_> {
-    /// Compares a leaf of the nested tables with the slots: whether full removal and new faults could lead to the same
-    /// translation, or to a piece or a larger page of it. `gpas` are the guest physical addresses of its page, `pa` is
-    /// the start of what it maps.
+    /// Compares a leaf of the nested tables with the slots: whether full removal and new faults
+    /// could lead to the same translation, or to a piece or a larger page of it. `gpas` are the
+    /// guest physical addresses of its page, `pa` is the start of what it maps.
     ///
     /// Between the publishing of an update and its end there may be leaves of the former slots.
     ///
@@ -84,8 +84,9 @@ impl GuestMemory<'_> {
         Ok(())
     }
 
-    /// Whether a store to the page of `gpa` is in a log already. A writable leaf of a logged slot whose dirty bit the
-    /// processor does not set is, unless the fault that made it writable is still being handled.
+    /// Whether a store to the page of `gpa` is in a log already. A writable leaf of a logged slot
+    /// whose dirty bit the processor does not set is, unless the fault that made it writable is
+    /// still being handled.
     pub fn is_marked(&self, gpa: Gpa) -> bool {
         self.with_list(|slots| {
             let Some((slot, log)) = slots.find(gpa).and_then(|slot| Some((slot, slots.log_of(slot)?))) else {

@@ -10,14 +10,16 @@ use crate::sync::AtomicU64;
 /// Pages that one word of a log stands for.
 pub(crate) const PAGES_PER_WORD: u64 = u64::BITS as u64;
 
-/// Where the dirty bitmap of a slot is: bit `n % 64` of word `n / 64` is for the slot's page `n` of 4 KiB.
+/// Where the dirty bitmap of a slot is: bit `n % 64` of word `n / 64` is for the slot's page `n` of
+/// 4 KiB.
 ///
 /// It names the memory, and lends no access to it: that goes through the slots that have the log.
 ///
 /// # Ordering
 ///
-/// A log is a bitmap with a bit for each page of 4 KiB. A mark may be too many, never too few: whoever fetches the
-/// log copies the marked pages *after* that, and what was stored later must be marked for the next fetch.
+/// A log is a bitmap with a bit for each page of 4 KiB. A mark may be too many, never too few:
+/// whoever fetches the log copies the marked pages *after* that, and what was stored later must be
+/// marked for the next fetch.
 ///
 /// Four may meet at a page, in any order but for what the third column says:
 ///
@@ -29,28 +31,31 @@ pub(crate) const PAGES_PER_WORD: u64 = u64::BITS as u64;
 /// | fetch | A: take the marks, by exchange; B: protect the pages that were marked, or clear the dirty bits of all leaves and add their pages; C: flush, receipt; D: look at the marks again and leave them | A before B, as the counterpart of a before b. C before the copy: until then processors store by what they hold. D after C, see below |
 ///
 /// No store is lost, for each way that it can fall:
-/// * c or s **with dirty bits**: B finds the bit, or the next fetch does. A processor that holds the leaf as
-///   dirty stores without setting the bit until C; those stores are in the pages when they are copied.
-/// * c **with write protection**: if b is before A, A has it. If not, the mark stays for the next fetch, and the leaf
-///   stays writable until then.
-/// * s **with write protection**, by a leaf that another vCPU's a has made writable and whose b is still to
-///   come: the fetch may begin after s and before b. The receipt of C says that sections which began before
-///   it have ended, so b is before D, and D adds the page. The mark stays, so that the next fetch protects
-///   the leaf.
-/// * t: u either comes before A, or leaves its mark for D or the next fetch. What is in the result of a fetch is each
-///   store of the hypervisor that had *returned* when it began.
+/// * c or s **with dirty bits**: B finds the bit, or the next fetch does. A processor that holds
+///   the leaf as dirty stores without setting the bit until C; those stores are in the pages when
+///   they are copied.
+/// * c **with write protection**: if b is before A, A has it. If not, the mark stays for the next
+///   fetch, and the leaf stays writable until then.
+/// * s **with write protection**, by a leaf that another vCPU's a has made writable and whose b is
+///   still to come: the fetch may begin after s and before b. The receipt of C says that sections
+///   which began before it have ended, so b is before D, and D adds the page. The mark stays, so
+///   that the next fetch protects the leaf.
+/// * t: u either comes before A, or leaves its mark for D or the next fetch. What is in the result
+///   of a fetch is each store of the hypervisor that had *returned* when it began.
 ///
-/// So each store of a guest that was visible before a fetch began is in its result, or in that of an earlier one which
-/// ended after the store. One fetch of a log goes on at a time.
+/// So each store of a guest that was visible before a fetch began is in its result, or in that of
+/// an earlier one which ended after the store. One fetch of a log goes on at a time.
 ///
-/// The mark is always a read-modify-write: looking first whether it is there already would let the look overtake t.
+/// The mark is always a read-modify-write: looking first whether it is there already would let the
+/// look overtake t.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyLog {
     words: NonNull<AtomicU64>,
     word_count: usize,
 }
 
-// SAFETY: the words are atomics, which any thread may use; whoever gives the log to a slot vouches for their life.
+// SAFETY: the words are atomics, which any thread may use; whoever gives the log to a slot vouches
+// for their life.
 unsafe impl Send for DirtyLog {}
 // SAFETY: as above.
 unsafe impl Sync for DirtyLog {}
@@ -85,8 +90,9 @@ impl DirtyLog {
     ///
     /// For the lifetime `'a`, a list that has the log is pinned.
     pub(crate) const unsafe fn marks<'a>(&self) -> Marks<'a> {
-        // SAFETY: whoever gave the log to the slot promised that the words are there, and accessed by atomics only,
-        // until the log is handed back, which is not before the pins of lists that have it are gone.
+        // SAFETY: whoever gave the log to the slot promised that the words are there, and accessed
+        // by atomics only, until the log is handed back, which is not before the pins of lists that
+        // have it are gone.
         Marks(unsafe { core::slice::from_raw_parts(self.words.as_ptr(), self.word_count) })
     }
 }
@@ -96,7 +102,8 @@ impl DirtyLog {
 pub(crate) struct Marks<'a>(pub(crate) &'a [AtomicU64]);
 
 impl Marks<'_> {
-    /// Marks the pages from `first` to `last`. What the caller has stored before is seen by who takes the marks.
+    /// Marks the pages from `first` to `last`. What the caller has stored before is seen by who
+    /// takes the marks.
     pub(crate) fn mark(self, first: u64, last: u64) {
         for index in first / PAGES_PER_WORD..=last / PAGES_PER_WORD {
             let Some(word) = usize::try_from(index).ok().and_then(|index| self.0.get(index)) else { return };
@@ -129,7 +136,8 @@ impl Marks<'_> {
 
     /// D: looks at a word's marks.
     pub(crate) fn look(self, index: usize) -> u64 {
-        // What was marked before the receipt is seen by that, and all marks stay: the next fetch acquires what they say.
+        // What was marked before the receipt is seen by that, and all marks stay: the next fetch
+        // acquires what they say.
         self.0.get(index).map_or(0, |word| word.load(Relaxed))
     }
 

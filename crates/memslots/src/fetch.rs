@@ -12,8 +12,8 @@ use crate::slot::{Slot, SlotError, SlotId};
 const WORD_SPAN: u64 = PAGES_PER_WORD * Level::Page4K.size();
 
 impl<'m> GuestMemory<'m> {
-    /// Begins to fetch the dirty log of a slot, or a part of it: takes the marks of `words.len()` words from
-    /// `first_word` on into `words`; where there are no more pages, they are 0.
+    /// Begins to fetch the dirty log of a slot, or a part of it: takes the marks of `words.len()`
+    /// words from `first_word` on into `words`; where there are no more pages, they are 0.
     ///
     /// The slots stay pinned until the fetch ends, so an update waits for it.
     ///
@@ -42,7 +42,8 @@ impl<'m> GuestMemory<'m> {
 /// The words of a log that is in a list which `memory` pins.
 fn marks<'a>(memory: &'a GuestMemory<'_>, log: &DirtyLog) -> Marks<'a> {
     let _pinned = memory;
-    // SAFETY: both users found the log in the list that `memory` pins; the marks do not outlive the borrow of it.
+    // SAFETY: both users found the log in the list that `memory` pins; the marks do not outlive the
+    // borrow of it.
     unsafe { log.marks() }
 }
 
@@ -58,12 +59,12 @@ const fn in_slot(slot: &Slot, index: usize) -> u64 {
 /// A fetch of a dirty log under way. The table in `dirty.rs` says why in this order:
 ///
 /// 1. [`GuestMemory::fetch_dirty`] takes the marks.
-/// 2. The caller write-protects the pages that are marked ([`next_run`](Self::next_run)), or clears the dirty
-///    bits of the leaves in [`range`](Self::range) and [adds](Self::add) the pages that had them; and
-///    flushes. The flush is needed even if nothing was changed: it waits for faults that are just being
-///    handled.
-/// 3. [`finish`](Self::finish), for the flush's receipt, adds what has been marked meanwhile. Then the pages
-///    can be copied.
+/// 2. The caller write-protects the pages that are marked ([`next_run`](Self::next_run)), or clears
+///    the dirty bits of the leaves in [`range`](Self::range) and [adds](Self::add) the pages that
+///    had them; and flushes. The flush is needed even if nothing was changed: it waits for faults
+///    that are just being handled.
+/// 3. [`finish`](Self::finish), for the flush's receipt, adds what has been marked meanwhile. Then
+///    the pages can be copied.
 ///
 /// Dropped before, it puts the marks back, so that the next fetch finds them.
 #[must_use = "a fetch that is dropped puts the marks back"]
@@ -99,7 +100,8 @@ impl DirtyFetch<'_, '_> {
         Some(start + first * Level::Page4K.size()..start + end * Level::Page4K.size())
     }
 
-    /// The first page from `from` on that is dirty, or is not if `flip` has all bits. A word is passed over as a whole.
+    /// The first page from `from` on that is dirty, or is not if `flip` has all bits. A word is
+    /// passed over as a whole.
     fn find(&self, from: u64, flip: u64) -> Option<u64> {
         let first = usize::try_from(from / PAGES_PER_WORD).ok()?;
         let mut mask = u64::MAX << (from % PAGES_PER_WORD);
@@ -122,8 +124,8 @@ impl DirtyFetch<'_, '_> {
         Some(start + first * Level::Page4K.size()..start + end * Level::Page4K.size())
     }
 
-    /// Adds pages that the processor has marked in their leaves. What lies outside of [`range`](Self::range) is not
-    /// heeded.
+    /// Adds pages that the processor has marked in their leaves. What lies outside of
+    /// [`range`](Self::range) is not heeded.
     pub fn add(&mut self, gpas: Range<u64>) {
         let Range { start, end } = self.range();
         let (first, last) = (gpas.start.max(start), gpas.end.min(end));
@@ -138,8 +140,9 @@ impl DirtyFetch<'_, '_> {
         }
     }
 
-    /// Ends the fetch: adds what was marked since it began, which stays marked too. Returns the number of dirty pages.
-    /// `last` is the page table's stamp after the pages were protected, or cleaned.
+    /// Ends the fetch: adds what was marked since it began, which stays marked too. Returns the
+    /// number of dirty pages. `last` is the page table's stamp after the pages were protected, or
+    /// cleaned.
     ///
     /// # Errors
     ///

@@ -6,12 +6,13 @@ use crate::sync::AtomicU64;
 
 /// A generation of the slots, with a mark while an update is in progress.
 ///
-/// What was derived from the slots, such as the knowledge that an address is MMIO, may be kept with the
-/// generation that was read **before** the lookup, unless that was [in progress](Self::is_in_progress),
-/// and used again while [`Memslots::generation`](crate::Memslots::generation) returns the same.
+/// What was derived from the slots, such as the knowledge that an address is MMIO, may be kept with
+/// the generation that was read **before** the lookup, unless that was [in
+/// progress](Self::is_in_progress), and used again while
+/// [`Memslots::generation`](crate::Memslots::generation) returns the same.
 ///
-/// A number is never used twice: after the last one of 63 bits, the slots stay in progress for good. One generation
-/// stands for all address spaces, so none of them can wrap unnoticed.
+/// A number is never used twice: after the last one of 63 bits, the slots stay in progress for
+/// good. One generation stands for all address spaces, so none of them can wrap unnoticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generation(u64);
 
@@ -116,8 +117,8 @@ impl Current {
     }
 }
 
-/// The in-progress mark. Dropping it takes the mark away with the generation unchanged, unless it was made
-/// permanent.
+/// The in-progress mark. Dropping it takes the mark away with the generation unchanged, unless it
+/// was made permanent.
 #[derive(Debug)]
 pub(crate) struct InProgress<'a> {
     current: &'a Current,

@@ -1,15 +1,16 @@
 //! Guest physical memory: slots, their generations, and copies in and out.
 //!
-//! [`Memslots`] says which guest physical addresses have memory, and where. Readers never wait; an update
-//! is a chain of steps that ends with a flush receipt, so that no reader, no translation and no cached
-//! lookup outlives what it was derived from. [`GuestMemory`] copies to and from guest memory, as a whole
-//! or not at all, and never forms a reference to it. A [`DirtyLog`] records which pages were stored to, and
-//! [`DirtyFetch`] asks it; an [`MmioCache`] remembers where there is no memory.
+//! [`Memslots`] says which guest physical addresses have memory, and where. Readers never wait; an
+//! update is a chain of steps that ends with a flush receipt, so that no reader, no translation and
+//! no cached lookup outlives what it was derived from. [`GuestMemory`] copies to and from guest
+//! memory, as a whole or not at all, and never forms a reference to it. A [`DirtyLog`] records
+//! which pages were stored to, and [`DirtyFetch`] asks it; an [`MmioCache`] remembers where there
+//! is no memory.
 //!
 //! # Ordering
 //!
-//! Each protocol has a table of its events, and of which comes before which and why: the slots' readers and updates
-//! at [`snapshots`], stores and fetches of a log at [`DirtyLog`].
+//! Each protocol has a table of its events, and of which comes before which and why: the slots'
+//! readers and updates at [`snapshots`], stores and fetches of a log at [`DirtyLog`].
 #![cfg_attr(not(test), no_std)]
 
 extern crate quell_paging as paging;

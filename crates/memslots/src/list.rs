@@ -25,8 +25,9 @@ impl ListStamp {
 #[derive(Debug, Default)]
 pub(crate) struct SlotList {
     slots: ArrayVec<Slot, SLOTS_MAX>,
-    /// The log of the slot with the same index: present if and only if that has [`SlotFlags::LOG_DIRTY`]. Apart, so
-    /// that the slots that a look-up goes through lie close together.
+    /// The log of the slot with the same index: present if and only if that has
+    /// [`SlotFlags::LOG_DIRTY`]. Apart, so that the slots that a look-up goes through lie close
+    /// together.
     logs: ArrayVec<Option<DirtyLog>, SLOTS_MAX>,
     /// Changes with the slots; that of the empty list is 0.
     stamp: ListStamp,
@@ -49,7 +50,8 @@ impl Clone for SlotList {
 }
 
 impl SlotList {
-    /// The slot that has `gpa`. The first one, where a guest's kernel and its tables usually are, is found at once.
+    /// The slot that has `gpa`. The first one, where a guest's kernel and its tables usually are,
+    /// is found at once.
     #[inline]
     pub(crate) fn find(&self, gpa: Gpa) -> Option<&Slot> {
         match self.slots.first() {

@@ -7,8 +7,8 @@ use crate::error::AccessError;
 use crate::list::{ListStamp, SlotList};
 use crate::raw::{Pattern, Window};
 
-/// Where a piece of guest memory is, by the slots at one time. It gives access only through a [`GuestMemory`] with
-/// the same slots.
+/// Where a piece of guest memory is, by the slots at one time. It gives access only through a
+/// [`GuestMemory`] with the same slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Located {
     host: PhysAddr,
@@ -34,8 +34,9 @@ impl Located {
     /// For the lifetime `'a`, a list with this stamp is pinned.
     #[inline]
     pub(crate) unsafe fn window<'a>(&self) -> Window<'a> {
-        // SAFETY: the bytes are in a slot of the list; whoever added the slot promised that the memory behind it can
-        // be accessed until the slot is handed back, which is not before the list's pins are gone.
+        // SAFETY: the bytes are in a slot of the list; whoever added the slot promised that the
+        // memory behind it can be accessed until the slot is handed back, which is not before the
+        // list's pins are gone.
         unsafe { Window::new(self.host, self.len) }
     }
 }
@@ -44,7 +45,8 @@ impl Located {
 #[derive(Clone, Debug)]
 pub struct Record<const N: usize> {
     stamp: ListStamp,
-    /// Where each is in the slots with the stamp, aligned; and what it was. Behind the last it is repeated.
+    /// Where each is in the slots with the stamp, aligned; and what it was. Behind the last it is
+    /// repeated.
     words: [(PhysAddr, u64); N],
     count: usize,
 }
@@ -63,8 +65,8 @@ impl GuestMemory<'_> {
     #[inline]
     fn open(&self, located: &Located) -> Option<Window<'_>> {
         let is_same = self.with_list(SlotList::stamp) == located.stamp;
-        // SAFETY: lists with one stamp hold the same slots, so the place is in a slot of the list that is pinned, and
-        // the window does not outlive the pin.
+        // SAFETY: lists with one stamp hold the same slots, so the place is in a slot of the list
+        // that is pinned, and the window does not outlive the pin.
         is_same.then(|| unsafe { located.window() })
     }
 
@@ -73,12 +75,13 @@ impl GuestMemory<'_> {
         Record { stamp: self.with_list(SlotList::stamp), words: [(PhysAddr(0), 0); N], count: 0 }
     }
 
-    /// Reads the 8 bytes at an aligned address and adds them to `record`, which begins anew if it was made with
-    /// other slots.
+    /// Reads the 8 bytes at an aligned address and adds them to `record`, which begins anew if it
+    /// was made with other slots.
     ///
     /// # Errors
     ///
-    /// [`AccessError::Unmapped`], [`AccessError::Unaligned`]; also the latter if the record is full.
+    /// [`AccessError::Unmapped`], [`AccessError::Unaligned`]; also the latter if the record is
+    /// full.
     pub fn read_recorded<const N: usize>(
         &self,
         gpa: Gpa,
@@ -109,13 +112,14 @@ impl GuestMemory<'_> {
         // All of them without a branch, which is less work than to stop at the first that differs.
         record.count == 0
             || record.words.iter().fold(0, |difference, &(host, value)| {
-                // SAFETY: as in `open`. Every element is a word that was read, at an aligned address.
+                // SAFETY: as in `open`. Every element is a word that was read, at an aligned
+                // address.
                 difference | (unsafe { Window::new(host, size_of::<u64>()).load_aligned() } ^ value)
             }) == 0
     }
 
-    /// Whether `pattern` is at `offset` in what was [located](Self::locate); false if it does not all lie in it, or
-    /// the slots have changed since.
+    /// Whether `pattern` is at `offset` in what was [located](Self::locate); false if it does not
+    /// all lie in it, or the slots have changed since.
     #[inline]
     pub fn has_at(&self, located: &Located, offset: usize, pattern: &Pattern) -> bool {
         self.open(located).is_some_and(|window| window.has_at(offset, pattern))

@@ -12,23 +12,24 @@ use crate::update::Update;
 /// Widest guest physical address: what the AMD64 and Arm64 formats can express.
 pub const PHYSICAL_BITS_MAX: u32 = 52;
 
-/// The slots of `SPACES` guest physical address spaces: one, unless a guest sees other memory in some modes.
+/// The slots of `SPACES` guest physical address spaces: one, unless a guest sees other memory in
+/// some modes.
 ///
-/// Any CPU [reads](Self::memory) them without waiting, while another updates them. An update goes through
-/// four steps, each a type that only the step before yields:
+/// Any CPU [reads](Self::memory) them without waiting, while another updates them. An update goes
+/// through four steps, each a type that only the step before yields:
 ///
-/// 1. [`begin_update`](Self::begin_update) marks the generation as in progress. From here on nothing
-///    derived from the slots is kept.
+/// 1. [`begin_update`](Self::begin_update) marks the generation as in progress. From here on
+///    nothing derived from the slots is kept.
 /// 2. [`Update::publish`] shows the new slots of all spaces that it changes, and
-///    [`Published::wait`](crate::Published::wait) waits until nobody uses the old ones, so that no fault
-///    handler still installs a translation that it looked up in them.
-/// 3. The caller [treats](crate::Quiesced::for_each_change) the translations of what has changed, and
-///    flushes.
-/// 4. [`Quiesced::finish`](crate::Quiesced::finish), once it has the flush's receipt, gives the memory behind
-///    removed slots back and ends the update with a new generation.
+///    [`Published::wait`](crate::Published::wait) waits until nobody uses the old ones, so that no
+///    fault handler still installs a translation that it looked up in them.
+/// 3. The caller [treats](crate::Quiesced::for_each_change) the translations of what has changed,
+///    and flushes.
+/// 4. [`Quiesced::finish`](crate::Quiesced::finish), once it has the flush's receipt, gives the
+///    memory behind removed slots back and ends the update with a new generation.
 ///
-/// There is one generation for all spaces. It orders with the slots as follows; how the slots themselves are published,
-/// the table at [`snapshots`](crate::snapshots) says.
+/// There is one generation for all spaces. It orders with the slots as follows; how the slots
+/// themselves are published, the table at [`snapshots`](crate::snapshots) says.
 ///
 /// | reader that keeps something | updater |
 /// |---|---|
@@ -37,9 +38,9 @@ pub const PHYSICAL_BITS_MAX: u32 = 52;
 /// | c: keep the result with a's generation | C: invalidate; receipt |
 /// | d: load the generation, use the result if equal | D: store the next generation (Release) |
 ///
-/// If a reads D or later, B is before b: the lookup saw the new slots. If a reads a value from before A,
-/// the result carries a number that no load at or after A returns: d discards it. In between, a's mark
-/// forbids c.
+/// If a reads D or later, B is before b: the lookup saw the new slots. If a reads a value from
+/// before A, the result carries a number that no load at or after A returns: d discards it. In
+/// between, a's mark forbids c.
 #[derive(Debug)]
 #[repr(C)] // For the first field, see `Snapshots`.
 pub struct Memslots<const SPACES: usize = 1> {
@@ -49,8 +50,8 @@ pub struct Memslots<const SPACES: usize = 1> {
 }
 
 impl Memslots {
-    /// One address space without slots, for a guest whose physical addresses have `physical_bits` bits, at most
-    /// [`PHYSICAL_BITS_MAX`].
+    /// One address space without slots, for a guest whose physical addresses have `physical_bits`
+    /// bits, at most [`PHYSICAL_BITS_MAX`].
     pub fn new(physical_bits: u32) -> Self {
         Self::with_spaces(physical_bits)
     }
@@ -120,16 +121,18 @@ impl<const SPACES: usize> Memslots<SPACES> {
         self.current.load()
     }
 
-    /// The guest's memory by the current slots of the first space; see [`memory_of`](Self::memory_of).
+    /// The guest's memory by the current slots of the first space; see
+    /// [`memory_of`](Self::memory_of).
     #[inline]
     pub fn memory(&self) -> GuestMemory<'_> {
         self.memory_of(SpaceId::FIRST)
     }
 
-    /// The guest's memory by the current slots of a space, pinned as long as the value lives. Wait-free.
+    /// The guest's memory by the current slots of a space, pinned as long as the value lives.
+    /// Wait-free.
     ///
-    /// Keep it from a lookup to the end of what depends on it, such as installing the translation; and
-    /// no longer, since an update waits for it. Whoever waits for an update must not hold one.
+    /// Keep it from a lookup to the end of what depends on it, such as installing the translation;
+    /// and no longer, since an update waits for it. Whoever waits for an update must not hold one.
     ///
     /// # Panics
     ///

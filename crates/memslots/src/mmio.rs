@@ -7,8 +7,8 @@ use crate::generation::Generation;
 /// No page has this number.
 const NONE: u64 = u64::MAX;
 
-/// Pages of one address space that are known to be MMIO: a vCPU's last `N`, so that an exit for one of them costs neither
-/// a search of the slots nor a pin.
+/// Pages of one address space that are known to be MMIO: a vCPU's last `N`, so that an exit for one
+/// of them costs neither a search of the slots nor a pin.
 ///
 /// All that it holds is of one generation of the slots, and is forgotten when it meets another.
 #[derive(Clone, Debug)]
@@ -32,9 +32,9 @@ impl<const N: usize> MmioCache<N> {
         self.generation == generation && self.pages.contains(&page(gpa))
     }
 
-    /// Remembers that the page of `gpa` has no memory. `generation` is the one from **before** the look-up
-    /// that found so: the [memory's](crate::GuestMemory::generation) that was looked into. Returns false, and
-    /// remembers nothing, if it is in progress.
+    /// Remembers that the page of `gpa` has no memory. `generation` is the one from **before** the
+    /// look-up that found so: the [memory's](crate::GuestMemory::generation) that was looked into.
+    /// Returns false, and remembers nothing, if it is in progress.
     pub fn insert(&mut self, gpa: Gpa, generation: Generation) -> bool {
         if generation.is_in_progress() {
             return false;

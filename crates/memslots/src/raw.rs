@@ -1,11 +1,11 @@
 //! The only place that touches guest memory.
 //!
-//! A guest changes its memory at any time, and so do other CPUs of the hypervisor on its behalf. So no
-//! Rust reference to it is ever formed, with one exception that claims nothing about the value: the
-//! atomic under a single load, store or read-modify-write. Everything is copied out before it is looked
-//! at, once. Accesses of different sizes to one place at one time are outside the language's memory
-//! model, like the guest itself; on all supported processors they read or write one value or the other,
-//! per byte.
+//! A guest changes its memory at any time, and so do other CPUs of the hypervisor on its behalf. So
+//! no Rust reference to it is ever formed, with one exception that claims nothing about the value:
+//! the atomic under a single load, store or read-modify-write. Everything is copied out before it
+//! is looked at, once. Accesses of different sizes to one place at one time are outside the
+//! language's memory model, like the guest itself; on all supported processors they read or write
+//! one value or the other, per byte.
 
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -83,7 +83,8 @@ impl<'a> Window<'a> {
         self.len
     }
 
-    /// Reads the value at the start in one access; `None` if it is not aligned or the window is too short.
+    /// Reads the value at the start in one access; `None` if it is not aligned or the window is too
+    /// short.
     #[inline]
     pub(crate) fn load<T: Word>(&self) -> Option<T> {
         T::load(self)
@@ -96,8 +97,8 @@ impl<'a> Window<'a> {
     /// The window is aligned to 8 bytes and has as many.
     #[inline]
     pub(crate) unsafe fn load_aligned(&self) -> u64 {
-        // SAFETY: the caller vouches for the alignment and the length; the window is mapped and only accessed by
-        // atomics.
+        // SAFETY: the caller vouches for the alignment and the length; the window is mapped and
+        // only accessed by atomics.
         unsafe { AtomicU64::from_ptr(self.start.cast()) }.load(Relaxed)
     }
 
@@ -109,7 +110,8 @@ impl<'a> Window<'a> {
         if !self.start.addr().is_multiple_of(WORD) || first >= self.len.saturating_sub(2 * WORD - 1) {
             return self.has_bytes_at(offset, pattern);
         }
-        // SAFETY: both words are aligned, and end in the window, which is mapped and only accessed by atomics.
+        // SAFETY: both words are aligned, and end in the window, which is mapped and only accessed
+        // by atomics.
         let [low, high] = [first, first + WORD]
             .map(|at| u64::from_le(unsafe { AtomicU64::from_ptr(self.start.add(at).cast()) }.load(Relaxed)));
         let both = u128::from(high) << 64 | u128::from(low);
@@ -122,20 +124,22 @@ impl<'a> Window<'a> {
             return false;
         }
         pattern.word.to_le_bytes().iter().take(pattern.len).enumerate().all(|(index, &byte)| {
-            // SAFETY: `offset + index` is below the window's length, which is mapped and only accessed by atomics.
+            // SAFETY: `offset + index` is below the window's length, which is mapped and only
+            // accessed by atomics.
             unsafe { AtomicU8::from_ptr(self.start.add(offset + index)) }.load(Relaxed) == byte
         })
     }
 
-    /// Copies the first words out, each in one access; false, and nothing is copied, if they are not aligned or there
-    /// are fewer.
+    /// Copies the first words out, each in one access; false, and nothing is copied, if they are
+    /// not aligned or there are fewer.
     #[inline]
     pub(crate) fn read_words(&self, words: &mut [[u8; WORD]]) -> bool {
         if !self.start.addr().is_multiple_of(WORD) || self.len < size_of_val(words) {
             return false;
         }
         for (index, word) in words.iter_mut().enumerate() {
-            // SAFETY: the word is aligned and within the window, which is mapped and only accessed by atomics.
+            // SAFETY: the word is aligned and within the window, which is mapped and only accessed
+            // by atomics.
             let value = unsafe { AtomicU64::from_ptr(self.start.add(index * WORD).cast()) }.load(Relaxed);
             *word = value.to_ne_bytes();
         }
@@ -152,8 +156,8 @@ impl<'a> Window<'a> {
             let at = unsafe { self.start.add(done) };
             macro_rules! one {
                 ($atomic:ty, $int:ty, $size:literal) => {{
-                    // SAFETY: the address is aligned to the size and that many bytes are left in the
-                    // window, which is mapped and only accessed by atomics.
+                    // SAFETY: the address is aligned to the size and that many bytes are left in
+                    // the window, which is mapped and only accessed by atomics.
                     let value = unsafe { <$atomic>::from_ptr(at.cast::<$int>()) }.load(Relaxed);
                     bytes[done..done + $size].copy_from_slice(&value.to_ne_bytes());
                     $size
@@ -163,9 +167,9 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Copies whole words from the beginning of `bytes` to that of the window, and returns how many bytes; none unless both are
-    /// aligned. Where loads have to be aligned, a word from anywhere takes an instruction for each byte and more to put them
-    /// together.
+    /// Copies whole words from the beginning of `bytes` to that of the window, and returns how many
+    /// bytes; none unless both are aligned. Where loads have to be aligned, a word from anywhere
+    /// takes an instruction for each byte and more to put them together.
     fn write_words(&self, bytes: &[u8]) -> usize {
         /// Words in a turn of the loop.
         const TURN: usize = 8;
@@ -179,8 +183,8 @@ impl<'a> Window<'a> {
         let mut at = self.start.cast::<u64>();
         for turn in turns {
             for (index, word) in turn.iter().enumerate() {
-                // SAFETY: aligned, and as far into the window as the word is into `bytes`, which are no more; the window is
-                // mapped and only accessed by atomics.
+                // SAFETY: aligned, and as far into the window as the word is into `bytes`, which
+                // are no more; the window is mapped and only accessed by atomics.
                 unsafe { AtomicU64::from_ptr(at.add(index)) }.store(*word, Relaxed);
             }
             // SAFETY: at most the end of what was written.
@@ -261,7 +265,8 @@ macro_rules! word {
                 // SAFETY: as in `load`.
                 let atomic = unsafe { $atomic::from_ptr(at) };
                 Some(match op {
-                    // Pairs with whatever the guest does to the word: its instruction has the order of a locked one.
+                    // Pairs with whatever the guest does to the word: its instruction has the order
+                    // of a locked one.
                     Rmw::And(mask) => atomic.fetch_and(mask, AcqRel),
                     Rmw::Or(mask) => atomic.fetch_or(mask, AcqRel),
                     Rmw::CompareExchange { current, new } => {
@@ -282,7 +287,8 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// Copies `len` bytes from `from` bytes behind an aligned place to `to` bytes behind another; what came of it, and what has to.
+    /// Copies `len` bytes from `from` bytes behind an aligned place to `to` bytes behind another;
+    /// what came of it, and what has to.
     fn copied(from: usize, to: usize, len: usize) -> (Vec<u8>, Vec<u8>) {
         const WORDS: usize = 64;
         let source: [u64; WORDS] =

@@ -31,10 +31,11 @@ bitflags::bitflags! {
     pub struct SlotFlags: u8 {
         /// The guest may not write: its writes are emulated, or an error.
         const READ_ONLY = 1 << 0;
-        /// Stores are recorded in the slot's [`DirtyLog`](crate::DirtyLog). Set exactly while there is one.
+        /// Stores are recorded in the slot's [`DirtyLog`](crate::DirtyLog). Set exactly while there
+        /// is one.
         const LOG_DIRTY = 1 << 1;
-        /// While stores are recorded, leaves allow none until the first store to their page has faulted. Without this the
-        /// processor's dirty bits tell.
+        /// While stores are recorded, leaves allow none until the first store to their page has
+        /// faulted. Without this the processor's dirty bits tell.
         const LOG_BY_FAULTS = 1 << 2;
     }
 }
@@ -48,8 +49,8 @@ pub struct Slot {
     pub gpa: Gpa,
     /// Length in bytes.
     pub size: u64,
-    /// First byte of the memory behind it. The hypervisor maps memory one to one, so this is also the
-    /// address of a pointer to it.
+    /// First byte of the memory behind it. The hypervisor maps memory one to one, so this is also
+    /// the address of a pointer to it.
     pub host: PhysAddr,
     /// Properties.
     pub flags: SlotFlags,
@@ -94,8 +95,9 @@ impl Slot {
         gpa.0.checked_sub(self.gpa.0).filter(|&offset| offset < self.size)
     }
 
-    /// The largest page around `gpa` that lies in the slot as a whole and that nested tables can map,
-    /// guest and host address being aligned alike. Stores that are recorded are told apart by the smallest.
+    /// The largest page around `gpa` that lies in the slot as a whole and that nested tables can
+    /// map, guest and host address being aligned alike. Stores that are recorded are told apart by
+    /// the smallest.
     pub(crate) fn level(&self, gpa: Gpa, host: PhysAddr) -> Level {
         if self.is_logged() {
             return Level::Page4K;
@@ -131,7 +133,8 @@ pub enum SlotError {
     Busy,
     /// There is no such address space.
     UnknownSpace,
-    /// [`SlotFlags::LOG_DIRTY`] differs from whether the slot has a log, or a log is asked for that there is not.
+    /// [`SlotFlags::LOG_DIRTY`] differs from whether the slot has a log, or a log is asked for that
+    /// there is not.
     NoLog,
     /// The slot has a log already.
     HasLog,

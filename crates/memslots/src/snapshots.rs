@@ -2,8 +2,8 @@
 //!
 //! There are two copies: readers pin the current one without waiting, a writer prepares the other.
 //!
-//! One word says which copy is current and counts who has pinned it, so that a reader learns the copy
-//! and registers for it in one step, and the writer switches and learns the count in one step.
+//! One word says which copy is current and counts who has pinned it, so that a reader learns the
+//! copy and registers for it in one step, and the writer switches and learns the count in one step.
 //!
 //! | reader | writer |
 //! |---|---|
@@ -13,12 +13,13 @@
 //! | | D: change what copy i described; in the next update, write copy i |
 //!
 //! All a and B are in one order, that of `state`.
-//! * a after B: it reads B or another a after B, which continue B's release sequence, so A is before b.
-//! * a before B: the reader is in B's count. C sees that number only after its c, and all c on `left[i]`
-//!   are one release sequence, so b is before D.
+//! * a after B: it reads B or another a after B, which continue B's release sequence, so A is
+//!   before b.
+//! * a before B: the reader is in B's count. C sees that number only after its c, and all c on
+//!   `left[i]` are one release sequence, so b is before D.
 //!
-//! Counts are never reset. A copy that becomes current goes on counting from `left`, which its readers,
-//! all gone, have made equal. 63 bits do not wrap.
+//! Counts are never reset. A copy that becomes current goes on counting from `left`, which its
+//! readers, all gone, have made equal. 63 bits do not wrap.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -31,7 +32,8 @@ pub(crate) const fn index_of(state: u64) -> usize {
     (state >> 63) as usize
 }
 
-/// The two copies. They come first, and so does this in what holds it: that saves each look-up an addition.
+/// The two copies. They come first, and so does this in what holds it: that saves each look-up an
+/// addition.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Snapshots<T> {
@@ -40,8 +42,8 @@ pub(crate) struct Snapshots<T> {
     pub(crate) left: [AtomicU64; 2],
 }
 
-// SAFETY: readers share a copy (`Sync`), and the one writer has the other to itself (`Send`), by the
-// argument above.
+// SAFETY: readers share a copy (`Sync`), and the one writer has the other to itself (`Send`), by
+// the argument above.
 unsafe impl<T: Send + Sync> Sync for Snapshots<T> {}
 
 impl<T: Clone> Snapshots<T> {
@@ -65,8 +67,8 @@ impl<T: Clone> Snapshots<T> {
     ///
     /// # Safety
     ///
-    /// There is one writer at a time: the caller excludes other updates, synchronising with the end of
-    /// the one before, from here until the [`Draft`] is dropped or its [`Drain`] has been seen
+    /// There is one writer at a time: the caller excludes other updates, synchronising with the end
+    /// of the one before, from here until the [`Draft`] is dropped or its [`Drain`] has been seen
     /// [drained](Drain::is_drained).
     pub(crate) unsafe fn begin(&self) -> Draft<'_, T> {
         // Only a writer changes the index.
@@ -116,7 +118,8 @@ impl<'a, T> Draft<'a, T> {
     /// Edits the copy, and passes on what `edit` returns.
     pub(crate) fn edit<R>(&mut self, edit: impl FnOnce(&mut T) -> R) -> R {
         self.snapshots.copies[self.index].with_mut(|copy| {
-            // SAFETY: the copy is not current, its readers of before are gone, and there is no other writer.
+            // SAFETY: the copy is not current, its readers of before are gone, and there is no
+            // other writer.
             edit(unsafe { &mut *copy })
         })
     }

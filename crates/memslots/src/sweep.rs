@@ -5,8 +5,8 @@ use core::ops::Range;
 use crate::access::GuestMemory;
 use crate::slot::Slot;
 
-/// Goes through a guest's memory in ascending order, in pieces of bounded size. Slots may come and go between two pieces;
-/// what comes below the place that it has got to is passed over.
+/// Goes through a guest's memory in ascending order, in pieces of bounded size. Slots may come and
+/// go between two pieces; what comes below the place that it has got to is passed over.
 #[derive(Debug)]
 pub struct Sweep {
     next: u64,
@@ -25,7 +25,8 @@ pub struct Piece {
 }
 
 impl Sweep {
-    /// From the first address on, in pieces of at most `bytes_max`, which is a number of whole pages and not 0.
+    /// From the first address on, in pieces of at most `bytes_max`, which is a number of whole
+    /// pages and not 0.
     pub const fn new(bytes_max: u64) -> Self {
         Self { next: 0, bytes_max }
     }

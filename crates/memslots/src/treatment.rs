@@ -5,8 +5,8 @@ use core::ops::Range;
 use crate::dirty::DirtyLog;
 use crate::slot::{Slot, SpaceId};
 
-/// What must happen to the translations of a former slot's range before the update can be finished. The stronger of two
-/// comes later in the order.
+/// What must happen to the translations of a former slot's range before the update can be finished.
+/// The stronger of two comes later in the order.
 ///
 /// Exhaustive: who overlooks one leaves translations that must go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +27,8 @@ pub enum Treatment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LogChange {
     Same,
-    /// There is a new one, perhaps instead of another: what was dirty by that is not marked in this.
+    /// There is a new one, perhaps instead of another: what was dirty by that is not marked in
+    /// this.
     Start,
     Stop,
 }
@@ -53,8 +54,8 @@ struct Difference {
 }
 
 impl Treatment {
-    /// The decision table (P8): a row decides if none above does. Where two demands meet of which neither contains the
-    /// other, the translations go.
+    /// The decision table (P8): a row decides if none above does. Where two demands meet of which
+    /// neither contains the other, the translations go.
     const fn decide(difference: Difference) -> Self {
         match difference {
             Difference { is_in_place: false, .. } => Self::Zap,
@@ -87,8 +88,9 @@ pub struct SlotChange {
     pub current: Option<Slot>,
     /// What must happen to the translations in [`range`](Self::range).
     pub treatment: Treatment,
-    /// Whether the former slot's log goes on in the current one. If translations with dirty bits are removed then, their
-    /// pages must be [marked](crate::GuestMemory::mark_dirty) where they are now.
+    /// Whether the former slot's log goes on in the current one. If translations with dirty bits
+    /// are removed then, their pages must be [marked](crate::GuestMemory::mark_dirty) where they
+    /// are now.
     pub keeps_log: bool,
 }
 

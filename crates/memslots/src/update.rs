@@ -14,8 +14,8 @@ use crate::treatment::SlotChange;
 
 /// An update that nobody sees yet. Dropping it leaves everything as it was.
 ///
-/// Slots are found by name: one that is added under the name and with the memory of one that is removed by the same
-/// update continues it.
+/// Slots are found by name: one that is added under the name and with the memory of one that is
+/// removed by the same update continues it.
 #[must_use = "an update that is not published changes nothing"]
 pub struct Update<'a, const SPACES: usize = 1> {
     // Dropped in this order: the drafts are gone when the mark goes.
@@ -38,8 +38,9 @@ impl<'a, const SPACES: usize> Update<'a, SPACES> {
         let draft = self.drafts.get_mut(space.index()).ok_or(SlotError::UnknownSpace)?;
         let snapshots = self.memslots.spaces.get(space.index()).ok_or(SlotError::UnknownSpace)?;
         let draft = draft.get_or_insert_with(|| {
-            // SAFETY: the mark is the lock. It is taken away when an update is dropped unpublished, which has dropped
-            // its drafts, or has drained and is finished, and not otherwise; and a space gets one draft.
+            // SAFETY: the mark is the lock. It is taken away when an update is dropped unpublished,
+            // which has dropped its drafts, or has drained and is finished, and not otherwise; and
+            // a space gets one draft.
             unsafe { snapshots.begin() }
         });
         Ok(Edit { draft, physical_bits: self.memslots.physical_bits() })
@@ -108,7 +109,8 @@ impl<'a, const SPACES: usize> Update<'a, SPACES> {
     }
 }
 
-/// Changes the slots of one address space in an [`Update`]. If one is refused, the update is as before the call.
+/// Changes the slots of one address space in an [`Update`]. If one is refused, the update is as
+/// before the call.
 #[derive(Debug)]
 pub struct Edit<'u, 'a> {
     draft: &'u mut Draft<'a, SlotList>,
@@ -126,8 +128,8 @@ impl Edit<'_, '_> {
     ///
     /// From now until [`Quiesced::finish`] hands the slot's memory back, `slot.size` bytes from
     /// `slot.host` are mapped one to one, readable and writable, with exposed provenance; and the
-    /// hypervisor holds no reference into them and keeps nothing there that its own safety rests on:
-    /// guest and hypervisor change them at any time.
+    /// hypervisor holds no reference into them and keeps nothing there that its own safety rests
+    /// on: guest and hypervisor change them at any time.
     pub unsafe fn add(&mut self, slot: Slot) -> Result<(), SlotError> {
         self.draft.edit(|slots| slots.add(slot, self.physical_bits))
     }
@@ -145,7 +147,8 @@ impl Edit<'_, '_> {
     ///
     /// # Errors
     ///
-    /// [`SlotError::UnknownId`], and as for a slot that is added there. It may overlap its former place.
+    /// [`SlotError::UnknownId`], and as for a slot that is added there. It may overlap its former
+    /// place.
     pub fn move_to(&mut self, id: SlotId, gpa: Gpa) -> Result<(), SlotError> {
         self.draft.edit(|slots| slots.move_to(id, gpa, self.physical_bits))
     }
@@ -154,12 +157,14 @@ impl Edit<'_, '_> {
     ///
     /// # Errors
     ///
-    /// [`SlotError::UnknownId`]; [`SlotError::NoLog`] if `flags` has that one and the slot no log, or the reverse.
+    /// [`SlotError::UnknownId`]; [`SlotError::NoLog`] if `flags` has that one and the slot no log,
+    /// or the reverse.
     pub fn set_flags(&mut self, id: SlotId, flags: SlotFlags) -> Result<(), SlotError> {
         self.draft.edit(|slots| slots.set_flags(id, flags))
     }
 
-    /// Begins to log a slot's dirty pages, or stops. What was marked in a former log is not carried over.
+    /// Begins to log a slot's dirty pages, or stops. What was marked in a former log is not carried
+    /// over.
     ///
     /// # Errors
     ///
@@ -167,7 +172,8 @@ impl Edit<'_, '_> {
     ///
     /// # Safety
     ///
-    /// From now until [`Quiesced::finish`] hands the log back, its words exist, and are accessed as atomics only.
+    /// From now until [`Quiesced::finish`] hands the log back, its words exist, and are accessed as
+    /// atomics only.
     pub unsafe fn set_log(&mut self, id: SlotId, log: Option<DirtyLog>) -> Result<(), SlotError> {
         self.draft.edit(|slots| slots.set_log(id, log))
     }
@@ -175,8 +181,8 @@ impl Edit<'_, '_> {
 
 /// An update that is visible, while readers of the old slots may still be under way.
 ///
-/// Dropping it leaves the update in progress for good: nothing is cached, and no update starts. That is
-/// wasteful but safe.
+/// Dropping it leaves the update in progress for good: nothing is cached, and no update starts.
+/// That is wasteful but safe.
 #[must_use = "an update must be finished"]
 pub struct Published<'a, const SPACES: usize = 1> {
     drains: [Option<Drain<'a, SlotList>>; SPACES],
@@ -184,8 +190,8 @@ pub struct Published<'a, const SPACES: usize = 1> {
 }
 
 impl<'a, const SPACES: usize> Published<'a, SPACES> {
-    /// Waits until nobody uses the old slots of any space. `relax` is called after each look and says whether to go
-    /// on; it should serve what other CPUs may be waiting for.
+    /// Waits until nobody uses the old slots of any space. `relax` is called after each look and
+    /// says whether to go on; it should serve what other CPUs may be waiting for.
     ///
     /// # Errors
     ///
@@ -212,13 +218,14 @@ impl<'a, const SPACES: usize> Published<'a, SPACES> {
     }
 }
 
-/// An update whose old slots nobody uses any more, except by translations that are still in use. To drop
-/// it is as to drop [`Published`].
+/// An update whose old slots nobody uses any more, except by translations that are still in use. To
+/// drop it is as to drop [`Published`].
 #[must_use = "an update must be finished"]
 pub struct Quiesced<'a, const SPACES: usize = 1> {
     drains: [Option<Drain<'a, SlotList>>; SPACES],
     mark: InProgress<'a>,
-    /// The spaces with changes for which there must be a receipt, and those for which there was one.
+    /// The spaces with changes for which there must be a receipt, and those for which there was
+    /// one.
     needs_receipt: [bool; SPACES],
     is_settled: [bool; SPACES],
     /// The first change, which most often is the only one.
@@ -250,8 +257,9 @@ pub enum Retired {
 }
 
 impl<const SPACES: usize> Quiesced<'_, SPACES> {
-    /// Calls `visit` with each slot that was removed or has changed, in ascending order of their former addresses in
-    /// each space. Slots that were added are not among them: nothing was translated by them.
+    /// Calls `visit` with each slot that was removed or has changed, in ascending order of their
+    /// former addresses in each space. Slots that were added are not among them: nothing was
+    /// translated by them.
     pub fn for_each_change(&self, mut visit: impl FnMut(&SlotChange)) {
         self.for_each(|change, _| visit(&change));
     }
@@ -293,8 +301,8 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
         (self.needs_receipt, self.first, self.change_count) = (needs_receipt, first, change_count);
     }
 
-    /// Takes note that the translations of a space have been treated and flushed; false if the receipt does not show it.
-    /// `last` is the stamp of the space's page table after the treatment.
+    /// Takes note that the translations of a space have been treated and flushed; false if the
+    /// receipt does not show it. `last` is the stamp of the space's page table after the treatment.
     #[must_use = "without a receipt the update cannot be finished"]
     pub fn settle(&mut self, space: SpaceId, receipt: &(impl FlushReceipt + ?Sized), last: Stamp) -> bool {
         let Some(is_settled) = self.is_settled.get_mut(space.index()) else { return false };

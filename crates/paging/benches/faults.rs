@@ -1,11 +1,11 @@
 //! Threads that fault pages of 4 KiB into one table, each its own GiB.
 //!
-//! Faults per second of wall-clock time tell the truth only for as many threads as there are cores. So
-//! the time that each thread spends on a core is taken as well, from the kernel's clock for it: the rate
-//! "with a core for each" is the sum of the threads' faults over their own time. What that leaves out
-//! is how more cores would slow each other down, and for that it is counted what they share: exchanges
-//! that fail, and exchanges in tables that several threads use. All others are in a table that one
-//! thread has to itself.
+//! Faults per second of wall-clock time tell the truth only for as many threads as there are cores.
+//! So the time that each thread spends on a core is taken as well, from the kernel's clock for it:
+//! the rate "with a core for each" is the sum of the threads' faults over their own time. What that
+//! leaves out is how more cores would slow each other down, and for that it is counted what they
+//! share: exchanges that fail, and exchanges in tables that several threads use. All others are in
+//! a table that one thread has to itself.
 
 use std::ptr;
 use std::sync::Barrier;
@@ -19,8 +19,8 @@ const PAGES: u64 = (1 << 30) / 4096;
 const TABLES: usize = 4 * (PAGES as usize / 512) + 64;
 const ROUNDS: usize = 25;
 
-/// Tables from one piece, in turn, zeroed by the thread that takes them, as kernels do; a counter of its own line for
-/// what is shared.
+/// Tables from one piece, in turn, zeroed by the thread that takes them, as kernels do; a counter
+/// of its own line for what is shared.
 struct Pool {
     tables: Vec<Entries>,
     used: Line,
@@ -133,7 +133,8 @@ fn main() {
         let each = faults * threads as f64 / best(|round| round.on_core) / 1e6;
         let scaling = each / *single.get_or_insert(each);
         let failed = rounds.iter().map(|round| round.lost + round.spare).max().unwrap();
-        // The root and the tables above the last level; each table made is one exchange in one of them.
+        // The root and the tables above the last level; each table made is one exchange in one of
+        // them.
         let shared = rounds[0].tables as f64 / faults;
         println!("{threads:>7} {wall:>14.1} {each:>14.1} {scaling:>8.2}x {failed:>11} {shared:>8.5}/fault");
     }

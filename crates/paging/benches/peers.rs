@@ -1,6 +1,6 @@
-//! Mapping and unmapping 512 MiB by pages of 4 KiB, with this crate and with two others, by the same
-//! work: tables from the same pool, zeroed when they are taken; one root for each round; no TLB to
-//! flush. Divide by 131072 for the time of one page.
+//! Mapping and unmapping 512 MiB by pages of 4 KiB, with this crate and with two others, by the
+//! same work: tables from the same pool, zeroed when they are taken; one root for each round; no
+//! TLB to flush. Divide by 131072 for the time of one page.
 //!
 //! The others keep their tables when they unmap, so this crate does, too; how long it takes to free
 //! them, receipt and all, is measured besides.

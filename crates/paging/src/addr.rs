@@ -79,7 +79,8 @@ pub const ENTRY_COUNT: usize = if cfg!(loom) { 2 } else { 512 };
 const PAGE_SHIFT: u32 = 12;
 pub(crate) const INDEX_BITS: u32 = ENTRY_COUNT.trailing_zeros();
 
-/// A level of the tree, named for how much one entry of its tables spans. The order is that of size.
+/// A level of the tree, named for how much one entry of its tables spans. The order is that of
+/// size.
 ///
 /// Arm numbers the same levels 3 to 0, AMD64's manuals call them PT, PD, PDPT and PML4.
 ///

@@ -11,9 +11,9 @@ use crate::span::{self, Piece, Span};
 use crate::sync::{AtomicU64, overwrite};
 use crate::{ENTRY_COUNT, Editor, Format, Gather, Level, Permissions, PhysAddr, Stamp, TableMemory, Tables};
 
-/// Number of changes so far, of all tables: a table that gets another's former root must not get its
-/// stamps again, or an old receipt would free new tables. Not for the model checker to see: it orders
-/// nothing.
+/// Number of changes so far, of all tables: a table that gets another's former root must not get
+/// its stamps again, or an old receipt would free new tables. Not for the model checker to see: it
+/// orders nothing.
 static CHANGES: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
 /// Takes note of pages that have been stored to.
@@ -21,8 +21,8 @@ pub trait DirtySink {
     /// The page with these input addresses was dirty, and is clean now.
     fn dirty(&mut self, page: Range<u64>);
 
-    /// The same for small pages: the `n`th from the input address `start` if bit `n` of `pages` is set. `start` is aligned
-    /// to 64 of them, unless the range of the change begins there.
+    /// The same for small pages: the `n`th from the input address `start` if bit `n` of `pages` is
+    /// set. `start` is aligned to 64 of them, unless the range of the change begins there.
     fn dirty_pages(&mut self, start: u64, pages: u64) {
         let mut rest = pages;
         while rest != 0 {
@@ -75,10 +75,11 @@ pub enum Progress {
     Done,
     /// There is more to do: the next step goes on where this one has stopped.
     More,
-    /// Somebody else is in the way. The next step tries again; let others run meanwhile. A [`Change`] never waits.
+    /// Somebody else is in the way. The next step tries again; let others run meanwhile. A
+    /// [`Change`] never waits.
     Waiting,
-    /// What is owed has to be flushed first. Of a [`FramedChange`]: its gather has no room for more frames, and is to be
-    /// [taken](FramedChange::take_gather).
+    /// What is owed has to be flushed first. Of a [`FramedChange`]: its gather has no room for more
+    /// frames, and is to be [taken](FramedChange::take_gather).
     Flush,
     /// There is no memory for a table to split a page with. The next step tries again.
     OutOfTables,
@@ -90,8 +91,8 @@ pub(crate) enum Visit {
     Passed(usize),
     /// The entry is done but for the table it points to, or pointed to.
     Into(PhysAddr),
-    /// The entry was a leaf and is a table now, which takes as long as to visit the table; the change goes on in it if it
-    /// is told.
+    /// The entry was a leaf and is a table now, which takes as long as to visit the table; the
+    /// change goes on in it if it is told.
     Split(Option<PhysAddr>),
     /// Nothing was done, because the gather is full.
     Full,
@@ -99,8 +100,8 @@ pub(crate) enum Visit {
     OutOfTables,
 }
 
-/// A change that has begun: it is made in [steps](Self::step), between which its user may do anything
-/// else, and faults may be served all the time.
+/// A change that has begun: it is made in [steps](Self::step), between which its user may do
+/// anything else, and faults may be served all the time.
 ///
 /// The change is the editor while it lasts. What is owed, translations to invalidate and tables to
 /// free, is in it until it is finished, wherever it stops. Dropping it leaves the rest of the range
@@ -120,15 +121,16 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
         Self { editor, action, cursor, gather }
     }
 
-    /// Adds what this change comes to owe to what an earlier one of the same page table owes, so that one flush does for both.
+    /// Adds what this change comes to owe to what an earlier one of the same page table owes, so
+    /// that one flush does for both.
     pub fn continuing(self, gather: Gather<M, R>) -> Self {
         Self { gather, ..self }
     }
 
     /// Visits at most `entries_max` entries, or one if that is 0.
     ///
-    /// The time it takes is bounded by that: an entry that is split counts as many as the table that takes
-    /// its place has.
+    /// The time it takes is bounded by that: an entry that is split counts as many as the table
+    /// that takes its place has.
     pub fn step(&mut self, entries_max: u32) -> Progress {
         let mut left = entries_max.max(1) as usize;
         let progress = loop {
@@ -189,8 +191,8 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
         let mut gather = core::mem::replace(&mut self.gather, next);
         gather.set_stamp(stamp(&self.editor));
         if let Some(cut) = self.cursor.cut() {
-            // The rest of a table that was cut off belongs to the next gather, and with it all that a
-            // fault may still have put there.
+            // The rest of a table that was cut off belongs to the next gather, and with it all that
+            // a fault may still have put there.
             self.gather.cut(span::address_of::<F>(cut.start), cut.len, Level::Page4K);
         }
         gather
@@ -218,7 +220,8 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
         self.cursor.advance::<F>(count, |table| gather.hold(table));
     }
 
-    /// Visits the entry of `piece`, and in a table of the last level up to `run` entries from it on.
+    /// Visits the entry of `piece`, and in a table of the last level up to `run` entries from it
+    /// on.
     fn visit(&mut self, piece: &Piece, run: usize) -> Visit {
         let level = self.cursor.level();
         let table = self.editor.table;
@@ -236,9 +239,9 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
     /// Empties entries of a table that is cut off, such that no fault fills them again.
     fn freeze(&mut self, entries: &[AtomicU64], level: Level, run: usize) -> Visit {
         if level == Level::Page4K && !R::ARE_KEPT {
-            // Plain stores: nothing that an entry holds is wanted any more, not even what a fault or the
-            // processor writes at this moment. The whole of the table is in the gather, and a fault
-            // that comes later does not exchange a frozen entry.
+            // Plain stores: nothing that an entry holds is wanted any more, not even what a fault
+            // or the processor writes at this moment. The whole of the table is in the gather, and
+            // a fault that comes later does not exchange a frozen entry.
             for entry in &entries[..run] {
                 overwrite(entry, FROZEN);
             }
@@ -256,12 +259,13 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
         }
     }
 
-    /// Exchanges an entry for `new`, and returns what it was; `None`, and no exchange, if it is a leaf
-    /// whose frame does not fit into the gather.
+    /// Exchanges an entry for `new`, and returns what it was; `None`, and no exchange, if it is a
+    /// leaf whose frame does not fit into the gather.
     ///
-    /// By compare-exchange, because a fault may just be putting a table there, which must not get lost,
-    /// or a leaf, whose frame must not. An exchange fails only when one of these has happened, or the
-    /// processor has made the leaf dirty; nobody undoes that, so there are few turns.
+    /// By compare-exchange, because a fault may just be putting a table there, which must not get
+    /// lost, or a leaf, whose frame must not. An exchange fails only when one of these has
+    /// happened, or the processor has made the leaf dirty; nobody undoes that, so there are few
+    /// turns.
     pub(crate) fn exchange_framed(&mut self, cell: &AtomicU64, level: Level, new: u64) -> Option<u64> {
         // Pairs with the exchange of a fault (`descend`) that linked a table here.
         let mut old = cell.load(Acquire);
@@ -275,7 +279,8 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
             {
                 return None;
             }
-            // As above; what is written pairs with whoever loads the entry to walk on (`descend`, `look`).
+            // As above; what is written pairs with whoever loads the entry to walk on (`descend`,
+            // `look`).
             match cell.compare_exchange(old, new, AcqRel, Acquire) {
                 Ok(_) => return Some(old),
                 Err(other) => {
@@ -290,9 +295,9 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
 }
 
 impl<'t, F: Format, M: TableMemory> Change<'t, F, M> {
-    /// Has the gathers of a zap keep account of the memory that is unmapped, for users that own it by
-    /// the page. There is room for a limited number of runs, so it is made in steps; and tables are gone
-    /// through before the flush.
+    /// Has the gathers of a zap keep account of the memory that is unmapped, for users that own it
+    /// by the page. There is room for a limited number of runs, so it is made in steps; and tables
+    /// are gone through before the flush.
     pub fn with_frames(self) -> FramedChange<'t, F, M> {
         let Self { editor, action, cursor, gather } = self;
         FramedChange(Change { editor, action, cursor, gather: gather.framed() })
@@ -317,10 +322,12 @@ impl<F: Format, M: TableMemory> FramedChange<'_, F, M> {
 
 /// A new stamp for what has been changed so far.
 ///
-/// Release, and pairs with [`PageTable::stamp`](crate::PageTable::stamp): a flush that is issued with
-/// this stamp or a later one is issued after the changes. Hence also not earlier than at the end.
+/// Release, and pairs with [`PageTable::stamp`](crate::PageTable::stamp): a flush that is issued
+/// with this stamp or a later one is issued after the changes. Hence also not earlier than at the
+/// end.
 pub(crate) fn stamp<F: Format, M: TableMemory>(editor: &Editor<'_, F, M>) -> Stamp {
-    // Being the editor orders the changes of one table. One a nanosecond would take 584 years to wrap.
+    // Being the editor orders the changes of one table. One a nanosecond would take 584 years to
+    // wrap.
     let sequence = CHANGES.fetch_add(1, Relaxed).wrapping_add(1);
     editor.table.sequence.store(sequence, Release);
     Stamp { root: editor.table.root, sequence }

@@ -13,8 +13,9 @@ pub(crate) struct Cut {
     pub(crate) len: u64,
 }
 
-/// A walk over two spans. All tables on the stack stay tables of the tree, or are cut off and not yet
-/// held by a gather: only an editor cuts and frees, and there is but the one whose walk this is.
+/// A walk over two spans. All tables on the stack stay tables of the tree, or are cut off and not
+/// yet held by a gather: only an editor cuts and frees, and there is but the one whose walk this
+/// is.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     /// What is still to be visited: the next entry is that at the start of the first.
@@ -67,13 +68,14 @@ impl Cursor {
         }
     }
 
-    /// Says that the table that the next entry pointed to is cut off. To be followed by its descent.
+    /// Says that the table that the next entry pointed to is cut off. To be followed by its
+    /// descent.
     pub(crate) fn begin_cut(&mut self, cut: Cut) {
         self.cut = Some(cut);
     }
 
-    /// Passes `count` entries, and leaves the tables that are done with: `emptied` gets those that are
-    /// cut off.
+    /// Passes `count` entries, and leaves the tables that are done with: `emptied` gets those that
+    /// are cut off.
     pub(crate) fn advance<F: Format>(&mut self, count: usize, mut emptied: impl FnMut(PhysAddr)) {
         let at = self.rest[0].start & !self.level.offset_mask();
         let next = at + ((count as u64) << self.level.shift());

@@ -16,12 +16,12 @@ use crate::{FlushRange, Flushed, Format, Level, MapError, PageTable, Permissions
 /// Exhaustive: callers pass it, and none is left to add: cut off with a break or without, or kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
-    /// Cut them off and hold them in the gather. Where a table may not take the place of another without a break, there is
-    /// one for each that is cut off at the top.
+    /// Cut them off and hold them in the gather. Where a table may not take the place of another
+    /// without a break, there is one for each that is cut off at the top.
     Free,
-    /// The same, but without such breaks: what was cut off stays frozen, so that faults there are told
-    /// [`MapError::Raced`], until it is [thawed](Editor::thaw) after the flush. The same as `Free` for formats that
-    /// [replace in place](Format::REPLACES_IN_PLACE).
+    /// The same, but without such breaks: what was cut off stays frozen, so that faults there are
+    /// told [`MapError::Raced`], until it is [thawed](Editor::thaw) after the flush. The same as
+    /// `Free` for formats that [replace in place](Format::REPLACES_IN_PLACE).
     Detach,
     /// Keep them in place, empty: cheaper if the range is soon in use again, and nothing is held.
     Keep,
@@ -37,7 +37,8 @@ pub struct Editor<'t, F: Format, M: TableMemory> {
 impl<F: Format, M: TableMemory> PageTable<F, M> {
     /// Becomes the editor, unless there is one.
     pub fn edit(&self) -> Option<Editor<'_, F, M>> {
-        // Acquire, and pairs with the release when an editor is dropped: this one finds its changes.
+        // Acquire, and pairs with the release when an editor is dropped: this one finds its
+        // changes.
         let free = self.is_edited.compare_exchange(false, true, Acquire, Acquire);
         free.is_ok().then_some(Editor { table: self })
     }
@@ -45,22 +46,22 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
 
 impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
     /// Removes the mappings and marks in at least `range`: a page that reaches beyond it goes as a
-    /// whole, so that no memory is needed and nothing can fail. For nested tables, where a fault brings
-    /// back what is still wanted.
+    /// whole, so that no memory is needed and nothing can fail. For nested tables, where a fault
+    /// brings back what is still wanted.
     pub fn zap(self, range: Range<u64>, tables: Tables) -> Change<'t, F, M> {
         Change::new(self, span::widened::<F>(&range), Action::Zap(tables))
     }
 
-    /// Lets faults fill again what a zap has cut off in at least `range` with [`Tables::Detach`], as far as it was before
-    /// what `flushed` shows to be flushed. Nothing is owed for it.
+    /// Lets faults fill again what a zap has cut off in at least `range` with [`Tables::Detach`],
+    /// as far as it was before what `flushed` shows to be flushed. Nothing is owed for it.
     pub fn thaw(self, range: Range<u64>, flushed: Flushed) -> Change<'t, F, M> {
         let is_same = flushed.0.root == self.table.root;
         let sequence = if is_same { flushed.0.sequence } else { 0 };
         Change::new(self, span::widened::<F>(&range), Action::Thaw(sequence))
     }
 
-    /// Removes the mappings in exactly `range`, splitting pages that reach beyond it: how a guard page
-    /// is punched. Addresses without a mapping are passed over.
+    /// Removes the mappings in exactly `range`, splitting pages that reach beyond it: how a guard
+    /// page is punched. Addresses without a mapping are passed over.
     ///
     /// # Errors
     ///
@@ -79,24 +80,24 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
 
     /// Makes the dirty leaves in at least `range` clean, and tells `sink` each of them.
     ///
-    /// What is stored before the flush that the gather asks for may go unnoticed by the next clean; so
-    /// read the pages after the flush.
+    /// What is stored before the flush that the gather asks for may go unnoticed by the next clean;
+    /// so read the pages after the flush.
     pub fn clean<S: DirtySink>(self, range: Range<u64>, sink: S) -> Change<'t, F, M, S> {
         Change::new(self, span::widened::<F>(&range), Action::Clean(sink))
     }
 
-    /// Splits the pages in at least `range` into such of `level` where they are larger. Translations
-    /// stay what they are.
+    /// Splits the pages in at least `range` into such of `level` where they are larger.
+    /// Translations stay what they are.
     pub fn split(self, range: Range<u64>, level: Level) -> Change<'t, F, M> {
         Change::new(self, span::widened::<F>(&range), Action::Split(level))
     }
 
-    /// Replaces tables in `range` by leaves of `level`: the reverse of a [split](Self::split). The range
-    /// is mapped, or would be on faults, to the memory from `pa` on.
+    /// Replaces tables in `range` by leaves of `level`: the reverse of a [split](Self::split). The
+    /// range is mapped, or would be on faults, to the memory from `pa` on.
     ///
-    /// Tables are replaced that cover one whole page of `level`, whether they are full or not. The leaf
-    /// is dirty, [tracked](Permissions::TRACKED) or not, if it allows stores: nothing that the pieces
-    /// have recorded gets lost.
+    /// Tables are replaced that cover one whole page of `level`, whether they are full or not. The
+    /// leaf is dirty, [tracked](Permissions::TRACKED) or not, if it allows stores: nothing that the
+    /// pieces have recorded gets lost.
     ///
     /// # Errors
     ///
@@ -143,14 +144,15 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         self.split_at(span.end)
     }
 
-    /// Splits leaves until `boundary` lies between two of them. No translation changes, only the size of
-    /// the pages it is made of.
+    /// Splits leaves until `boundary` lies between two of them. No translation changes, only the
+    /// size of the pages it is made of.
     fn split_at(&self, boundary: u64) -> Result<(), MapError> {
         let (mut table, mut level) = (self.table.root, F::ROOT);
         while boundary & level.offset_mask() != 0 {
             let Some(below) = level.below() else { break };
             let cell = self.table.cell(table, level, boundary);
-            // Pairs with the exchange or store that linked the table it leads to (`descend`, `split_leaf`).
+            // Pairs with the exchange or store that linked the table it leads to (`descend`,
+            // `split_leaf`).
             let entry = cell.load(Acquire);
             (table, level) = match Entry::decode::<F>(entry, level) {
                 Entry::Absent | Entry::Frozen => break,
@@ -165,8 +167,8 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         Ok(())
     }
 
-    /// Replaces a leaf by a table of leaves of `below`, and returns the table. `start` is the offset of
-    /// the leaf's page. Processors may hold the leaf on if it is done `in_place`.
+    /// Replaces a leaf by a table of leaves of `below`, and returns the table. `start` is the
+    /// offset of the leaf's page. Processors may hold the leaf on if it is done `in_place`.
     pub(crate) fn split_leaf(
         &self,
         cell: &AtomicU64,
@@ -180,11 +182,13 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         let new = F::table(next);
         if in_place {
             let mut leaf = leaf;
-            // Each turn after the first finds a leaf that the processor has made dirty, or a fault has
-            // given more rights; nobody takes them back while this is the editor. So there are few.
+            // Each turn after the first finds a leaf that the processor has made dirty, or a fault
+            // has given more rights; nobody takes them back while this is the editor. So there are
+            // few.
             loop {
                 self.fill(next, leaf, below);
-                // Pairs with walkers' loads of the entry (`descend`, `look`), which find the table filled; and with a fault's exchange (`meet`).
+                // Pairs with walkers' loads of the entry (`descend`, `look`), which find the table
+                // filled; and with a fault's exchange (`meet`).
                 match cell.compare_exchange(leaf, new, AcqRel, Acquire) {
                     Ok(_) => return Ok(next),
                     Err(other) => leaf = other,
@@ -208,8 +212,8 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
 
     /// Removes the pointer to a table. `range` is what the table covers.
     ///
-    /// A fault may put another table there at once. So where that takes a break it is made here, or the entry
-    /// stays frozen until the flush that the gather asks for.
+    /// A fault may put another table there at once. So where that takes a break it is made here, or
+    /// the entry stays frozen until the flush that the gather asks for.
     pub(crate) fn cut_table(&self, cell: &AtomicU64, range: FlushRange, tables: Tables) {
         let absent = match tables {
             _ if F::REPLACES_IN_PLACE => ABSENT,
@@ -220,8 +224,9 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
                 ABSENT
             }
         };
-        // A store, because nobody but the editor writes an entry that points to a table or is frozen.
-        // Pairs with the load of a fault that finds the entry (`descend`): it comes after the break.
+        // A store, because nobody but the editor writes an entry that points to a table or is
+        // frozen. Pairs with the load of a fault that finds the entry (`descend`): it comes after
+        // the break.
         cell.store(absent, Release);
     }
 
@@ -230,14 +235,16 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         if !self.resizes_in_place() {
             self.break_entry(cell, range);
         }
-        // Pairs with the load of a fault that finds the entry (`descend`): it comes after the break.
+        // Pairs with the load of a fault that finds the entry (`descend`): it comes after the
+        // break.
         cell.store(leaf, Release);
     }
 
-    /// Takes an entry out of use, everywhere, and returns what it was in the end. Faults find it frozen
-    /// until it gets its new value.
+    /// Takes an entry out of use, everywhere, and returns what it was in the end. Faults find it
+    /// frozen until it gets its new value.
     fn break_entry(&self, cell: &AtomicU64, range: FlushRange) -> u64 {
-        // Pairs with a fault's exchange of the entry (`descend`, `meet`), which comes before or fails.
+        // Pairs with a fault's exchange of the entry (`descend`, `meet`), which comes before or
+        // fails.
         let entry = cell.swap(FROZEN, AcqRel);
         self.table.memory.publish();
         self.table.memory.break_before_make(range);

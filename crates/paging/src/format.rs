@@ -14,9 +14,9 @@ bitflags::bitflags! {
         const EXECUTE = 1 << 2;
         /// Device registers: accesses are neither cached nor merged.
         const DEVICE = 1 << 3;
-        /// The first store through the leaf is to be seen: it is made clean, so that the processor sets
-        /// its dirty bit. Without this a leaf that allows stores is dirty from the beginning. Only
-        /// asked for, never told: [`Mapping::is_dirty`](crate::Mapping::is_dirty) tells.
+        /// The first store through the leaf is to be seen: it is made clean, so that the processor
+        /// sets its dirty bit. Without this a leaf that allows stores is dirty from the beginning.
+        /// Only asked for, never told: [`Mapping::is_dirty`](crate::Mapping::is_dirty) tells.
         const TRACKED = 1 << 4;
         /// Open to user mode, in formats that tell user and supervisor apart.
         const USER = 1 << 5;
@@ -35,7 +35,8 @@ impl Permissions {
     /// Everything; what a guest's RAM gets.
     pub const RWX: Self = Self::RW.union(Self::EXECUTE);
 
-    /// Rights that can be added to a leaf in use without a flush: who holds the old ones faults once more.
+    /// Rights that can be added to a leaf in use without a flush: who holds the old ones faults
+    /// once more.
     pub(crate) const GROWING: Self = Self::RWX;
 }
 
@@ -45,19 +46,20 @@ impl Permissions {
 /// Every implementation must keep these; the walker relies on them:
 ///
 /// * A table has 512 entries of 8 bytes, and entries of a table of level *n* span `n.size()` bytes.
-/// * An entry whose bits 2:0 are clear is not present to the processor, whatever the other bits are.
-///   The walker keeps marks and the links between held tables in such entries.
+/// * An entry whose bits 2:0 are clear is not present to the processor, whatever the other bits
+///   are. The walker keeps marks and the links between held tables in such entries.
 /// * Tables allow everything; the leaf alone decides.
 /// * An entry holds the address of its target in the address's own bits.
-/// * The processor may make a leaf [dirty](Self::dirtied), and changes nothing else by itself. It does
-///   so with one atomic operation that fails if the leaf has changed meanwhile.
+/// * The processor may make a leaf [dirty](Self::dirtied), and changes nothing else by itself. It
+///   does so with one atomic operation that fails if the leaf has changed meanwhile.
 ///
-/// An absent entry may become present without an invalidation: no supported processor caches absence.
+/// An absent entry may become present without an invalidation: no supported processor caches
+/// absence.
 pub trait Format {
     /// Width of the addresses that the tables translate.
     const INPUT_BITS: u32;
-    /// Whether input addresses are sign-extended from [`INPUT_BITS`](Self::INPUT_BITS), as canonical
-    /// virtual addresses are. If not, the bits above must be 0.
+    /// Whether input addresses are sign-extended from [`INPUT_BITS`](Self::INPUT_BITS), as
+    /// canonical virtual addresses are. If not, the bits above must be 0.
     const SIGN_EXTENDED: bool;
     /// Width of the addresses that entries hold.
     const OUTPUT_BITS: u32;
@@ -65,22 +67,23 @@ pub trait Format {
     const ROOT: Level;
     /// Level of the largest leaf. That a given processor supports it is for the caller to know.
     const LARGEST: Level;
-    /// Whether a leaf in use may become a table, and a table a leaf or another table, in one store. If
-    /// not, the entry is invalid in between, and
-    /// [`TableMemory::break_before_make`](crate::TableMemory::break_before_make) invalidates what it
-    /// covers; where the page alone is to change its size, and the processors
-    /// [can do that in place](crate::TableMemory::resizes_in_place), it is left to the gather. Leaves that were zapped are left to the gather: until its flush has completed, faults on
-    /// them must lead to the same memory by pages of the same size, or nowhere, which is for the user to
-    /// see to.
+    /// Whether a leaf in use may become a table, and a table a leaf or another table, in one store.
+    /// If not, the entry is invalid in between, and
+    /// [`TableMemory::break_before_make`](crate::TableMemory::break_before_make) invalidates what
+    /// it covers; where the page alone is to change its size, and the processors [can do that in
+    /// place](crate::TableMemory::resizes_in_place), it is left to the gather. Leaves that were
+    /// zapped are left to the gather: until its flush has completed, faults on them must lead to
+    /// the same memory by pages of the same size, or nowhere, which is for the user to see to.
     const REPLACES_IN_PLACE: bool;
-    /// Some bits and their values: an entry of the last level that has them is a leaf that allows stores and is dirty, so
-    /// no processor changes it by itself. Whoever goes over whole tables asks this of all entries.
+    /// Some bits and their values: an entry of the last level that has them is a leaf that allows
+    /// stores and is dirty, so no processor changes it by itself. Whoever goes over whole tables
+    /// asks this of all entries.
     const SETTLED: (u64, u64);
     /// The largest payload of a [mark](Self::mark).
     const MARK_MAX: u64 = u64::MAX >> MARK_SHIFT;
 
-    /// Whether a leaf may have these permissions, by what the format can express and what its policy
-    /// allows.
+    /// Whether a leaf may have these permissions, by what the format can express and what its
+    /// policy allows.
     fn admits(permissions: Permissions) -> bool;
 
     /// Whether the processor follows the entry at all.
@@ -119,7 +122,8 @@ pub trait Format {
     /// The leaf such that the processor makes it dirty at the next store, if it allows one.
     fn cleaned(leaf: u64) -> u64;
 
-    /// An entry that is absent to the processor and holds a number up to [`MARK_MAX`](Self::MARK_MAX).
+    /// An entry that is absent to the processor and holds a number up to
+    /// [`MARK_MAX`](Self::MARK_MAX).
     fn mark(payload: u64) -> u64 {
         payload << MARK_SHIFT | MARK
     }
@@ -135,8 +139,8 @@ const NOT_PRESENT: u64 = 0x1f;
 const MARK: u64 = 1 << 4;
 const MARK_SHIFT: u32 = 5;
 
-/// An entry of a table that was cut off, or of one that is being replaced: absent to the processor, and
-/// never filled by a fault. What else it says is above these bits: a [`link`], or a number.
+/// An entry of a table that was cut off, or of one that is being replaced: absent to the processor,
+/// and never filled by a fault. What else it says is above these bits: a [`link`], or a number.
 pub(crate) const FROZEN: u64 = 1 << 3;
 
 /// Bits of a link, below the address, for the level of the table's entries.
@@ -154,7 +158,8 @@ pub(crate) fn linked(entry: u64) -> Option<(PhysAddr, Level)> {
     (table != 0).then_some((PhysAddr(table), level))
 }
 
-/// A frozen entry that is to stay so until a change later than `sequence` is flushed. 59 bits, one a nanosecond for 18 years.
+/// A frozen entry that is to stay so until a change later than `sequence` is flushed. 59 bits, one
+/// a nanosecond for 18 years.
 pub(crate) const fn frozen_until_after(sequence: u64) -> u64 {
     sequence << MARK_SHIFT | FROZEN
 }
@@ -222,10 +227,10 @@ fn carry<F: Format>(new: u64, old: u64) -> u64 {
     if F::is_dirty(old) { F::dirtied(new) } else { new }
 }
 
-/// Whether processors must be flushed after a leaf has been replaced by another value, before that can
-/// be relied on. What no processor can hold, or what it would only fault on once more, needs none;
-/// nor does the accessed bit, whose loss costs nothing but precision. The dirty bit does: a processor
-/// that holds the leaf as dirty stores without setting it again.
+/// Whether processors must be flushed after a leaf has been replaced by another value, before that
+/// can be relied on. What no processor can hold, or what it would only fault on once more, needs
+/// none; nor does the accessed bit, whose loss costs nothing but precision. The dirty bit does: a
+/// processor that holds the leaf as dirty stores without setting it again.
 pub(crate) fn needs_flush<F: Format>(old: u64, new: u64, level: Level) -> bool {
     let Entry::Leaf(from) = Entry::decode::<F>(old, level) else { return false };
     let Entry::Leaf(to) = Entry::decode::<F>(new, level) else { return true };

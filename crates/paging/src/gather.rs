@@ -17,8 +17,9 @@ pub struct FlushRange {
     pub len: u64,
     /// Level of the leaves; of the smallest that there may be, if `tables` is set.
     pub level: Level,
-    /// Whether entries that pointed to tables are gone as well: then walk caches must be invalidated
-    /// with the leaves, so no hint that only leaves changed, nor at which level, is right.
+    /// Whether entries that pointed to tables are gone as well: then walk caches must be
+    /// invalidated with the leaves, so no hint that only leaves changed, nor at which level, is
+    /// right.
     pub tables: bool,
 }
 
@@ -35,16 +36,18 @@ pub enum Invalidation<'a> {
     Everything,
 }
 
-/// Most ranges that a gather tells apart. They are moved about with it, which is in the way of who waits for a flush;
-/// and a processor that is told more of them is better told to invalidate everything.
+/// Most ranges that a gather tells apart. They are moved about with it, which is in the way of who
+/// waits for a flush; and a processor that is told more of them is better told to invalidate
+/// everything.
 pub const GATHER_RANGES_MAX: usize = 8;
 
 /// The result of a change: what to invalidate, and the tables that were cut off and the frames that
 /// were unmapped, held back until a receipt shows that no processor uses them.
 ///
-/// Of a tree that was cut off the topmost table is linked, and with it the first table of each level below;
-/// the others are found when it is [reclaimed](Freeing). The links are in the tables' first entries, so
-/// holding any number takes no memory. Dropping a gather leaks what it holds, which is safe.
+/// Of a tree that was cut off the topmost table is linked, and with it the first table of each
+/// level below; the others are found when it is [reclaimed](Freeing). The links are in the tables'
+/// first entries, so holding any number takes no memory. Dropping a gather leaks what it holds,
+/// which is safe.
 #[must_use = "translations stay in use, and tables leak, until the gather is flushed and released"]
 pub struct Gather<M: TableMemory, R: Frames = NoFrames> {
     memory: M,
@@ -96,8 +99,9 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         }
     }
 
-    /// Number of tables held back that are known of. Below those of a [detached](Self::detached_count) tree there may be
-    /// more, which are [counted](Released::table_count) when they are freed.
+    /// Number of tables held back that are known of. Below those of a
+    /// [detached](Self::detached_count) tree there may be more, which are
+    /// [counted](Released::table_count) when they are freed.
     pub fn table_count(&self) -> usize {
         self.table_count
     }
@@ -126,13 +130,15 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
     ///
     /// # Errors
     ///
-    /// Gives the gather back, with all it holds, if the receipt is not for a flush after its change.
+    /// Gives the gather back, with all it holds, if the receipt is not for a flush after its
+    /// change.
     #[expect(clippy::result_large_err, reason = "there is no heap to put it on")]
     pub fn release(self, receipt: &(impl FlushReceipt + ?Sized)) -> Result<Released<R>, Self> {
         self.release_in_steps(receipt).map(Freeing::finish)
     }
 
-    /// The same for users who must not be away for long: what was cut off is walked, and each of its tables cleared.
+    /// The same for users who must not be away for long: what was cut off is walked, and each of
+    /// its tables cleared.
     ///
     /// # Errors
     ///
@@ -219,8 +225,8 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         self.link(table, Level::Page4K);
     }
 
-    /// Holds back a table that was cut off, with entries of `level`, and all that is below it: now or, until the receipt,
-    /// by faults that are on their way through it.
+    /// Holds back a table that was cut off, with entries of `level`, and all that is below it: now
+    /// or, until the receipt, by faults that are on their way through it.
     pub(crate) fn detach(&mut self, table: PhysAddr, level: Level) {
         self.detached_count += 1;
         let (mut table, mut level) = (table, level);
@@ -233,14 +239,17 @@ impl<M: TableMemory, R: Frames> Gather<M, R> {
         }
     }
 
-    /// Links a table, and returns what its first entry was. Who still walks the table finds that entry frozen.
+    /// Links a table, and returns what its first entry was. Who still walks the table finds that
+    /// entry frozen.
     ///
-    /// By exchange: a fault may just be putting a table there. One that comes later finds the entry frozen.
+    /// By exchange: a fault may just be putting a table there. One that comes later finds the entry
+    /// frozen.
     fn link(&mut self, table: PhysAddr, level: Level) -> u64 {
-        // SAFETY: the walker found the table in the tree, so it came from this memory and is not freed;
-        // it was cut off by its only parent, so no other gather holds it.
+        // SAFETY: the walker found the table in the tree, so it came from this memory and is not
+        // freed; it was cut off by its only parent, so no other gather holds it.
         let first = unsafe { &self.memory.entries(table)[0] };
-        // Pairs with a fault's exchange of the entry (`descend`), which comes before, its table zeroed, or fails.
+        // Pairs with a fault's exchange of the entry (`descend`), which comes before, its table
+        // zeroed, or fails.
         let former = first.swap(link(self.held), AcqRel);
         self.held = Some((table, level));
         self.table_count += 1;

@@ -1,13 +1,14 @@
 //! A software walk of page tables that a guest wrote, as an emulator needs it.
 //!
 //! After the AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42): 5.2 "Legacy-Mode Page
-//! Translation", 5.3 "Long-Mode Page Translation", 5.6 "Page-Protection Checks", 8.2.15 "#PF". Paging may
-//! be off, two-level, PAE, or four-level; CR4.LA57 must not be offered to the guest.
+//! Translation", 5.3 "Long-Mode Page Translation", 5.6 "Page-Protection Checks", 8.2.15 "#PF".
+//! Paging may be off, two-level, PAE, or four-level; CR4.LA57 must not be offered to the guest.
 //!
-//! Every value is the guest's. The walk reads each level's entry once, takes at most four steps, and ends
-//! in an address or in the fault that the processor would raise. It does not set accessed and dirty bits:
-//! the processor has done so if its own walk led to the emulation; otherwise [`GuestPaging::used_bits`] says which.
-//! Protection keys are not checked, nor is bit 8 of upper entries, which AMD reserves and others ignore.
+//! Every value is the guest's. The walk reads each level's entry once, takes at most four steps,
+//! and ends in an address or in the fault that the processor would raise. It does not set accessed
+//! and dirty bits: the processor has done so if its own walk led to the emulation; otherwise
+//! [`GuestPaging::used_bits`] says which. Protection keys are not checked, nor is bit 8 of upper
+//! entries, which AMD reserves and others ignore.
 //!
 //! ```
 //! use quell_paging::Gpa;
@@ -41,8 +42,8 @@ bitflags::bitflags! {
         const USER = 1 << 1;
         /// It fetches instructions.
         const FETCH = 1 << 2;
-        /// The processor does it by itself, to a descriptor table or a task's state: a supervisor's access whatever the
-        /// privilege level, which RFLAGS.AC does not let past SMAP.
+        /// The processor does it by itself, to a descriptor table or a task's state: a supervisor's
+        /// access whatever the privilege level, which RFLAGS.AC does not let past SMAP.
         const IMPLICIT = 1 << 3;
     }
 }
@@ -198,8 +199,8 @@ struct Allowed {
 impl GuestPaging {
     const LONG_INPUT_BITS: u32 = 48;
 
-    /// Takes over a vCPU's registers. `physical_bits` and `gigabyte_pages` are what the guest's CPUID
-    /// says: the width of guest physical addresses, 32 to 52, and Page1GB.
+    /// Takes over a vCPU's registers. `physical_bits` and `gigabyte_pages` are what the guest's
+    /// CPUID says: the width of guest physical addresses, 32 to 52, and Page1GB.
     pub fn new(registers: &ControlRegisters, physical_bits: u32, gigabyte_pages: bool) -> Self {
         let ControlRegisters { cr0, cr3, cr4, efer, rflags } = *registers;
         let mode = if cr0 & ControlRegisters::CR0_PG == 0 {
@@ -228,8 +229,8 @@ impl GuestPaging {
 
     /// Translates a linear address. Outside long mode its upper 32 bits are ignored.
     ///
-    /// `read` gets the 8-byte aligned addresses of 8 bytes of guest memory, at most four of them, each
-    /// once, and returns their value as a little-endian number.
+    /// `read` gets the 8-byte aligned addresses of 8 bytes of guest memory, at most four of them,
+    /// each once, and returns their value as a little-endian number.
     ///
     /// # Errors
     ///
@@ -274,9 +275,10 @@ impl GuestPaging {
         Ok(Translation { gpa: Gpa(linear), page_size: 4096 })
     }
 
-    /// The accessed and dirty bits that the processor sets on a walk that ends in a translation: of the 8 bytes that
-    /// the walk to `linear` has read as number `index`, counted from 0, of `count`. They are to be set atomically, and
-    /// only if the bytes are still the same (APM volume 2, 5.4.2).
+    /// The accessed and dirty bits that the processor sets on a walk that ends in a translation: of
+    /// the 8 bytes that the walk to `linear` has read as number `index`, counted from 0, of
+    /// `count`. They are to be set atomically, and only if the bytes are still the same (APM volume
+    /// 2, 5.4.2).
     pub fn used_bits(&self, linear: u64, access: Access, index: u32, count: u32) -> u64 {
         let level = self.mode.level_count().saturating_sub(index + 1);
         if self.mode == Mode::Pae && level == 2 {

@@ -17,8 +17,9 @@ pub enum Installed {
     New(Level),
     /// There was a leaf of this level to the same page, and it has got the rights that it lacked.
     Upgraded(Level),
-    /// There was a leaf, perhaps another CPU's that took the same fault, and it was left alone. If it
-    /// does not allow the access, the access is an error, or the leaf must be split or replaced first.
+    /// There was a leaf, perhaps another CPU's that took the same fault, and it was left alone. If
+    /// it does not allow the access, the access is an error, or the leaf must be split or replaced
+    /// first.
     Present(Mapping),
 }
 
@@ -34,10 +35,11 @@ struct Request {
 impl<F: Format, M: TableMemory> PageTable<F, M> {
     /// Maps the page around `address` to the one around `pa`, the largest possible up to `level`.
     ///
-    /// The page is smaller where a table is in the way: then the piece around `address` is mapped. A
-    /// mark is overwritten. A leaf that is there already, maps to the same place, is no larger than
-    /// `level`, and allows less, gets the rights that are asked for as well; no flush is needed. Any
-    /// number of CPUs may do all this at once, for the same address too; one of them writes the leaf.
+    /// The page is smaller where a table is in the way: then the piece around `address` is mapped.
+    /// A mark is overwritten. A leaf that is there already, maps to the same place, is no larger
+    /// than `level`, and allows less, gets the rights that are asked for as well; no flush is
+    /// needed. Any number of CPUs may do all this at once, for the same address too; one of them
+    /// writes the leaf.
     ///
     /// # Errors
     ///
@@ -54,8 +56,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         self.install_at(address, pa, level, permissions, false)
     }
 
-    /// The same, but where a table is in the way nothing is installed: for users who must know before there are pages
-    /// smaller than `level`, which is one that the format has leaves of.
+    /// The same, but where a table is in the way nothing is installed: for users who must know
+    /// before there are pages smaller than `level`, which is one that the format has leaves of.
     ///
     /// # Errors
     ///
@@ -96,11 +98,11 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         self.meet(cell, at, entry, request)
     }
 
-    /// Notes at the page of `address` that there is nothing to install, with a number to recognise the
-    /// note by. Returns whether it is there now; if not, the address has a translation.
+    /// Notes at the page of `address` that there is nothing to install, with a number to recognise
+    /// the note by. Returns whether it is there now; if not, the address has a translation.
     ///
-    /// A mark is absent to the processor. The page gets the tables it needs; so where the address is
-    /// a guest's choice, the number of tables must be bounded by whoever calls.
+    /// A mark is absent to the processor. The page gets the tables it needs; so where the address
+    /// is a guest's choice, the number of tables must be bounded by whoever calls.
     ///
     /// # Errors
     ///
@@ -115,11 +117,12 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         Ok(matches!(found, Found::Written(_)))
     }
 
-    /// Walks to the entry of `offset`, making tables down to `largest`, and writes what `new` says for
-    /// its level if nothing is mapped there.
+    /// Walks to the entry of `offset`, making tables down to `largest`, and writes what `new` says
+    /// for its level if nothing is mapped there.
     ///
-    /// Each level is passed once, with at most one exchange on it, so it takes a bounded time whatever
-    /// the other CPUs do. Release, and the barrier before it: the table is zero before it can be found.
+    /// Each level is passed once, with at most one exchange on it, so it takes a bounded time
+    /// whatever the other CPUs do. Release, and the barrier before it: the table is zero before it
+    /// can be found.
     fn descend(
         &self,
         offset: u64,
@@ -131,7 +134,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         let (mut table, mut at) = (self.root, F::ROOT);
         loop {
             let cell = self.cell(table, at, offset);
-            // Pairs with the exchange below, and with the editor's stores that link a table (`split_leaf`).
+            // Pairs with the exchange below, and with the editor's stores that link a table
+            // (`split_leaf`).
             let mut entry = cell.load(Acquire);
             if Entry::decode::<F>(entry, at) == Entry::Absent {
                 let is_last = at <= largest;
@@ -158,7 +162,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         }
     }
 
-    /// There is a leaf: adds the rights that it lacks, if it is the one that would have been written.
+    /// There is a leaf: adds the rights that it lacks, if it is the one that would have been
+    /// written.
     fn meet(&self, cell: &AtomicU64, at: Level, entry: u64, request: Request) -> Result<Installed, MapError> {
         let Request { offset, pa, largest, permissions } = request;
         let there = mapping::<F>(entry, at, offset);
@@ -197,8 +202,8 @@ enum Found<'a> {
     Leaf(&'a AtomicU64, Level, u64),
 }
 
-/// A table that may be needed. If another CPU's got into the tree first, it serves the next level, and
-/// what is left at the end goes back; no processor has seen it.
+/// A table that may be needed. If another CPU's got into the tree first, it serves the next level,
+/// and what is left at the end goes back; no processor has seen it.
 struct Spare<'a, M: TableMemory> {
     memory: &'a M,
     table: Option<PhysAddr>,

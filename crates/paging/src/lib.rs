@@ -1,17 +1,18 @@
 //! Page tables of several formats by one walker, without locks, without allocation, without `std`.
 //!
-//! A [`PageTable`] does all the walking; a small [`Format`] says how an entry is encoded: AMD64 for a
-//! host, a guest, and nested paging; Arm's VMSAv8-64 for stage 1 and stage 2. Tables come from the user's
-//! [`TableMemory`], which is also where barriers and break-before-make are hooked in.
+//! A [`PageTable`] does all the walking; a small [`Format`] says how an entry is encoded: AMD64 for
+//! a host, a guest, and nested paging; Arm's VMSAv8-64 for stage 1 and stage 2. Tables come from
+//! the user's [`TableMemory`], which is also where barriers and break-before-make are hooked in.
 //!
 //! Faults on many CPUs [install](PageTable::install) translations in parallel. Meanwhile one
-//! [`Editor`] changes and removes them: [zap](Editor::zap), [unmap](Editor::unmap),
-//! [write protection](Editor::write_protect), [clean](Editor::clean), [split](Editor::split),
+//! [`Editor`] changes and removes them: [zap](Editor::zap), [unmap](Editor::unmap), [write
+//! protection](Editor::write_protect), [clean](Editor::clean), [split](Editor::split),
 //! [collapse](Editor::collapse). A [`Change`] goes in steps of bounded length. What it owes, the
-//! translations to invalidate, the tables that were cut off, and the frames that were unmapped, is in a
-//! [`Gather`]; only a [`FlushReceipt`] frees them.
+//! translations to invalidate, the tables that were cut off, and the frames that were unmapped, is
+//! in a [`Gather`]; only a [`FlushReceipt`] frees them.
 //!
-//! [`guest`] is the other direction: a software walk of page tables that a guest wrote, for emulation.
+//! [`guest`] is the other direction: a software walk of page tables that a guest wrote, for
+//! emulation.
 //!
 //! # Example
 //!
@@ -80,37 +81,43 @@
 //! # Concurrency
 //!
 //! Any number of *faults* ([`install`](PageTable::install), [`mark`](PageTable::mark)), of walks by
-//! software ([`look`](PageTable::look), [`query`](PageTable::query)) and by processors, and one *change*.
-//! Three rules keep them apart:
+//! software ([`look`](PageTable::look), [`query`](PageTable::query)) and by processors, and one
+//! *change*. Three rules keep them apart:
 //!
-//! 1. **Who writes what.** Faults only fill absent entries and add rights to leaves; the processor only
-//!    makes leaves dirty; both by exchange, which fails if the entry is no longer what they had read. All
-//!    else is the change's alone. So a change stores plainly over what only it may write, an entry that
-//!    points to a table, or where what it overwrites is not wanted any more; it exchanges where a fault's
-//!    table or leaf, or a dirty bit, would get lost.
-//!    There is one exception, for changes that go over many leaves. A leaf of the last level that allows stores
-//!    and is dirty is *settled*: no processor changes it, and a fault can only add the right to execute. Such a leaf is
-//!    read and then stored to plainly. If a fault has added a right in between, that is lost again, which costs
-//!    one more fault; and as all that such a change has stored to is flushed, nobody keeps the right either.
-//! 2. **A tree that was cut off is left as it is until its flush.** One store detaches it, however large it is. Nobody
-//!    finds it any more but those who are in it already: processors by their walk caches, until the flush has
-//!    completed, and faults in sections that began before, which may still fill its entries or find what is there. The
-//!    gather covers all the addresses of the tree, so what they put there is flushed with the rest; and the
-//!    receipt says that both are out of it. From then on whoever holds the receipt has the tree alone: it is walked
-//!    with plain accesses, with all that was put into it until then, and its tables are freed. Before that, only the
-//!    first entry of the tables that are linked is exchanged, for a frozen one: absent to the processor, and not
-//!    replaced by faults, which are told [`MapError::Raced`], and find the new state next time.
+//! 1. **Who writes what.** Faults only fill absent entries and add rights to leaves; the processor
+//!    only makes leaves dirty; both by exchange, which fails if the entry is no longer what they
+//!    had read. All else is the change's alone. So a change stores plainly over what only it may
+//!    write, an entry that points to a table, or where what it overwrites is not wanted any more;
+//!    it exchanges where a fault's table or leaf, or a dirty bit, would get lost. There is one
+//!    exception, for changes that go over many leaves. A leaf of the last level that allows stores
+//!    and is dirty is *settled*: no processor changes it, and a fault can only add the right to
+//!    execute. Such a leaf is read and then stored to plainly. If a fault has added a right in
+//!    between, that is lost again, which costs one more fault; and as all that such a change has
+//!    stored to is flushed, nobody keeps the right either.
+//! 2. **A tree that was cut off is left as it is until its flush.** One store detaches it, however
+//!    large it is. Nobody finds it any more but those who are in it already: processors by their
+//!    walk caches, until the flush has completed, and faults in sections that began before, which
+//!    may still fill its entries or find what is there. The gather covers all the addresses of the
+//!    tree, so what they put there is flushed with the rest; and the receipt says that both are out
+//!    of it. From then on whoever holds the receipt has the tree alone: it is walked with plain
+//!    accesses, with all that was put into it until then, and its tables are freed. Before that,
+//!    only the first entry of the tables that are linked is exchanged, for a frozen one: absent to
+//!    the processor, and not replaced by faults, which are told [`MapError::Raced`], and find the
+//!    new state next time.
 //!
 //!    Only where the frames of the leaves are to be known before the flush
-//!    ([`with_frames`](Change::with_frames)) the tree is walked at once, and frozen, entry by entry.
+//!    ([`with_frames`](Change::with_frames)) the tree is walked at once, and frozen, entry by
+//!    entry.
 //!
-//!    Where the format does not allow one table to follow another without an invalidation in between, the entry that was
-//!    cut is frozen, too, until that has happened: with a [break](TableMemory::break_before_make), or until the
-//!    flush ([`Tables::Detach`], [`Editor::thaw`]).
-//! 3. **A walk by software is a walk cache.** A table is freed for a receipt, and a receipt says that the
-//!    walks which began before its flush have ended, too.
+//!    Where the format does not allow one table to follow another without an invalidation in
+//!    between, the entry that was cut is frozen, too, until that has happened: with a
+//!    [break](TableMemory::break_before_make), or until the flush ([`Tables::Detach`],
+//!    [`Editor::thaw`]).
+//! 3. **A walk by software is a walk cache.** A table is freed for a receipt, and a receipt says
+//!    that the walks which began before its flush have ended, too.
 //!
-//! Each row is model-checked (`src/model`), and for each exchange there is a mutant without it that fails.
+//! Each row is model-checked (`src/model`), and for each exchange there is a mutant without it that
+//! fails.
 //!
 //! | fault or processor | change | what must hold |
 //! |---|---|---|
@@ -128,9 +135,9 @@
 //! | a: zero a table; b: exchange an entry for it (Release) | c: load the entry (Acquire); d: read the table | if c reads from b, then a is before d |
 //! | a: sample the stamp (Acquire); b: flush; c: walk | d: remove; e: store the new stamp (Release) | if a reads from e, then d is before c |
 //!
-//! The processor's walk is outside the language's memory model. AMD64 walks observe stores in program
-//! order; elsewhere [`TableMemory::publish`] is called after a table was filled and before it is linked,
-//! and before what may be followed by a flush.
+//! The processor's walk is outside the language's memory model. AMD64 walks observe stores in
+//! program order; elsewhere [`TableMemory::publish`] is called after a table was filled and before
+//! it is linked, and before what may be followed by a flush.
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 mod addr;

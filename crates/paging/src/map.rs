@@ -63,8 +63,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     ///
     /// # Errors
     ///
-    /// [`MapError::NotMapped`] if part of the range is not mapped, and as for [`map`](Self::map). No
-    /// translation has changed then.
+    /// [`MapError::NotMapped`] if part of the range is not mapped, and as for [`map`](Self::map).
+    /// No translation has changed then.
     pub fn protect(&mut self, range: Range<u64>, permissions: Permissions) -> Result<Gather<M>, MapError> {
         let span = span::exact::<F>(&range)?;
         if !F::admits(permissions) {

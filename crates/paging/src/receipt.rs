@@ -2,8 +2,8 @@
 
 use crate::PhysAddr;
 
-/// Names one change of one page table. Later changes of the same table have later stamps, and no stamp
-/// comes twice, not even if another table gets the same root one day.
+/// Names one change of one page table. Later changes of the same table have later stamps, and no
+/// stamp comes twice, not even if another table gets the same root one day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub(crate) root: PhysAddr,
@@ -11,7 +11,8 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Whether a flush that was issued when the table's stamp was `self` covers the change `earlier`.
+    /// Whether a flush that was issued when the table's stamp was `self` covers the change
+    /// `earlier`.
     pub fn covers(self, earlier: Self) -> bool {
         self.root == earlier.root && self.sequence >= earlier.sequence
     }
@@ -19,28 +20,29 @@ impl Stamp {
 
 /// Proof that a flush has completed. Only in exchange for one are tables and frames freed.
 ///
-/// With the feature `coherence` the receipt of that flush engine is one, and nothing else need be. Whoever uses another engine
-/// implements this for a type that holds its receipt together with the table's [stamp](crate::PageTable::stamp), **sampled before
-/// the flush was issued**.
+/// With the feature `coherence` the receipt of that flush engine is one, and nothing else need be.
+/// Whoever uses another engine implements this for a type that holds its receipt together with the
+/// table's [stamp](crate::PageTable::stamp), **sampled before the flush was issued**.
 ///
 /// # Safety
 ///
 /// When `covers(stamp)` is true, then for the change `stamp` and all before it
 ///
-/// * no processor holds or will use a translation that it removed, or an upper-level entry of a table
-///   that it cut off, and all effects of accesses through them are visible;
-/// * no call of a method of the [`PageTable`](crate::PageTable) that takes it shared and began before
-///   the flush was issued is still under way, changes apart: such a walk is a walk cache, too. An
-///   engine that waits for translations by software, as it must for emulated accesses, gives that if
-///   nested faults are handled in such a section.
+/// * no processor holds or will use a translation that it removed, or an upper-level entry of a
+///   table that it cut off, and all effects of accesses through them are visible;
+/// * no call of a method of the [`PageTable`](crate::PageTable) that takes it shared and began
+///   before the flush was issued is still under way, changes apart: such a walk is a walk cache,
+///   too. An engine that waits for translations by software, as it must for emulated accesses,
+///   gives that if nested faults are handled in such a section.
 pub unsafe trait FlushReceipt {
     /// Whether the flush was issued after the change `stamp`, and has completed on every processor.
     fn covers(&self, stamp: Stamp) -> bool;
 }
 
-// SAFETY: the engine makes its receipt when the last of the walkers has been waited for, and takes the stamp before it asks the
-// first. Of each walker it says that no translation of before is used any more, nor any section still open in which software walks on
-// its behalf; that there are no other walkers is what `quell_coherence::Walkers` is implemented for.
+// SAFETY: the engine makes its receipt when the last of the walkers has been waited for, and takes
+// the stamp before it asks the first. Of each walker it says that no translation of before is used
+// any more, nor any section still open in which software walks on its behalf; that there are no
+// other walkers is what `quell_coherence::Walkers` is implemented for.
 #[cfg(feature = "coherence")]
 unsafe impl FlushReceipt for quell_coherence::SpaceReceipt<Stamp> {
     fn covers(&self, stamp: Stamp) -> bool {
@@ -64,8 +66,8 @@ impl NeverWalked {
     }
 }
 
-// SAFETY: a processor that never had the root holds none of the table's translations, and the creator
-// of the receipt vouches for software.
+// SAFETY: a processor that never had the root holds none of the table's translations, and the
+// creator of the receipt vouches for software.
 unsafe impl FlushReceipt for NeverWalked {
     fn covers(&self, _: Stamp) -> bool {
         true

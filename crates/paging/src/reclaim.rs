@@ -17,8 +17,8 @@ pub struct Released<R: Frames = NoFrames> {
 }
 
 impl Released<FrameRuns> {
-    /// Memory that was unmapped by a change that was asked to [keep account](crate::Change::with_frames)
-    /// of it. No processor reaches it any more.
+    /// Memory that was unmapped by a change that was asked to [keep
+    /// account](crate::Change::with_frames) of it. No processor reaches it any more.
     pub fn frames(&self) -> &[FrameRun] {
         self.frames.as_slice()
     }
@@ -28,11 +28,12 @@ impl Released<FrameRuns> {
 #[derive(Clone, Copy, Debug)]
 pub struct Flushed(pub(crate) Stamp);
 
-/// Tables of a gather whose flush is over, on their way back to their memory. Dropping it leaks the rest.
+/// Tables of a gather whose flush is over, on their way back to their memory. Dropping it leaks the
+/// rest.
 ///
-/// Nobody else reaches these tables: they were cut off before the flush, processors hold nothing of them
-/// since, and walks by software that were under way have ended. So the entries of one that points to
-/// others are read once, and plainly, and those of the last level not at all.
+/// Nobody else reaches these tables: they were cut off before the flush, processors hold nothing of
+/// them since, and walks by software that were under way have ended. So the entries of one that
+/// points to others are read once, and plainly, and those of the last level not at all.
 #[must_use = "tables leak until they are freed"]
 pub struct Freeing<M: TableMemory, R: Frames = NoFrames> {
     memory: M,
@@ -59,7 +60,8 @@ impl<M: TableMemory, R: Frames> Freeing<M, R> {
         Self { memory, decode, held, scanned: None, flushed, table_count: 0, visited_count: 0, frames }
     }
 
-    /// Looks at or clears at most `entries_max` entries, or one table if that is less; whether there is more to do.
+    /// Looks at or clears at most `entries_max` entries, or one table if that is less; whether
+    /// there is more to do.
     pub fn step(&mut self, entries_max: u32) -> bool {
         let mut left = (entries_max as usize).max(ENTRY_COUNT);
         loop {
@@ -111,8 +113,8 @@ impl<M: TableMemory, R: Frames> Freeing<M, R> {
     fn link(&mut self, table: PhysAddr, level: Level) {
         let (mut table, mut level) = (table, level);
         loop {
-            // SAFETY: an entry of a table that was cut off named the table, so it came from this memory and is not
-            // freed; and each table has one parent.
+            // SAFETY: an entry of a table that was cut off named the table, so it came from this
+            // memory and is not freed; and each table has one parent.
             let first = unsafe { &self.memory.entries(table)[0] };
             let former = first.load(Relaxed);
             first.store(link(self.held), Relaxed);
@@ -126,9 +128,10 @@ impl<M: TableMemory, R: Frames> Freeing<M, R> {
 
     fn free(&mut self, table: PhysAddr) {
         self.table_count += 1;
-        // SAFETY: no entry points to the table since the change of the gather's stamp, nor has one of a table that
-        // something still points to; the receipt shows that neither a processor nor software walks it; and the list
-        // does not name it twice. The entries are zero when it is freed.
+        // SAFETY: no entry points to the table since the change of the gather's stamp, nor has one
+        // of a table that something still points to; the receipt shows that neither a processor nor
+        // software walks it; and the list does not name it twice. The entries are zero when it is
+        // freed.
         unsafe {
             self.memory.clear(table);
             self.memory.free(table);
@@ -151,7 +154,8 @@ impl<M: TableMemory, R: Frames> Freeing<M, R> {
         self.visited_count
     }
 
-    /// What the receipt was for, to [thaw](crate::Editor::thaw) what was cut off; `None` if none was needed.
+    /// What the receipt was for, to [thaw](crate::Editor::thaw) what was cut off; `None` if none
+    /// was needed.
     pub fn flushed(&self) -> Option<Flushed> {
         self.flushed.map(Flushed)
     }

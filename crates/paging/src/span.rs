@@ -43,7 +43,8 @@ pub(crate) fn exact<F: Format>(range: &Range<u64>) -> Result<Span, MapError> {
     Ok(start..end)
 }
 
-/// What of a range is valid, rounded outwards to whole pages: at most one part on each side of the hole.
+/// What of a range is valid, rounded outwards to whole pages: at most one part on each side of the
+/// hole.
 pub(crate) fn widened<F: Format>(range: &Range<u64>) -> [Span; 2] {
     if range.is_empty() {
         return [0..0, 0..0];

@@ -17,7 +17,8 @@ const GROUP: usize = u64::BITS as usize;
 const CHUNK: usize = 16;
 
 impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> {
-    /// Takes the right to store from leaves of the last level, or cleans them; the first is at the offset `start`.
+    /// Takes the right to store from leaves of the last level, or cleans them; the first is at the
+    /// offset `start`.
     pub(crate) fn sweep(&mut self, cells: &[AtomicU64], start: u64) {
         let (mut cells, mut start) = (cells, start);
         // The leaves that have changed right before `start`.
@@ -42,8 +43,8 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         self.record(start, run);
     }
 
-    /// Records which of `count` leaves from `start` on have changed, and the `run` before them; all but a run at their
-    /// end, whose length it returns.
+    /// Records which of `count` leaves from `start` on have changed, and the `run` before them; all
+    /// but a run at their end, whose length it returns.
     fn swept(&mut self, start: u64, count: usize, changed: u64, run: u64) -> u64 {
         if changed == u64::MAX {
             return run + u64::from(u64::BITS);
@@ -65,8 +66,8 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
         run
     }
 
-    /// Records that the `count` leaves before `end` have changed. All of them are to be flushed: they were dirty and are
-    /// clean, or allowed stores.
+    /// Records that the `count` leaves before `end` have changed. All of them are to be flushed:
+    /// they were dirty and are clean, or allowed stores.
     fn record(&mut self, end: u64, count: u64) {
         if count != 0 {
             let len = count << Level::Page4K.shift();
@@ -82,9 +83,10 @@ pub(crate) fn cleaned<F: Format>(leaf: u64) -> u64 {
 
 /// Replaces each leaf of a group by what `new` makes of it, and returns which have changed.
 ///
-/// A leaf that is [settled](Format::SETTLED) is overwritten. No processor changes it: it is dirty already. A fault
-/// may at most have added a right to it since it was read; that goes again, its user faults once more, and what
-/// processors hold of it is flushed with the rest. Every other leaf is exchanged.
+/// A leaf that is [settled](Format::SETTLED) is overwritten. No processor changes it: it is dirty
+/// already. A fault may at most have added a right to it since it was read; that goes again, its
+/// user faults once more, and what processors hold of it is flushed with the rest. Every other leaf
+/// is exchanged.
 #[inline(always)]
 fn sweep<F: Format>(group: &[AtomicU64], new: impl Fn(u64) -> u64 + Copy) -> u64 {
     let (mut changed, mut done) = (0, 0);

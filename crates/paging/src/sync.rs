@@ -5,10 +5,11 @@ pub(crate) use core::sync::atomic::{AtomicBool, AtomicU64};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64};
 
-/// Stores to an entry that others may be exchanging. By coherence an exchange that succeeds before the
-/// store is overwritten by it, and one that comes later finds it, whatever the ordering.
+/// Stores to an entry that others may be exchanging. By coherence an exchange that succeeds before
+/// the store is overwritten by it, and one that comes later finds it, whatever the ordering.
 ///
-/// Relaxed, but an exchange under loom, which does not order a store after an exchange that it overwrites.
+/// Relaxed, but an exchange under loom, which does not order a store after an exchange that it
+/// overwrites.
 pub(crate) fn overwrite(entry: &AtomicU64, value: u64) {
     #[cfg(not(loom))]
     entry.store(value, core::sync::atomic::Ordering::Relaxed);

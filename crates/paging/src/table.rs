@@ -87,12 +87,13 @@ pub enum Look {
 /// Page tables of format `F` in memory `M`.
 ///
 /// All methods that take it shared may be called on any number of CPUs at once: reading, installing
-/// translations on faults, marking, and one [`Editor`](crate::Editor) that changes and removes them.
-/// There is no lock. See the [crate's documentation](crate#concurrency) for what keeps them apart. What
-/// takes the page table exclusively is for set-up and for users with a lock of their own.
+/// translations on faults, marking, and one [`Editor`](crate::Editor) that changes and removes
+/// them. There is no lock. See the [crate's documentation](crate#concurrency) for what keeps them
+/// apart. What takes the page table exclusively is for set-up and for users with a lock of their
+/// own.
 ///
-/// Dropping a page table leaks its tables, because a processor may walk them; [`dismantle`](Self::dismantle)
-/// is the way to get them back.
+/// Dropping a page table leaks its tables, because a processor may walk them;
+/// [`dismantle`](Self::dismantle) is the way to get them back.
 pub struct PageTable<F: Format, M: TableMemory> {
     pub(crate) memory: M,
     pub(crate) root: PhysAddr,
@@ -120,8 +121,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         self.root
     }
 
-    /// The latest change that needs a flush. Sample it before a flush is issued, and keep it with the
-    /// flush's receipt.
+    /// The latest change that needs a flush. Sample it before a flush is issued, and keep it with
+    /// the flush's receipt.
     ///
     /// Acquire, and pairs with the release in which a [`Gather`](crate::Gather) gets its stamp: the
     /// entries that a change up to this one has removed are gone before what follows.
@@ -168,11 +169,11 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         true
     }
 
-    /// Calls `visit` with the input addresses and the mapping of each leaf in `range`, in order; the
-    /// mapping's address is that of the page's start.
+    /// Calls `visit` with the input addresses and the mapping of each leaf in `range`, in order;
+    /// the mapping's address is that of the page's start.
     ///
-    /// For audits, such as that nothing is both writable and executable. Of what changes meanwhile it
-    /// finds the old or the new state.
+    /// For audits, such as that nothing is both writable and executable. Of what changes meanwhile
+    /// it finds the old or the new state.
     pub fn for_each(&self, range: Range<u64>, mut visit: impl FnMut(Range<u64>, Mapping)) {
         for span in span::widened::<F>(&range) {
             self.visit(self.root, F::ROOT, span, &mut |start, level, entry| {
@@ -185,8 +186,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         }
     }
 
-    /// Visits the entries in a span that do not point to tables, with the starts of their extents, until
-    /// `visit` returns false. Returns whether it went through.
+    /// Visits the entries in a span that do not point to tables, with the starts of their extents,
+    /// until `visit` returns false. Returns whether it went through.
     pub(crate) fn visit(
         &self,
         table: PhysAddr,
@@ -205,10 +206,10 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     }
 
     pub(crate) fn entries(&self, table: PhysAddr) -> &Entries {
-        // SAFETY: callers pass the root, or a table that an entry of the tree points to or pointed to
-        // when the caller's walk read it. All of these came from this memory. They are freed only by a
-        // gather, for a receipt, and a receipt vouches for walks that are under way: they have ended.
-        // The editor's own walk keeps to tables that no gather has yet.
+        // SAFETY: callers pass the root, or a table that an entry of the tree points to or pointed
+        // to when the caller's walk read it. All of these came from this memory. They are freed
+        // only by a gather, for a receipt, and a receipt vouches for walks that are under way: they
+        // have ended. The editor's own walk keeps to tables that no gather has yet.
         unsafe { self.memory.entries(table) }
     }
 

@@ -88,7 +88,8 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
                     return Visit::OutOfTables;
                 };
                 if in_place && !F::REPLACES_IN_PLACE {
-                    // The pieces may be changed next, and then flushed with a hint at their own level.
+                    // The pieces may be changed next, and then flushed with a hint at their own
+                    // level.
                     self.gather.leaves(span::address_of::<F>(piece.entry_start), level.size(), level);
                 }
                 Visit::Split((below > to).then_some(table))
@@ -162,10 +163,10 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
 
     /// Removes leaves and marks, with a range for each run of leaves.
     ///
-    /// A plain store removes a leaf: at the most a fault gives it more rights at this moment, or the
-    /// processor makes it dirty, and both go with it, into the same range. An absent entry is not
-    /// stored to, since a fault may just be filling it. A mark is swapped, since a fault may just be
-    /// overwriting it, and that leaf must get into a range.
+    /// A plain store removes a leaf: at the most a fault gives it more rights at this moment, or
+    /// the processor makes it dirty, and both go with it, into the same range. An absent entry is
+    /// not stored to, since a fault may just be filling it. A mark is swapped, since a fault may
+    /// just be overwriting it, and that leaf must get into a range.
     fn zap_leaves(&mut self, cells: &[AtomicU64], start: u64) {
         let mut run_start = 0;
         for (index, cell) in cells.iter().enumerate() {

@@ -1,21 +1,23 @@
-//! What firmware leaves of a PC's interrupt controllers, put to rest: the two 8259s, the switch between them and the local
-//! APIC, the pins of I/O APICs.
+//! What firmware leaves of a PC's interrupt controllers, put to rest: the two 8259s, the switch
+//! between them and the local APIC, the pins of I/O APICs.
 //!
-//! Firmware has the timer's interrupt, IRQ 0, arrive at vector 8, where a processor in protected mode reports double
-//! faults. It gets there in any of three ways: straight from the 8259s (PIC mode), by LINT0 of the first processor's local
-//! APIC (virtual wire mode), or by a pin of an I/O APIC (virtual wire mode by I/O APIC). So all three are closed, before
-//! interrupts are enabled, and the 8259s' vectors are moved: an interrupt that is on its way already, or a spurious one,
-//! is none of the processor's exceptions.
+//! Firmware has the timer's interrupt, IRQ 0, arrive at vector 8, where a processor in protected
+//! mode reports double faults. It gets there in any of three ways: straight from the 8259s (PIC
+//! mode), by LINT0 of the first processor's local APIC (virtual wire mode), or by a pin of an I/O
+//! APIC (virtual wire mode by I/O APIC). So all three are closed, before interrupts are enabled,
+//! and the 8259s' vectors are moved: an interrupt that is on its way already, or a spurious one, is
+//! none of the processor's exceptions.
 //!
 //! Ports are written by the caller; memory is used one to one.
 //!
-//! Sources: Intel 8259A data sheet (231468), "Programming the 8259A"; Intel MultiProcessor Specification 1.4, sections 3.6.2
-//! and 4.1; Intel 82093AA data sheet (290566), section 3.2.
+//! Sources: Intel 8259A data sheet (231468), "Programming the 8259A"; Intel MultiProcessor
+//! Specification 1.4, sections 3.6.2 and 4.1; Intel 82093AA data sheet (290566), section 3.2.
 #![cfg_attr(not(test), no_std)]
 
 use core::ops::Range;
 
-/// Vectors of the 8259s' sixteen interrupts from now on. What comes there needs no end of interrupt at the local APIC.
+/// Vectors of the 8259s' sixteen interrupts from now on. What comes there needs no end of interrupt
+/// at the local APIC.
 pub const VECTORS: Range<u8> = 0xe0..0xf0;
 
 /// Command and data ports of the first and the second 8259.
@@ -29,14 +31,15 @@ const CASCADE: [u8; 2] = [1 << 2, 2];
 const MODE_8086: u8 = 1;
 const ALL: u8 = 0xff;
 
-/// Register and data port of the interrupt mode configuration register, its number and what connects the local APIC.
+/// Register and data port of the interrupt mode configuration register, its number and what
+/// connects the local APIC.
 const IMCR_SELECT: u16 = 0x22;
 const IMCR_DATA: u16 = 0x23;
 const IMCR: u8 = 0x70;
 const IMCR_APIC: u8 = 1;
 
-/// Masks all interrupts of the 8259s, moves them to [`VECTORS`], and has the processor's interrupts come from the local APIC
-/// where there is a switch for that. `out` writes to a port.
+/// Masks all interrupts of the 8259s, moves them to [`VECTORS`], and has the processor's interrupts
+/// come from the local APIC where there is a switch for that. `out` writes to a port.
 pub fn silence(has_imcr: bool, mut out: impl FnMut(u16, u8)) {
     for chip in 0..2 {
         out(DATA[chip], ALL);
@@ -136,8 +139,8 @@ pub unsafe fn firmware_has_imcr() -> bool {
 /// Physical address of the BIOS data area's word that holds the segment of the extended one.
 pub const EBDA_SEGMENT: u64 = 0x40e;
 
-/// Where the MP floating pointer structure may be: the extended BIOS data area's first KiB, the last one of base memory,
-/// the BIOS' ROM. All are multiples of 16.
+/// Where the MP floating pointer structure may be: the extended BIOS data area's first KiB, the
+/// last one of base memory, the BIOS' ROM. All are multiples of 16.
 pub fn mp_places(ebda_segment: u16) -> [Range<u64>; 3] {
     let ebda = u64::from(ebda_segment) << 4;
     // What lies elsewhere is no such area.

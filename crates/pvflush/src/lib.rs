@@ -39,11 +39,14 @@
 //! # Ok::<(), Stalled>(())
 //! ```
 //!
-//! When a call returns, its targets have flushed (TLFS, "HvCallFlushVirtualAddressSpace"): those that run, at once; those
-//! that do not, before they run again. So there is nobody to wait for, and nobody who does not run is interrupted. The
-//! caller's own TLB is flushed natively by [`LocalCpu::flush`](quell_coherence::shootdown::LocalCpu::flush).
+//! When a call returns, its targets have flushed (TLFS, "HvCallFlushVirtualAddressSpace"): those
+//! that run, at once; those that do not, before they run again. So there is nobody to wait for, and
+//! nobody who does not run is interrupted. The caller's own TLB is flushed natively by
+//! [`LocalCpu::flush`](quell_coherence::shootdown::LocalCpu::flush).
 //!
-//! No target takes an interrupt: see [`ShootdownReceipt::excludes_walkers`](quell_coherence::shootdown::ShootdownReceipt::excludes_walkers) (P24).
+//! No target takes an interrupt: see
+//! [`ShootdownReceipt::excludes_walkers`](quell_coherence::shootdown::ShootdownReceipt::excludes_walkers)
+//! (P24).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -57,12 +60,14 @@ use quell_tlfs::encode::{
 };
 use quell_tlfs::{HvResult, MAX_BANKS, MAX_VPS, PAGE_WORDS, PageSize, Targets, VPS_PER_BANK, VpSet};
 
-/// The index by which the hypervisor knows a CPU (HV_X64_MSR_VP_INDEX). It need not be the CPU's number, nor near it.
+/// The index by which the hypervisor knows a CPU (HV_X64_MSR_VP_INDEX). It need not be the CPU's
+/// number, nor near it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VpIndex(pub u32);
 
 impl VpIndex {
-    /// Of a CPU that has not told its index yet: it is interrupted. Nor can a call name indices from [`MAX_VPS`] on.
+    /// Of a CPU that has not told its index yet: it is interrupted. Nor can a call name indices
+    /// from [`MAX_VPS`] on.
     pub const UNKNOWN: Self = Self(u32::MAX);
 
     /// Bank and bit, if calls can name it.
@@ -72,7 +77,8 @@ impl VpIndex {
     }
 }
 
-/// Flush hypercalls for all CPUs whose VP index is known, interrupts for the others, and for all if a call fails.
+/// Flush hypercalls for all CPUs whose VP index is known, interrupts for the others, and for all if
+/// a call fails.
 #[derive(Debug)]
 pub struct ByHypercall<'a, R, X> {
     page: &'a mut [u64; PAGE_WORDS],
@@ -88,8 +94,9 @@ impl<'a, R, X> ByHypercall<'a, R, X>
 where
     X: FnMut(&EncodedCall, &[u64; PAGE_WORDS]) -> HvResult,
 {
-    /// The back end of one CPU. `page` is that CPU's, is used by nobody else meanwhile, and is all the memory that it takes;
-    /// `vp_indices` are by CPU number. `execute` makes a call with the page as its input.
+    /// The back end of one CPU. `page` is that CPU's, is used by nobody else meanwhile, and is all
+    /// the memory that it takes; `vp_indices` are by CPU number. `execute` makes a call with the
+    /// page as its input.
     pub const fn new(
         page: &'a mut [u64; PAGE_WORDS],
         vp_indices: &'a [VpIndex],
@@ -108,14 +115,16 @@ where
         Self { limit, ..self }
     }
 
-    /// Has calls name the space by its root, where otherwise they ask for all spaces. Only for kernels without PCIDs: the
-    /// specification does not say what a call does to entries under a PCID that the target's CR3 does not have.
+    /// Has calls name the space by its root, where otherwise they ask for all spaces. Only for
+    /// kernels without PCIDs: the specification does not say what a call does to entries under a
+    /// PCID that the target's CR3 does not have.
     #[must_use]
     pub fn naming_the_space(self) -> Self {
         Self { names_space: true, ..self }
     }
 
-    /// Makes all calls for `vps`; false if one failed. What was done until then is flushed once more.
+    /// Makes all calls for `vps`; false if one failed. What was done until then is flushed once
+    /// more.
     fn call(&mut self, vps: &[u64], flush: &Flush<'_>) -> bool {
         let Ok(set) = VpSet::dense(vps) else { return false };
         let request = FlushRequest {

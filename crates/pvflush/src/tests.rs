@@ -105,7 +105,8 @@ impl Tlb for NoTlb {
     }
 }
 
-/// Flushes `ranges` from the first of CPUs with `indices`, all of which use the space; says who was interrupted.
+/// Flushes `ranges` from the first of CPUs with `indices`, all of which use the space; says who was
+/// interrupted.
 fn flush_all(indices: &[VpIndex], ranges: &[PageRange], host: &mut Host, names_space: bool) -> Vec<usize> {
     let slots: Vec<_> = indices.iter().map(|_| CpuSlot::new()).collect();
     let spaces = Spaces::new();

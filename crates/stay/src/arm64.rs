@@ -1,4 +1,5 @@
-//! Arm64: translations are tagged by a machine's VMID, the same on all processors, and flushes are broadcasts.
+//! Arm64: translations are tagged by a machine's VMID, the same on all processors, and flushes are
+//! broadcasts.
 //!
 //! ```text
 //! who changes the tables                   a processor
@@ -8,9 +9,10 @@
 //! D  sections that are open have ended
 //! ```
 //!
-//! * B after A and Q before R: a processor that gets a new VMID after B walks the new tables. `coherence::vmid` says more.
-//! * What an [`Arrival`] asks for is carried out at the next P that comes, whether or not the VMID is new: that may be one for an entry
-//!   that is called off.
+//! * B after A and Q before R: a processor that gets a new VMID after B walks the new tables.
+//!   `coherence::vmid` says more.
+//! * What an [`Arrival`] asks for is carried out at the next P that comes, whether or not the VMID
+//!   is new: that may be one for an entry that is called off.
 //!
 //! Source: Arm DDI 0487, D8.13 and D8.17.
 
@@ -46,7 +48,8 @@ pub struct Place {
 /// What [`enter_address_space`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entered {
-    /// Something was loaded or dropped. Stage-1 walks may be forbidden then, until TCR_EL1 is loaded (see [`tlbi::enter_vm`]).
+    /// Something was loaded or dropped. Stage-1 walks may be forbidden then, until TCR_EL1 is
+    /// loaded (see [`tlbi::enter_vm`]).
     pub has_changed: bool,
     /// A generation of VMIDs has begun, and what the processor held of all machines is dropped.
     pub dropped_all: bool,
@@ -58,8 +61,9 @@ impl Place {
         Self { vmid: 0, arrival: None }
     }
 
-    /// A vCPU of a machine comes to this processor, where `resident` is the machine's record. Whether what it must not meet here has
-    /// to be dropped: that is done when it enters its address space.
+    /// A vCPU of a machine comes to this processor, where `resident` is the machine's record.
+    /// Whether what it must not meet here has to be dropped: that is done when it enters its
+    /// address space.
     pub fn arrive(
         &mut self,
         resident: &mut Resident,
@@ -74,10 +78,11 @@ impl Place {
     }
 }
 
-/// Loads VTTBR_EL2 with the machine's VMID, where it is not loaded, and drops what has to be dropped before the guest runs.
-/// `before` comes ahead of all that.
+/// Loads VTTBR_EL2 with the machine's VMID, where it is not loaded, and drops what has to be
+/// dropped before the guest runs. `before` comes ahead of all that.
 ///
-/// Call it when a vCPU has arrived, and before each entry: meanwhile the VMID may have become another machine's.
+/// Call it when a vCPU has arrived, and before each entry: meanwhile the VMID may have become
+/// another machine's.
 #[inline(always)] // On the way of each entry.
 pub fn enter_address_space<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     tlb: &T,
@@ -114,8 +119,8 @@ pub trait Processor {
     fn take_lists_back(&mut self);
 }
 
-/// Enters the guest and comes back from it; or is called off, and returns false. Then a request or an event pends. The address space
-/// has been [entered](enter_address_space).
+/// Enters the guest and comes back from it; or is called off, and returns false. Then a request or
+/// an event pends. The address space has been [entered](enter_address_space).
 #[inline(always)] // The one way into the guest.
 pub fn enter<P: Processor>(processor: &mut P, owner: &mut Owner<'_>) -> bool {
     processor.fill_lists();
@@ -129,7 +134,8 @@ pub fn enter<P: Processor>(processor: &mut P, owner: &mut Owner<'_>) -> bool {
     true
 }
 
-/// Takes a flush that was asked for by request, of this processor alone. None is, usually: flushes are broadcasts.
+/// Takes a flush that was asked for by request, of this processor alone. None is, usually: flushes
+/// are broadcasts.
 #[cold]
 pub fn take_flush<T: Stage2Tlb>(tlb: &T, owner: &mut Owner<'_>) {
     if let Some(work) = owner.take_flush() {
@@ -140,7 +146,8 @@ pub fn take_flush<T: Stage2Tlb>(tlb: &T, owner: &mut Owner<'_>) {
     }
 }
 
-/// Drops what `invalidation` names from all processors, and waits for the sections that may have used it.
+/// Drops what `invalidation` names from all processors, and waits for the sections that may have
+/// used it.
 ///
 /// # Errors
 /// [`Stalled`] when a section does not end. Nothing may be freed then.
@@ -180,7 +187,8 @@ fn invalidate<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     }
 }
 
-/// The walker has made an entry invalid, and puts another there next: no processor may hold the former one then.
+/// The walker has made an entry invalid, and puts another there next: no processor may hold the
+/// former one then.
 pub fn break_before_make<T: Stage2Tlb + Mistakes, const CPUS: usize>(
     tlb: &T,
     space: &AddressSpace<'_, CPUS>,

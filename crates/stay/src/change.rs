@@ -17,8 +17,8 @@ impl Proof for SpaceReceipt<Stamp> {
     }
 }
 
-/// Makes one step of a change, with the flush if it comes to one. No guest memory may be pinned by the caller, and no section of
-/// its vCPU be open.
+/// Makes one step of a change, with the flush if it comes to one. No guest memory may be pinned by
+/// the caller, and no section of its vCPU be open.
 ///
 /// `flush` drops what it is told from all processors; what is out of use goes to `retire`.
 ///

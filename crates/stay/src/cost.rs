@@ -1,18 +1,20 @@
 //! When a flush of single pages is cheaper than one of everything.
 //!
-//! To invalidate a page costs `page` ticks, at once. To invalidate everything costs next to nothing at once, and the
-//! guest pays afterwards: each translation that it uses again is walked for, `refill` ticks each, for at most as many as
-//! the TLB holds. A guest that has just been asked to flush is not using all of them; it is taken to want half of them
-//! back. So single pages are cheaper up to
+//! To invalidate a page costs `page` ticks, at once. To invalidate everything costs next to nothing
+//! at once, and the guest pays afterwards: each translation that it uses again is walked for,
+//! `refill` ticks each, for at most as many as the TLB holds. A guest that has just been asked to
+//! flush is not using all of them; it is taken to want half of them back. So single pages are
+//! cheaper up to
 //!
 //! ```text
 //! pages = entries / 2 × refill / page
 //! ```
 //!
-//! and never more than half of what one step may take. Both costs are [measured](Cost::measure) when the hypervisor
-//! starts, on the machine that it runs on. The limit holds for both architectures: for what a guest asks to be flushed on
-//! AMD64 ([`amd64::plan()`](crate::amd64::plan()), [`amd64::obey`](crate::amd64::obey)), and on Arm64 for what a change of
-//! stage 2 leaves ([`limits`](Cost::limits)).
+//! and never more than half of what one step may take. Both costs are [measured](Cost::measure)
+//! when the hypervisor starts, on the machine that it runs on. The limit holds for both
+//! architectures: for what a guest asks to be flushed on AMD64
+//! ([`amd64::plan()`](crate::amd64::plan()), [`amd64::obey`](crate::amd64::obey)), and on Arm64 for
+//! what a change of stage 2 leaves ([`limits`](Cost::limits)).
 
 use core::fmt;
 
@@ -20,9 +22,9 @@ use coherence::tlbi::Limits;
 
 use crate::amd64::{RANGES_MAX, STEP_MAX_US};
 
-/// How many times a translation through nested tables takes as long as the one through the hypervisor's own tables that
-/// was measured. A nested walk reads up to 24 entries instead of 4 (APM volume 2, section 15.25.6; Arm's two stages
-/// alike), most of which the walk caches know.
+/// How many times a translation through nested tables takes as long as the one through the
+/// hypervisor's own tables that was measured. A nested walk reads up to 24 entries instead of 4
+/// (APM volume 2, section 15.25.6; Arm's two stages alike), most of which the walk caches know.
 const NESTED_FACTOR: u64 = 2;
 /// Most range instructions of Arm64, above which all of a VMID goes.
 const RANGE_INSTRUCTIONS_MAX: u32 = 16;
@@ -69,8 +71,8 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// The model for the machine that the calling CPU is of. Nothing but the operations touches memory
-    /// while they are timed: the stack may lie in the page whose translation is dropped.
+    /// The model for the machine that the calling CPU is of. Nothing but the operations touches
+    /// memory while they are timed: the stack may lie in the page whose translation is dropped.
     pub fn measure(instruments: &impl Instruments) -> Self {
         let empty = least(instruments, || {});
         let hit = least(instruments, || instruments.read()).saturating_sub(empty);
@@ -94,7 +96,8 @@ impl Cost {
         let worth = (measured.entries / 2).saturating_mul(measured.miss.saturating_mul(NESTED_FACTOR)) / page;
         let step = STEP_MAX_US.saturating_mul(measured.ticks_per_us) / 2 / page;
         let limit = if worth < step { worth } else { step };
-        // A mailbox full of single pages is always worth it: were it not, the measurement would be of nothing.
+        // A mailbox full of single pages is always worth it: were it not, the measurement would be
+        // of nothing.
         let page_limit = if limit < RANGES_MAX as u64 { RANGES_MAX as u64 } else { limit };
         Self { measured, page_limit }
     }

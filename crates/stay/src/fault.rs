@@ -27,7 +27,8 @@ pub enum Answer {
     Installed(Level),
     /// The translation that there was allows more now: the access is tried again.
     Upgraded,
-    /// Another vCPU was first, a change is under way, or the processor has kept an old absence: the access is tried again.
+    /// Another vCPU was first, a change is under way, or the processor has kept an old absence: the
+    /// access is tried again.
     Retry,
     /// A store to memory that is not the guest's to write.
     ReadOnly,
@@ -37,10 +38,12 @@ pub enum Answer {
     OutOfTables,
 }
 
-/// Answers a nested fault at `gpa`, which is that of the access or of an entry of the guest's tables.
+/// Answers a nested fault at `gpa`, which is that of the access or of an entry of the guest's
+/// tables.
 ///
-/// The generation under which it is remembered that there is no memory is that of the lookup which found it: were it read
-/// afterwards, an update that came in between would make what is remembered look current (P10).
+/// The generation under which it is remembered that there is no memory is that of the lookup which
+/// found it: were it read afterwards, an update that came in between would make what is remembered
+/// look current (P10).
 #[inline(always)] // One caller for each architecture.
 pub fn nested_fault<'a, S: Stay<'a>, F: Format, M: TableMemory>(
     stay: &mut S,

@@ -12,8 +12,9 @@ pub trait Stay<'a>: Mistakes {
     /// What it has in common with others: its machine.
     type Vm: ?Sized;
 
-    /// Whether sections are counted: they have to be where flushes are broadcast ([`Owner::begin_translation`]); where all are
-    /// requests they need not be ([`Owner::begin_uncounted_translation`]).
+    /// Whether sections are counted: they have to be where flushes are broadcast
+    /// ([`Owner::begin_translation`]); where all are requests they need not be
+    /// ([`Owner::begin_uncounted_translation`]).
     const COUNTED: bool;
 
     /// The owner, and what software that uses translations wants besides.
@@ -26,8 +27,8 @@ pub trait Stay<'a>: Mistakes {
     fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES>;
 }
 
-/// Runs `look` in a section in which the guest's translations are used by software: a flush that is asked for meanwhile waits for
-/// its end, and one that was asked for before is taken first (H30).
+/// Runs `look` in a section in which the guest's translations are used by software: a flush that is
+/// asked for meanwhile waits for its end, and one that was asked for before is taken first (H30).
 ///
 /// `look` has to begin its walks in memory.
 #[inline(always)] // On the way of most exits.

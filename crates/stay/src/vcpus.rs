@@ -5,8 +5,8 @@ use coherence::{Members, Target};
 /// Bits of a bank.
 const BANK: usize = 64;
 
-/// Calls `act` with each target of `set` that exists, in the order of their indices: for [`coherence::Targets::for_each`] of
-/// vCPUs that lie side by side.
+/// Calls `act` with each target of `set` that exists, in the order of their indices: for
+/// [`coherence::Targets::for_each`] of vCPUs that lie side by side.
 #[inline(always)]
 pub fn for_each_target<V, S: Members + ?Sized>(
     vcpus: &[V],
@@ -20,7 +20,8 @@ pub fn for_each_target<V, S: Members + ?Sized>(
     );
 }
 
-/// Calls `act` with each vCPU of a bank whose bit is set. Guests name vCPUs that do not exist: these are skipped.
+/// Calls `act` with each vCPU of a bank whose bit is set. Guests name vCPUs that do not exist:
+/// these are skipped.
 #[inline(always)]
 #[expect(
     unsafe_code,
@@ -33,7 +34,8 @@ pub fn in_bank<V>(vcpus: &[V], bank: usize, bits: u64, mut act: impl FnMut(usize
     while bits != 0 {
         let place = bits.trailing_zeros() as usize;
         bits &= bits.wrapping_sub(1);
-        // SAFETY: bits are left for as many vCPUs as there are, 64 at most: `place` is below their number.
+        // SAFETY: bits are left for as many vCPUs as there are, 64 at most: `place` is below their
+        // number.
         let vcpu = unsafe { vcpus.get_unchecked(place) };
         act(first.wrapping_add(place), vcpu);
     }

@@ -43,8 +43,8 @@ pub struct FlushCall<'a> {
     /// Whose TLBs.
     pub targets: Targets<'a>,
     /// All 64 bits of what the guest passed as CR3; means nothing if
-    /// [`flags.all_address_spaces`](FlushFlags::all_address_spaces) is set. The low 12 bits may hold a
-    /// PCID and bit 63 may be set: mask them before comparing with a table's address.
+    /// [`flags.all_address_spaces`](FlushFlags::all_address_spaces) is set. The low 12 bits may
+    /// hold a PCID and bit 63 may be set: mask them before comparing with a table's address.
     pub address_space: u64,
     /// What else the guest said. Honouring any of them is optional; each only narrows the flush.
     pub flags: FlushFlags,
@@ -60,11 +60,11 @@ impl FlushCall<'_> {
         self.completed_to(self.rep_count)
     }
 
-    /// The result of a call that returns to the guest after `done` elements, counted from element 0 and
-    /// so with those that earlier invocations did. A guest goes on with the rest; a hypervisor that goes
-    /// on by itself leaves the result alone and advances the rep start index instead
-    /// ([`CallRegisters::resumed_at`](crate::CallRegisters::resumed_at)). At least one element must have
-    /// been done by this invocation. TLFS, "Hypercall Continuation".
+    /// The result of a call that returns to the guest after `done` elements, counted from element 0
+    /// and so with those that earlier invocations did. A guest goes on with the rest; a hypervisor
+    /// that goes on by itself leaves the result alone and advances the rep start index instead
+    /// ([`CallRegisters::resumed_at`](crate::CallRegisters::resumed_at)). At least one element must
+    /// have been done by this invocation. TLFS, "Hypercall Continuation".
     pub const fn completed_to(&self, done: u16) -> HvResult {
         HvResult::of(Status::SUCCESS, if done < self.rep_count { done } else { self.rep_count })
     }
@@ -119,9 +119,9 @@ pub enum FlushScope<'a> {
 
 /// Flags of a flush call, HV_FLUSH_FLAGS.
 ///
-/// Published are bits 0 to 2, the rest is reserved and must be zero. In use elsewhere are bit 3 and the
-/// trust levels' bits 4, 8 and 9, which come with virtual trust levels; those are not offered and count
-/// as reserved.
+/// Published are bits 0 to 2, the rest is reserved and must be zero. In use elsewhere are bit 3 and
+/// the trust levels' bits 4, 8 and 9, which come with virtual trust levels; those are not offered
+/// and count as reserved.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct FlushFlags {
@@ -129,11 +129,11 @@ pub struct FlushFlags {
     pub all_processors: bool,
     /// Every address space; the one that was passed is ignored.
     pub all_address_spaces: bool,
-    /// Mappings that are global need not be flushed. The TLFS calls it an invalid option for lists, but
-    /// Windows sets it there and Hyper-V accepts it.
+    /// Mappings that are global need not be flushed. The TLFS calls it an invalid option for lists,
+    /// but Windows sets it there and Hyper-V accepts it.
     pub non_global_only: bool,
-    /// List elements are [`ExtendedGvaEntry`](crate::ExtendedGvaEntry); says nothing without a list.
-    /// Reserved unless the [profile](crate::Profile::extended_ranges) offers it.
+    /// List elements are [`ExtendedGvaEntry`](crate::ExtendedGvaEntry); says nothing without a
+    /// list. Reserved unless the [profile](crate::Profile::extended_ranges) offers it.
     pub extended_ranges: bool,
     #[bits(60)]
     reserved: u64,

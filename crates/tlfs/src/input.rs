@@ -23,15 +23,15 @@ pub struct CallRegisters {
 }
 
 impl CallRegisters {
-    /// The registers with which the same call goes on at element `element`; see [`Control::resumed_at`].
-    /// Only the control word differs: of a 32-bit caller, EDX.
+    /// The registers with which the same call goes on at element `element`; see
+    /// [`Control::resumed_at`]. Only the control word differs: of a 32-bit caller, EDX.
     pub const fn resumed_at(self, element: u16) -> Self {
         Self { control: Control::from_bits(self.control).resumed_at(element).into_bits(), ..self }
     }
 }
 
-/// Where a hypercall's input comes from: the memory of the guest, and the registers that are dear to
-/// read.
+/// Where a hypercall's input comes from: the memory of the guest, and the registers that are dear
+/// to read.
 pub trait InputSource {
     /// Copies guest memory from `gpa` on into `into`, reading each byte at most once. `gpa` is a
     /// multiple of 8 and the bytes lie within one page.
@@ -41,8 +41,8 @@ pub trait InputSource {
     /// Why nothing could be copied. What `into` holds then does not matter.
     fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError>;
 
-    /// The guest's registers XMM0 to XMM5, the low word of each first. It is asked for only where a call
-    /// passes input in them, and only if the [profile](crate::Profile::xmm_input) offers that.
+    /// The guest's registers XMM0 to XMM5, the low word of each first. It is asked for only where a
+    /// call passes input in them, and only if the [profile](crate::Profile::xmm_input) offers that.
     fn xmm_words(&self) -> [u64; XMM_WORDS];
 }
 

@@ -1,10 +1,10 @@
 //! The Hyper-V hypercall ABI for TLB flushing, from both ends.
 //!
-//! Layouts and rules follow Microsoft's *Hypervisor Top Level Functional Specification* (TLFS); each
-//! item names the chapter it comes from. The crate has three layers:
+//! Layouts and rules follow Microsoft's *Hypervisor Top Level Functional Specification* (TLFS);
+//! each item names the chapter it comes from. The crate has three layers:
 //!
-//! * layouts: [`Control`], [`HvResult`], [`FlushFlags`], [`GvaEntry`], [`ExtendedGvaEntry`], [`msr`],
-//!   [`cpuid`];
+//! * layouts: [`Control`], [`HvResult`], [`FlushFlags`], [`GvaEntry`], [`ExtendedGvaEntry`],
+//!   [`msr`], [`cpuid`];
 //! * sets: [`VpSet`] and [`GvaList`], views of memory that was copied from the guest;
 //! * the two ends: [`decode()`] turns the registers of a hypercall and one copy of its input into a
 //!   [`Call`]; [`encode`] turns ranges and targets into the calls that a guest makes.
@@ -46,8 +46,8 @@ pub use vp_set::{BankCountError, MAX_BANKS, MAX_VPS, VPS_PER_BANK, VpSet, VpSetM
 /// Bytes in a page of guest memory, as hypercalls count them on every architecture.
 pub const PAGE_SIZE: usize = 4096;
 
-/// The ABI is little-endian, and so is every machine that this crate is built for; words are used as
-/// they come out of memory.
+/// The ABI is little-endian, and so is every machine that this crate is built for; words are used
+/// as they come out of memory.
 const _: () = assert!(cfg!(target_endian = "little"));
 
 // The examples of what is packed with the crate.

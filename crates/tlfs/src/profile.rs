@@ -34,8 +34,9 @@ impl Profile {
         extended_ranges: true,
     };
 
-    /// What a partition is offered according to its CPUID: EDX of [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES)
-    /// and EAX of [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS). The rest is the default.
+    /// What a partition is offered according to its CPUID: EDX of
+    /// [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES) and EAX of
+    /// [`LEAF_HINTS`](crate::cpuid::LEAF_HINTS). The rest is the default.
     pub fn announced(features: u32, hints: u32) -> Self {
         Self {
             xmm_input: features & feature::XMM_INPUT != 0,
@@ -45,7 +46,8 @@ impl Profile {
         }
     }
 
-    /// The bits of EDX of [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES) that announce what is offered.
+    /// The bits of EDX of [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES) that announce what is
+    /// offered.
     pub const fn feature_bits(&self) -> u32 {
         (if self.xmm_input { feature::XMM_INPUT } else { 0 })
             | if self.extended_ranges { feature::EXTENDED_GVA_RANGES } else { 0 }
@@ -76,10 +78,10 @@ impl Profile {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EmptyTargets {
-    /// An empty 64-bit mask means every processor: Windows Server 2012 passes it and expects that, and
-    /// flushing too much is never wrong. An empty VP set means no processor: no guest is known to mean
-    /// anything else by it, and it must not grow. Linux KVM does the same. An interrupt to an empty mask
-    /// or set goes to nobody: one too many would be wrong.
+    /// An empty 64-bit mask means every processor: Windows Server 2012 passes it and expects that,
+    /// and flushing too much is never wrong. An empty VP set means no processor: no guest is known
+    /// to mean anything else by it, and it must not grow. Linux KVM does the same. An interrupt to
+    /// an empty mask or set goes to nobody: one too many would be wrong.
     #[default]
     Lenient,
     /// Either is an invalid parameter, as it is on Hyper-V.

@@ -16,7 +16,8 @@ impl Status {
     pub const INVALID_HYPERCALL_CODE: Self = Self(0x0002);
     /// A reserved bit, the header size, the rep count or the rep start index is wrong.
     pub const INVALID_HYPERCALL_INPUT: Self = Self(0x0003);
-    /// The parameters' address is not a multiple of 8, they cross a page, or lie outside the GPA space.
+    /// The parameters' address is not a multiple of 8, they cross a page, or lie outside the GPA
+    /// space.
     pub const INVALID_ALIGNMENT: Self = Self(0x0004);
     /// A parameter has a value that it must not have.
     pub const INVALID_PARAMETER: Self = Self(0x0005);

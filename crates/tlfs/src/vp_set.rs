@@ -11,9 +11,9 @@ pub const MAX_VPS: u32 = VPS_PER_BANK * MAX_BANKS as u32;
 
 /// A set of virtual processors by VP index: HV_VP_SET's sparse form, or a 64-bit processor mask.
 ///
-/// Banks of 64 indices; a mask says which banks are present, and the contents of the present ones lie
-/// packed one after the other in order of bank number, so a bank's place is its rank among the mask's
-/// set bits. A present bank may be empty. The set borrows the packed contents.
+/// Banks of 64 indices; a mask says which banks are present, and the contents of the present ones
+/// lie packed one after the other in order of bank number, so a bank's place is its rank among the
+/// mask's set bits. A present bank may be empty. The set borrows the packed contents.
 ///
 /// TLFS, "Sparse Virtual Processor Set".
 #[derive(Clone, Copy)]
@@ -23,8 +23,8 @@ pub struct VpSet<'a> {
     packed: &'a [u64],
 }
 
-/// The number of packed words is not the number of banks that the mask announces, or more than there can
-/// be.
+/// The number of packed words is not the number of banks that the mask announces, or more than
+/// there can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BankCountError;

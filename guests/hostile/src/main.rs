@@ -1,9 +1,11 @@
 //! A bare guest that tries everything, for both architectures.
 //!
-//! The kernel command line says what, in words: `test=NAME` with a name from the tables in [`tests`](mod@tests); `seed=N`, which all
-//! that is random follows from; `count=N`, how much of it each processor does; `rounds=N`, how often, each time from the next seed; `rest`, to wait for a byte from the serial port
-//! before the last checks. What came of it goes to the report channel in lines of JSON (`{"test":NAME,"result":"pass"}`, or
-//! `"fail"` with `"why"`), and in words to the console; then the machine is switched off.
+//! The kernel command line says what, in words: `test=NAME` with a name from the tables in
+//! [`tests`](mod@tests); `seed=N`, which all that is random follows from; `count=N`, how much of it
+//! each processor does; `rounds=N`, how often, each time from the next seed; `rest`, to wait for a
+//! byte from the serial port before the last checks. What came of it goes to the report channel in
+//! lines of JSON (`{"test":NAME,"result":"pass"}`, or `"fail"` with `"why"`), and in words to the
+//! console; then the machine is switched off.
 #![cfg_attr(target_os = "none", no_std, no_main)]
 
 #[cfg(target_os = "none")]

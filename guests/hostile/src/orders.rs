@@ -11,7 +11,8 @@ pub struct Orders<'a> {
     pub count: Option<u64>,
     /// How often it is to be done, each time from the next seed.
     pub rounds: u64,
-    /// Whether to wait for a byte from the serial port before it begins, and before the last checks.
+    /// Whether to wait for a byte from the serial port before it begins, and before the last
+    /// checks.
     pub rests: bool,
 }
 

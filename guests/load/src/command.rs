@@ -3,7 +3,8 @@
 /// Bytes of the words that are stored and read.
 const WORD: u64 = 8;
 pub use baremetal::pages::PAGE;
-/// Hints that no architecture extension gives a meaning: those that instruction counters take for marks.
+/// Hints that no architecture extension gives a meaning: those that instruction counters take for
+/// marks.
 const HINTS: core::ops::RangeInclusive<u64> = 0x60..=0x7f;
 /// The longest that `spin` and `watch` go on.
 const SPIN_MAX_MS: u64 = 3_600_000;
@@ -60,13 +61,15 @@ pub enum Command {
     Dirty {
         /// A word in each page.
         walk: Walk,
-        /// 10^6 bytes per second, where a page that is stored to counts as all its bytes; 0 is as fast as can be.
+        /// 10^6 bytes per second, where a page that is stored to counts as all its bytes; 0 is as
+        /// fast as can be.
         rate: u64,
         /// How long; 0 is until the serial port receives a `q`.
         seconds: u64,
     },
-    /// `watch=ADDRESS,SECONDS`: all processors keep reading a word, and it is said what they find when that changes; until the
-    /// time is over, an hour at most, or the serial port receives a `q`.
+    /// `watch=ADDRESS,SECONDS`: all processors keep reading a word, and it is said what they find
+    /// when that changes; until the time is over, an hour at most, or the serial port receives a
+    /// `q`.
     Watch {
         /// Guest physical address of the word; a multiple of 8.
         address: u64,
@@ -113,7 +116,8 @@ impl Command {
     ///
     /// # Errors
     ///
-    /// Why it is no command; `None` if it is for somebody else: loaders add `console=` and `BOOT_IMAGE=`.
+    /// Why it is no command; `None` if it is for somebody else: loaders add `console=` and
+    /// `BOOT_IMAGE=`.
     pub fn parse(word: &str) -> Result<Self, Option<&'static str>> {
         let (name, rest) = word.split_once('=').unwrap_or((word, ""));
         let walk = || match numbers(rest)? {

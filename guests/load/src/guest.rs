@@ -16,7 +16,8 @@ baremetal::entry!(main);
 
 /// The byte that ends `dirty` and `watch`.
 pub(crate) const QUIT: u8 = b'q';
-/// Looks at the clock between two at the serial port, so that a register of a device is not what the time goes to.
+/// Looks at the clock between two at the serial port, so that a register of a device is not what
+/// the time goes to.
 pub(crate) const LOOKS: u32 = 1024;
 
 /// Prints a line.
@@ -136,8 +137,8 @@ fn read(walk: Walk) -> Result<u64, Failure> {
     Ok(walk.count())
 }
 
-/// Keeps storing to each page in turn. Each second, and at each byte from the serial port, it says how often, and how long
-/// the longest time was in which it did not run.
+/// Keeps storing to each page in turn. Each second, and at each byte from the serial port, it says
+/// how often, and how long the longest time was in which it did not run.
 fn dirty(walk: Walk, rate: u64, seconds: u64) -> Result<u64, Failure> {
     is_free(&walk)?;
     let (begin, hz) = (clock::now(), clock::hz());

@@ -1,5 +1,5 @@
-//! The parts of the guest that need no machine: the commands, the rate at which memory is written to, and what processors
-//! find.
+//! The parts of the guest that need no machine: the commands, the rate at which memory is written
+//! to, and what processors find.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -18,8 +18,9 @@ impl Line {
         Self { text: ArrayString::new_const(), is_too_long: false }
     }
 
-    /// Takes a byte. With the last one, a line feed or a carriage return, the line is given back, and the next begins; empty
-    /// ones are left out. Bytes that are not ASCII are taken for question marks.
+    /// Takes a byte. With the last one, a line feed or a carriage return, the line is given back,
+    /// and the next begins; empty ones are left out. Bytes that are not ASCII are taken for
+    /// question marks.
     ///
     /// # Errors
     ///

@@ -1,5 +1,6 @@
-//! A bare guest that does what it is told to memory. The kernel command line has commands (see [`load::command`]), which are
-//! done one after the other; then more are taken from the serial port, line by line. Each prints a line when it is done.
+//! A bare guest that does what it is told to memory. The kernel command line has commands (see
+//! [`load::command`]), which are done one after the other; then more are taken from the serial
+//! port, line by line. Each prints a line when it is done.
 #![cfg_attr(target_os = "none", no_std, no_main)]
 
 #[cfg(target_os = "none")]

@@ -18,7 +18,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Begins at `now`, in ticks of which a second has `hz`: `rate` is in 10^6 bytes per second, or 0 for no rests.
+    /// Begins at `now`, in ticks of which a second has `hz`: `rate` is in 10^6 bytes per second, or
+    /// 0 for no rests.
     pub fn new(now: u64, hz: u64, rate: u64) -> Self {
         let bytes = u128::from(rate) * 1_000_000;
         let interval = (u128::from(hz) * u128::from(PAGE)).checked_div(bytes).unwrap_or(0);

@@ -31,8 +31,9 @@ fn follow(number: usize) {
     }
 }
 
-/// Has all processors look at the word at `address` for so many seconds, or until the serial port receives a `q`; as soon as one
-/// finds something else than the time before, that is said. Returns how many processors watched.
+/// Has all processors look at the word at `address` for so many seconds, or until the serial port
+/// receives a `q`; as soon as one finds something else than the time before, that is said. Returns
+/// how many processors watched.
 pub(crate) fn watch(address: u64, seconds: u64) -> Result<u64, Failure> {
     FINDINGS.iter().for_each(Findings::clear);
     ADDRESS.store(address, Ordering::Relaxed);

@@ -1,8 +1,9 @@
 //! Instructions that may fault, and what became of them.
 //!
-//! Each is an entry of the `.fixups` table: at which RIP a fault is expected, and where to go on. A fault
-//! at any other RIP is a failure of the hypervisor and ends the run. RIP is thereby checked on every
-//! fault; that it advances right after an emulated instruction is for `tests::faults` to see.
+//! Each is an entry of the `.fixups` table: at which RIP a fault is expected, and where to go on. A
+//! fault at any other RIP is a failure of the hypervisor and ends the run. RIP is thereby checked
+//! on every fault; that it advances right after an emulated instruction is for `tests::faults` to
+//! see.
 
 use core::arch::asm;
 
@@ -29,14 +30,14 @@ macro_rules! attempt {
 }
 pub(crate) use attempt;
 
-/// Executes one instruction in ring 3, with an MSR's number in ECX and a hypercall's control word of zero.
-/// The instruction behind it, UD2, tells that there was no fault.
+/// Executes one instruction in ring 3, with an MSR's number in ECX and a hypercall's control word
+/// of zero. The instruction behind it, UD2, tells that there was no fault.
 macro_rules! attempt_in_ring3 {
     ($instruction:expr) => {{
         let (fault, error): (u64, u64);
         let user_stack = $crate::tables::user_stack_top();
-        // SAFETY: the instruction faults, or the next one does; either way ring 0 goes on here, with the
-        // stack that R12 kept. Interrupts are off meanwhile.
+        // SAFETY: the instruction faults, or the next one does; either way ring 0 goes on here,
+        // with the stack that R12 kept. Interrupts are off meanwhile.
         unsafe {
             core::arch::asm!(
                 "mov r12, rsp",

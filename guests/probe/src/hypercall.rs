@@ -77,8 +77,8 @@ pub(crate) fn load_xmm(words: &[u64; XMM_WORDS]) {
     }
 }
 
-/// A hypercall whose input is `words`, in registers: two general ones, then XMM0 to XMM5. What they do not hold is left
-/// out.
+/// A hypercall whose input is `words`, in registers: two general ones, then XMM0 to XMM5. What they
+/// do not hold is left out.
 pub(crate) fn call_fast(control: Control, words: &[u64]) -> Result<HvResult, Fault> {
     let mut input = words.iter().copied().chain(core::iter::repeat(0));
     let [first, second] = core::array::from_fn(|_| input.next().unwrap_or(0));
@@ -96,11 +96,12 @@ pub(crate) const R8: usize = 7;
 pub(crate) const R10: usize = 9;
 pub(crate) const R11: usize = 10;
 
-/// A hypercall with all registers as given but R11, which is 0; leaves them as they are afterwards. A fault
-/// changes R10 and R11.
+/// A hypercall with all registers as given but R11, which is 0; leaves them as they are afterwards.
+/// A fault changes R10 and R11.
 pub(crate) fn call_with_registers(registers: &mut Registers) -> Result<(), Fault> {
     registers[R11] = 0;
-    // SAFETY: the calls that the probe makes write no memory; a fault is guarded, and leaves the stack alone.
+    // SAFETY: the calls that the probe makes write no memory; a fault is guarded, and leaves the
+    // stack alone.
     unsafe {
         asm!(
             "push rbx", "push rbp", "push rdi",
@@ -123,8 +124,8 @@ pub(crate) fn call_with_registers(registers: &mut Registers) -> Result<(), Fault
     Fault::check(registers[R11], registers[R10])
 }
 
-/// HvCallNotifyLongSpinWait in its fast form, through the hypercall page: with nobody else to run, a call that
-/// only returns.
+/// HvCallNotifyLongSpinWait in its fast form, through the hypercall page: with nobody else to run,
+/// a call that only returns.
 #[inline(always)]
 pub(crate) fn call_that_only_returns() -> u64 {
     let control = Control::new().with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0).with_fast(true);

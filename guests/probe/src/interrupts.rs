@@ -25,7 +25,9 @@ pub(crate) const VECTOR_SLOW: u8 = 0x53;
 /// About as many.
 pub(crate) const SLOW_INSTRUCTIONS: u32 = 1000;
 
-// The two stubs that benchmarks count do nothing beyond their purpose, the third one takes its time, and the fourth one knows another way to the local APIC. All other vectors have the stubs of `baremetal`.
+// The two stubs that benchmarks count do nothing beyond their purpose, the third one takes its
+// time, and the fourth one knows another way to the local APIC. All other vectors have the stubs of
+// `baremetal`.
 global_asm!(
     r#"
 .section .text
@@ -95,16 +97,16 @@ unsafe extern "C" {
     static interrupt_slow: u8;
 }
 
-/// How many interrupts of [`VECTOR_TICK`] there were. Handlers and those who wait run on one processor, or the waiting
-/// one sees the count some time.
+/// How many interrupts of [`VECTOR_TICK`] there were. Handlers and those who wait run on one
+/// processor, or the waiting one sees the count some time.
 static TICKS: AtomicU32 = AtomicU32::new(0);
 /// The same of [`VECTOR_PAGE`].
 static PAGES: AtomicU32 = AtomicU32::new(0);
 /// And of [`VECTOR_SLOW`].
 static SLOW: AtomicU32 = AtomicU32::new(0);
 
-/// NMIs that the handler is in at this moment, the most there ever were at once, and how many more NMIs it
-/// is to send to its own processor from within.
+/// NMIs that the handler is in at this moment, the most there ever were at once, and how many more
+/// NMIs it is to send to its own processor from within.
 static NMI_DEPTH: AtomicU32 = AtomicU32::new(0);
 static NMI_DEPTH_MAX: AtomicU32 = AtomicU32::new(0);
 static NMI_RESEND: AtomicU32 = AtomicU32::new(0);
@@ -116,7 +118,8 @@ static NMI_FAULT: AtomicBool = AtomicBool::new(false);
 /// Interrupts of the kind that [`interrupted_calls`] counts.
 static INTERRUPTED_CALLS: AtomicU32 = AtomicU32::new(0);
 
-/// How many interrupts came between two parts of a hypercall: at its instruction, with a part of its list done.
+/// How many interrupts came between two parts of a hypercall: at its instruction, with a part of
+/// its list done.
 pub(crate) fn interrupted_calls() -> u32 {
     INTERRUPTED_CALLS.load(Ordering::Acquire)
 }
@@ -146,7 +149,8 @@ pub(crate) fn resend_nmis(count: u32) {
     NMI_RESEND.store(count, Ordering::Release);
 }
 
-/// Has the next NMI's handler send another one to its own processor, then execute an IRET that faults.
+/// Has the next NMI's handler send another one to its own processor, then execute an IRET that
+/// faults.
 pub(crate) fn fault_in_nmi() {
     NMI_FAULT.store(true, Ordering::Release);
 }
@@ -201,8 +205,8 @@ fn on_nmi(_: &Frame) {
     }
 }
 
-/// An IRET to a null code segment: #GP. A trap flag that the fault's handler were to restore would raise #DB
-/// afterwards, where none is expected.
+/// An IRET to a null code segment: #GP. A trap flag that the fault's handler were to restore would
+/// raise #DB afterwards, where none is expected.
 fn faulting_iret() {
     // SAFETY: it faults, and goes on with the stack that R9 kept.
     unsafe {

@@ -1,9 +1,10 @@
 //! A tiny bare guest: instruction counts of exits, and the wrong things a guest can do.
 //!
-//! The kernel command line says which: `bench=NAME` with a name from [`bench`], or `test=NAME` with a name from the
-//! table in [`tests`] or `all`. `count=N` with it says how many calls a benchmark is to make, if that is open, how much
-//! garbage there is to be of each kind, or how often a test is to change what it changes. What came of it goes to COM2
-//! in lines of JSON, and in words to COM1; then the machine is switched off.
+//! The kernel command line says which: `bench=NAME` with a name from [`bench`], or `test=NAME` with
+//! a name from the table in [`tests`] or `all`. `count=N` with it says how many calls a benchmark
+//! is to make, if that is open, how much garbage there is to be of each kind, or how often a test
+//! is to change what it changes. What came of it goes to COM2 in lines of JSON, and in words to
+//! COM1; then the machine is switched off.
 #![no_std]
 #![no_main]
 

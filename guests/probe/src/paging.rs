@@ -1,4 +1,5 @@
-//! A window of virtual addresses whose pages can be exchanged: small ones, and behind them one of 2 MiB.
+//! A window of virtual addresses whose pages can be exchanged: small ones, and behind them one of 2
+//! MiB.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -80,7 +81,8 @@ pub(crate) fn kernel_space() -> u64 {
     (&raw const KERNEL_ROOT).addr() as u64
 }
 
-/// Has the processor use the address space `space`: one of [`space`], [`other_space`] and [`kernel_space`].
+/// Has the processor use the address space `space`: one of [`space`], [`other_space`] and
+/// [`kernel_space`].
 pub(crate) fn enter_space(space: u64) {
     // SAFETY: all spaces map all that the program uses, and the same.
     unsafe { asm!("mov cr3, {}", in(reg) space, options(nostack, preserves_flags)) };
@@ -105,8 +107,8 @@ pub(crate) fn exchange(index: usize, page: Option<&'static Page>) {
 /// How many large pages there are.
 const LARGE_PAGES: usize = 2;
 
-/// Memory for them, and as much more as it takes to find them in it: aligned by the linker, it would make the image's file
-/// as large as a page.
+/// Memory for them, and as much more as it takes to find them in it: aligned by the linker, it
+/// would make the image's file as large as a page.
 static LARGE_MEMORY: [Page; (LARGE_PAGES + 1) * 512] = [const { Page::new() }; (LARGE_PAGES + 1) * 512];
 
 /// A large page, 0 or 1, as the small ones that it consists of.

@@ -8,15 +8,18 @@ use baremetal::x86_64::{apic, processors};
 use crate::clock;
 use crate::report::{Failure, Verdict, ensure};
 
-/// Most processors that the probe uses; their APIC ids count from 0, which is the first processor's.
+/// Most processors that the probe uses; their APIC ids count from 0, which is the first
+/// processor's.
 pub(crate) const PROCESSORS: usize = 8;
 /// The second one's APIC id.
 pub(crate) const SECOND: u32 = 1;
 
-/// The jobs by APIC id, each the address of a `fn()`. Stored before the processor is given [`work`].
+/// The jobs by APIC id, each the address of a `fn()`. Stored before the processor is given
+/// [`work`].
 static JOBS: [AtomicUsize; PROCESSORS] = [const { AtomicUsize::new(0) }; PROCESSORS];
 
-/// How long another processor may take for anything: much longer than it does on the busiest machine.
+/// How long another processor may take for anything: much longer than it does on the busiest
+/// machine.
 const PATIENCE_MS: u64 = 60_000;
 
 /// Enables the first processor's APIC; processors are numbered by their APIC ids.

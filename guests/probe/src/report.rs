@@ -26,8 +26,9 @@ fn json(text: fmt::Arguments<'_>) {
     let _ = writeln!({ REPORTS }, "{text}");
 }
 
-/// Reports instructions: of one operation, or of all calls of a case that says so. The lines are as long for small
-/// numbers as for large ones: what reporting takes does not depend on what is reported.
+/// Reports instructions: of one operation, or of all calls of a case that says so. The lines are as
+/// long for small numbers as for large ones: what reporting takes does not depend on what is
+/// reported.
 pub(crate) fn measured(case: &str, instructions: u64) {
     say(format_args!("{case:20} {instructions:12}"));
     json(format_args!(r#"{{"case":"{case}","metric":"instructions","value":{instructions:12}}}"#));

@@ -51,7 +51,8 @@ pub struct Counts<R> {
     raw: R,
     /// What `raw` was when the current phase began.
     begun: Box<[u64; RAW]>,
-    /// What belongs to each phase; what `raw` has gained over `begun` is to be added to that of the current one.
+    /// What belongs to each phase; what `raw` has gained over `begun` is to be added to that of the
+    /// current one.
     phases: Vec<Box<[u64; RAW]>>,
     /// How often each phase has begun.
     entries: [u64; PHASES],
@@ -109,9 +110,10 @@ impl<R: Raw> Counts<R> {
         }
     }
 
-    /// What was counted: `{"phases": [PHASE, …]}`, eight of them in the order of their numbers. A PHASE has `entries`, how often it
-    /// began; `instructions`; `tlbi` and `dsb`, objects with a number for each kind by its assembler name, those that are 0 left out;
-    /// `isb`, `dc` (by address), `dc_set_way`, `ic` and `eret`. The hint that begins a phase counts for it.
+    /// What was counted: `{"phases": [PHASE, …]}`, eight of them in the order of their numbers. A
+    /// PHASE has `entries`, how often it began; `instructions`; `tlbi` and `dsb`, objects with a
+    /// number for each kind by its assembler name, those that are 0 left out; `isb`, `dc` (by
+    /// address), `dc_set_way`, `ic` and `eret`. The hint that begins a phase counts for it.
     pub fn json(&mut self) -> Value {
         self.settle();
         let phases: Vec<_> = (0..PHASES).map(|phase| self.phase_json(phase)).collect();

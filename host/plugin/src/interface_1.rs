@@ -1,4 +1,5 @@
-//! Version 1 of the interface, of QEMU 6.0 to 8.2: the code of an instruction is lent, and counters lie wherever the plugin has them.
+//! Version 1 of the interface, of QEMU 6.0 to 8.2: the code of an instruction is lent, and counters
+//! lie wherever the plugin has them.
 
 use super::{ADD_U64, Instruction};
 use crate::count::{Raw, Words};

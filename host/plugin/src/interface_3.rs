@@ -1,5 +1,5 @@
-//! Version 3 of the interface, of QEMU 9.1 and later: the code of an instruction is copied, and counters lie in QEMU's scoreboards, which
-//! have a row for each CPU.
+//! Version 3 of the interface, of QEMU 9.1 and later: the code of an instruction is copied, and
+//! counters lie in QEMU's scoreboards, which have a row for each CPU.
 
 use super::{ADD_U64, Instruction};
 use crate::count::{RAW_BYTES, Raw};

@@ -1,7 +1,7 @@
 //! What an instruction is, by its encoding.
 //!
-//! Source: Arm ARM DDI 0487, C4.1 "A64 instruction set encoding" (hints, barriers, system instructions, exception returns) and
-//! C5.3–C5.6 (the TLB and cache maintenance instructions).
+//! Source: Arm ARM DDI 0487, C4.1 "A64 instruction set encoding" (hints, barriers, system
+//! instructions, exception returns) and C5.3–C5.6 (the TLB and cache maintenance instructions).
 
 /// A kind of instruction that is counted apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,8 @@ pub const KINDS: usize = TLBI + (1 << 12);
 const TLBI: usize = 32;
 
 impl Kind {
-    /// The kind of an instruction of AMD64, by its bytes; `None` for all that are not counted apart. APM volume 3 (24594), INVLPGA.
+    /// The kind of an instruction of AMD64, by its bytes; `None` for all that are not counted
+    /// apart. APM volume 3 (24594), INVLPGA.
     pub fn of_amd64(bytes: [u8; 3]) -> Option<Self> {
         (bytes == [0x0f, 0x01, 0xdf]).then_some(Self::Invlpga)
     }
@@ -53,7 +54,8 @@ impl Kind {
     fn of_system(word: u32, crm: u8) -> Option<Self> {
         let op1 = (word >> 16) & 7;
         let op2 = (word >> 5) & 7;
-        // DC IVAC, CVAC, CVAU, CVAP, CVADP and CIVAC are the op2 of 1; ISW, CSW and CISW, of EL1, that of 2.
+        // DC IVAC, CVAC, CVAU, CVAP, CVADP and CIVAC are the op2 of 1; ISW, CSW and CISW, of EL1,
+        // that of 2.
         match ((word >> 12) & 0xf, crm) {
             (8 | 9, _) => {
                 let nxs = u16::from((word >> 12) & 0xf == 9) << 11;
@@ -95,7 +97,8 @@ pub fn dsb_name(crm: u8) -> String {
     }
 }
 
-/// The name of a TLB maintenance instruction, as assemblers write it; its fields if it has none that is known here.
+/// The name of a TLB maintenance instruction, as assemblers write it; its fields if it has none
+/// that is known here.
 pub fn tlbi_name(operation: u16) -> String {
     let (op1, crm, op2) = (operation >> 7 & 7, operation >> 3 & 0xf, operation & 7);
     let nxs = if operation >> 11 != 0 { "nxs" } else { "" };
@@ -231,7 +234,8 @@ mod tests {
     #[test]
     fn numbers_are_different_and_below_the_bound() {
         let mut seen = std::collections::BTreeMap::new();
-        // All system instructions and barriers there are, by their lower bits; Rt is always the same.
+        // All system instructions and barriers there are, by their lower bits; Rt is always the
+        // same.
         for middle in 0..1u32 << 19 {
             let word = 0xd500_001f | middle << 5;
             if let Some(kind) = Kind::of(word) {

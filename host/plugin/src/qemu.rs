@@ -1,7 +1,8 @@
-//! QEMU's side: the entry point that it calls, and the functions of its plugin interface that are used.
+//! QEMU's side: the entry point that it calls, and the functions of its plugin interface that are
+//! used.
 //!
-//! Source: docs/devel/tcg-plugins.rst of QEMU 7.2 and 10.0, and the interface that they document. What differs between its versions
-//! is in [`interface`].
+//! Source: docs/devel/tcg-plugins.rst of QEMU 7.2 and 10.0, and the interface that they document.
+//! What differs between its versions is in [`interface`].
 
 // One of them, as the feature says: QEMU reads the version before it calls anything.
 #[cfg_attr(feature = "interface-3", path = "interface_3.rs")]
@@ -59,8 +60,9 @@ unsafe extern "C" {
 #[unsafe(no_mangle)]
 pub(crate) static qemu_plugin_version: c_int = interface::VERSION;
 
-/// The counters. Translated code adds to the raw ones without this lock, by a plain load and store of a word: callbacks run in the
-/// same thread as it does, so with one thread for all CPUs they never meet.
+/// The counters. Translated code adds to the raw ones without this lock, by a plain load and store
+/// of a word: callbacks run in the same thread as it does, so with one thread for all CPUs they
+/// never meet.
 static COUNTS: LazyLock<Mutex<Counts<Counters>>> = LazyLock::new(|| Mutex::new(Counts::new(Counters::new())));
 /// Whose instructions they are: Arm64's if not.
 static IS_AMD64: AtomicBool = AtomicBool::new(false);
@@ -113,7 +115,8 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         return 1;
     }
     LazyLock::force(&COUNTS);
-    // SAFETY: QEMU's functions, called as its interface says; the callbacks live as long as the process.
+    // SAFETY: QEMU's functions, called as its interface says; the callbacks live as long as the
+    // process.
     unsafe {
         qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);
         qemu_plugin_register_atexit_cb(id, on_exit, ptr::null_mut());
@@ -141,8 +144,8 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
                 3 if is_amd64 => Kind::of_amd64(unsafe { interface::bytes(instruction) }),
                 _ => Kind::of(word),
             };
-            // Before the counters: the hint counts for the phase that it begins, and QEMU 10 does things in the order in which
-            // they are asked for.
+            // Before the counters: the hint counts for the phase that it begins, and QEMU 10 does
+            // things in the order in which they are asked for.
             if let Some(phase) = phase(word) {
                 let data = ptr::without_provenance_mut(phase);
                 // SAFETY: as above; the data is a number, and nobody dereferences it.

@@ -1,4 +1,5 @@
-//! `quell bench boot`: time to the guest's first process, on Quell and directly on the machine; on Arm in instructions first.
+//! `quell bench boot`: time to the guest's first process, on Quell and directly on the machine; on
+//! Arm in instructions first.
 
 use super::phases::Phases;
 use crate::arch::{Arch, ArmCpu, Platform};
@@ -18,14 +19,16 @@ use hostlink::phase::Phase;
 const METRIC: &str = "userspace";
 const INSTRUCTIONS: &str = "instructions to userspace";
 
-/// What the kernel is told that is to run `mark` and nothing else. Its layout is the same each time.
+/// What the kernel is told that is to run `mark` and nothing else. Its layout is the same each
+/// time.
 const TO_USERSPACE: &str = "quiet nokaslr panic=-1 rdinit=/bin/mark";
 /// Most instructions that a boot on Quell may take beyond those of the bare machine's.
 const OVER_BARE_MAX: f64 = 40e6;
 /// What they are under KVM 6.1, by the same method.
 const OVER_BARE_KVM: &str = "243 M";
 
-/// Measures both sides in turn; the status is that of a run that failed, 1 if a target is missed, else 0.
+/// Measures both sides in turn; the status is that of a run that failed, 1 if a target is missed,
+/// else 0.
 pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
     let stock = StockGuest::prepare(platform.arch())?;
@@ -44,8 +47,8 @@ pub(crate) fn boot(args: &BootArgs, signals: &Signals) -> Result<u8> {
     Ok(status)
 }
 
-/// Counts the instructions from the machine's reset to the guest's first process, with 1 vCPU on 1 CPU; says whether those
-/// on Quell are within their limit.
+/// Counts the instructions from the machine's reset to the guest's first process, with 1 vCPU on 1
+/// CPU; says whether those on Quell are within their limit.
 fn instructions(
     args: &BootArgs,
     platform: Platform,

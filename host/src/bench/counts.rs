@@ -1,7 +1,8 @@
 //! `quell bench exits` and `quell bench flush`: instructions per operation, exit to entry included.
 //!
 //! A bare guest performs each operation many times on a machine whose clock is the number of
-//! instructions executed, and reports one line per case. Flushes of vCPUs that run are counted in [`running`].
+//! instructions executed, and reports one line per case. Flushes of vCPUs that run are counted in
+//! [`running`].
 
 use super::running;
 use crate::arch::{Arch, Platform};

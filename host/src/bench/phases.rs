@@ -65,7 +65,8 @@ pub(crate) struct Phases {
 }
 
 impl Phases {
-    /// Has a machine counted, whose file is to be in `directory`; builds the plugin that the emulator takes if need be.
+    /// Has a machine counted, whose file is to be in `directory`; builds the plugin that the
+    /// emulator takes if need be.
     pub(crate) fn counting(directory: &Path) -> Result<Counting> {
         let interface = emulator::version(Arch::Aarch64)?.plugin_interface()?;
         Ok(Counting { plugin: workspace::build_plugin(interface)?, output: directory.join("counts.json") })
@@ -85,7 +86,8 @@ impl Phases {
         Ok(counts)
     }
 
-    /// What was executed in a phase; an error if it never began. A run begins with [`Phase::None`] without saying so.
+    /// What was executed in a phase; an error if it never began. A run begins with [`Phase::None`]
+    /// without saying so.
     pub(crate) fn of(&self, phase: Phase) -> Result<&Counts> {
         let counts = &self.phases[phase as usize];
         ensure!(counts.entries != 0 || phase == Phase::None, "phase {phase:?} was never begun");

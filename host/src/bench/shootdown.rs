@@ -1,4 +1,5 @@
-//! `quell bench shootdown`: what tlbcheck measures of shootdowns, and the table of the work that it follows.
+//! `quell bench shootdown`: what tlbcheck measures of shootdowns, and the table of the work that it
+//! follows.
 
 use crate::arch::Platform;
 use crate::check::{self, subject};
@@ -15,8 +16,9 @@ use std::thread::available_parallelism;
 const CYCLES: &str = "cycles";
 /// The modes of the table, the one that the others are compared with first.
 const MODES: [&str; 4] = ["ipi-serial", "ipi-concurrent", "ipi-inline", "ipi-async"];
-/// CPUs, and what the concurrent and the asynchronous mode take at most of what the serial one takes: figures of the
-/// mail that proposed them (Linux, 2019), -14 % and -22 % on 2 CPUs, -10 % and -18 % on 4.
+/// CPUs, and what the concurrent and the asynchronous mode take at most of what the serial one
+/// takes: figures of the mail that proposed them (Linux, 2019), -14 % and -22 % on 2 CPUs, -10 %
+/// and -18 % on 4.
 const RATIOS_MAX: [(u32, f64, f64); 2] = [(2, 0.86, 0.78), (4, 0.90, 0.82)];
 
 /// Measures, prints, and judges.
@@ -103,8 +105,8 @@ fn case(back_end: &str, processors: u64, ranges: &str) -> String {
     format!("{back_end}-{processors}:{ranges}")
 }
 
-/// Prints what initiators spend on flushes; says whether the targets were met. They are for the machine
-/// itself, and for as many CPUs as there are `cores` to emulate them.
+/// Prints what initiators spend on flushes; says whether the targets were met. They are for the
+/// machine itself, and for as many CPUs as there are `cores` to emulate them.
 fn print(samples: &Samples, args: &ShootdownArgs, cores: u32) -> bool {
     let subject = args.on.subject();
     let median = |mode: &str, processors: u64, ranges: &str| {

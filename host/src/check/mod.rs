@@ -4,7 +4,8 @@ pub(crate) mod subject;
 
 use crate::arch::{Arch, Platform};
 use crate::cli::CheckArgs;
-use crate::machine::process::{End, Flow, Machine, Outcome, describe};
+use crate::machine::child::describe;
+use crate::machine::process::{End, Flow, Machine, Outcome};
 use crate::machine::signals::Signals;
 use crate::results::Writer;
 use crate::run::tail;
@@ -62,8 +63,8 @@ pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     Ok(u8::from(failed != 0))
 }
 
-/// vCPUs on Quell where nobody says how many. On AMD64 some have VP indices of a second bank; Arm's rows want several to share a
-/// CPU.
+/// vCPUs on Quell where nobody says how many. On AMD64 some have VP indices of a second bank; Arm's
+/// rows want several to share a CPU.
 pub(crate) const fn vcpus(arch: Arch) -> u32 {
     match arch {
         Arch::X86_64 => 66,

@@ -22,7 +22,8 @@ pub(crate) enum On {
     Bare,
     /// Quell
     Quell,
-    /// Linux KVM in the same machine: Debian's kernel, and this system's QEMU, in an initial RAM disk
+    /// Linux KVM in the same machine: Debian's kernel, and this system's QEMU, in an initial RAM
+    /// disk
     Kvm,
 }
 
@@ -67,8 +68,8 @@ impl Omission {
     }
 }
 
-/// A machine on which tlbcheck runs with this command line and so many CPUs; on Quell, vCPUs. What it needs is written to
-/// `directory`.
+/// A machine on which tlbcheck runs with this command line and so many CPUs; on Quell, vCPUs. What
+/// it needs is written to `directory`.
 pub(crate) fn spec(
     platform: Platform,
     on: On,

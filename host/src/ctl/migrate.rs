@@ -24,8 +24,8 @@ pub(crate) struct Migrated {
 }
 
 impl Migrated {
-    /// Has the slot migrated in vain. `copied` is called after each round with its number, and the hypervisor waits for it: after
-    /// the last one nothing is undone yet.
+    /// Has the slot migrated in vain. `copied` is called after each round with its number, and the
+    /// hypervisor waits for it: after the last one nothing is undone yet.
     pub(crate) fn ask(
         control: Control,
         slot: u16,

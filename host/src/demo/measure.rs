@@ -7,8 +7,8 @@ use anyhow::Result;
 use indicatif::ProgressBar;
 use serde_json::Value;
 
-/// How long thrash idles after it has announced its begin and its end, so that the counters read then
-/// are those of the stretch it measures.
+/// How long thrash idles after it has announced its begin and its end, so that the counters read
+/// then are those of the stretch it measures.
 pub(crate) const SETTLE_MS: u64 = 300;
 
 /// What one run has shown.

@@ -1,4 +1,5 @@
-//! `quell demo`: the same guest and workload, once flushing by IPI and once by hypercall; on Arm another one.
+//! `quell demo`: the same guest and workload, once flushing by IPI and once by hypercall; on Arm
+//! another one.
 
 mod measure;
 mod table;
@@ -50,7 +51,8 @@ fn flushes(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     );
     println!("guest: {}\n", stock.versions().kernel);
     for run in 0..args.runs {
-        // Interleaved, and in turn first, so that a change in the host's load meets both sides alike.
+        // Interleaved, and in turn first, so that a change in the host's load meets both sides
+        // alike.
         let order = if run.is_multiple_of(2) { MODES } else { [MODES[1], MODES[0]] };
         for mode in order {
             let title = format!("{:<9} {}/{}", name(mode), run + 1, args.runs);
@@ -71,8 +73,8 @@ fn flushes(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     Ok(0)
 }
 
-/// Boots the guest and runs thrash in it. The inner error is the exit status, after the reason has been
-/// printed.
+/// Boots the guest and runs thrash in it. The inner error is the exit status, after the reason has
+/// been printed.
 fn one_run(
     args: &DemoArgs,
     mode: FlushMode,

@@ -32,8 +32,8 @@ pub(crate) const TAIL: &Rows = &[
     ("vCPUs preempted", "sched.preempted"),
 ];
 
-/// The table: one column per case, and the ratio of the second to the first. Between the rows of `head` and `tail` come the
-/// reasons of exits, but for those that neither case met.
+/// The table: one column per case, and the ratio of the second to the first. Between the rows of
+/// `head` and `tail` come the reasons of exits, but for those that neither case met.
 pub(crate) fn table(samples: &Samples, columns: [Column<'_>; 2], [head, tail]: [&Rows; 2]) -> Table {
     let [(left_name, left_case), (right_name, right_case)] = columns;
     let reasons = samples.rows().into_iter().filter(|row| row.case == left_case);

@@ -1,7 +1,8 @@
-//! The demo on Arm: memory is taken from a guest that uses it, with a flush for each page, and with one flush for all.
+//! The demo on Arm: memory is taken from a guest that uses it, with a flush for each page, and with
+//! one flush for all.
 //!
-//! Arm's processors flush each other's TLBs themselves, so guests have no use for flush hypercalls there. What costs is the
-//! hypervisor's own flushes of stage 2.
+//! Arm's processors flush each other's TLBs themselves, so guests have no use for flush hypercalls
+//! there. What costs is the hypervisor's own flushes of stage 2.
 
 use super::table::{self, Column};
 use crate::arch::{Arch, Platform};
@@ -28,7 +29,8 @@ const ROUNDS: u32 = 3;
 const AT: u64 = 4 << 30;
 const SIZE: u64 = 64 * MIB;
 
-/// Longest time for a deletion: page by page, the hypervisor gives the CPU to the guest after each page.
+/// Longest time for a deletion: page by page, the hypervisor gives the CPU to the guest after each
+/// page.
 const DELETION_MAX: Duration = Duration::from_secs(120);
 
 const DELETION: &str = "deletion";
@@ -92,7 +94,8 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    /// Boots the guest and runs occupy in it. The inner error is the exit status, after the reason has been printed.
+    /// Boots the guest and runs occupy in it. The inner error is the exit status, after the reason
+    /// has been printed.
     fn run(&self, title: &str, signals: &Signals) -> Result<Result<Seen, u8>> {
         let command = format!("occupy --at {AT} --mib {} --report /dev/report", SIZE / MIB);
         let guest = Guest {

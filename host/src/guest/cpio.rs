@@ -1,8 +1,8 @@
 //! Archives in cpio's "newc" format, which the Linux kernel unpacks as initial RAM disk.
 //!
-//! Every member is a header of 110 ASCII characters, its name with a NUL, and its data, both padded to
-//! 4 bytes. A trailer ends the archive. Archives may follow each other; later members replace earlier
-//! ones. Source: the kernel's Documentation/driver-api/early-userspace/buffer-format.rst.
+//! Every member is a header of 110 ASCII characters, its name with a NUL, and its data, both padded
+//! to 4 bytes. A trailer ends the archive. Archives may follow each other; later members replace
+//! earlier ones. Source: the kernel's Documentation/driver-api/early-userspace/buffer-format.rst.
 
 /// Archives start at multiples of this many bytes, by convention.
 const BLOCK_BYTES: usize = 512;
@@ -58,8 +58,8 @@ impl Archive {
         self.members += 1;
         let Member { name, mode, device: (major, minor), data } = member;
         let name_size = name.len() + 1;
-        // Inode, mode, uid, gid, links, mtime, size, device of the file system (two words), device that
-        // the member is (two words), size of the name, checksum (unused).
+        // Inode, mode, uid, gid, links, mtime, size, device of the file system (two words), device
+        // that the member is (two words), size of the name, checksum (unused).
         let fields = [
             u64::from(self.members),
             u64::from(*mode),

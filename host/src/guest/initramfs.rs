@@ -46,8 +46,9 @@ pub(crate) fn command(command: &str) -> Vec<u8> {
     archive.finish()
 }
 
-/// The names that busybox answers to. The program may be of an architecture that does not run here, so its table of names
-/// is looked for: strings that end with 0 one behind the other, `[` and `[[` first.
+/// The names that busybox answers to. The program may be of an architecture that does not run here,
+/// so its table of names is looked for: strings that end with 0 one behind the other, `[` and `[[`
+/// first.
 fn applets(busybox: &[u8]) -> Result<Vec<String>> {
     const FIRST: &[u8] = b"\0[\0[[\0";
     let at = busybox.windows(FIRST.len()).position(|window| window == FIRST);

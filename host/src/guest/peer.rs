@@ -1,7 +1,7 @@
 //! A Linux with KVM inside the emulated machine, and QEMU in it: a hypervisor to compare ours with.
 //!
-//! Its kernel is the stock guest's. QEMU is this system's own, with the libraries and firmware that it uses, put into an
-//! initial RAM disk; nothing is installed anywhere.
+//! Its kernel is the stock guest's. QEMU is this system's own, with the libraries and firmware that
+//! it uses, put into an initial RAM disk; nothing is installed anywhere.
 
 use super::cache::{GuestFiles, KVM_MODULES};
 use super::cpio::Archive;
@@ -21,7 +21,8 @@ const FIRMWARE: [&str; 4] = ["bios-256k.bin", "kvmvapic.bin", "pvh.bin", "linuxb
 const CPU: &str = "host,kvm=off,hv-relaxed,hv-vpindex,hv-synic,hv-stimer,hv-time,hv-frequencies,hv-runtime,\
                    hv-tlbflush,hv-ipi,hv-xmm-input";
 
-/// The command line of the kernel that is the hypervisor. With another clock than the TSC its guests' vCPUs lock up.
+/// The command line of the kernel that is the hypervisor. With another clock than the TSC its
+/// guests' vCPUs lock up.
 pub(crate) const CMDLINE: &str = "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc";
 /// Memory for that kernel itself.
 const KERNEL_MEMORY: u64 = 256 * MIB;
@@ -36,10 +37,12 @@ pub(crate) struct Inner<'a> {
     pub(crate) memory_mib: u64,
 }
 
-/// The part of the initial RAM disk that comes behind [`initramfs::base`](super::initramfs::base): it loads KVM and runs
-/// the machine, whose second serial port is the report channel. The command's status is QEMU's.
+/// The part of the initial RAM disk that comes behind [`initramfs::base`](super::initramfs::base):
+/// it loads KVM and runs the machine, whose second serial port is the report channel. The command's
+/// status is QEMU's.
 ///
-/// The machine around it has a CPU more than there are vCPUs: KVM dies now and then where vCPUs run on QEMU's first CPU.
+/// The machine around it has a CPU more than there are vCPUs: KVM dies now and then where vCPUs run
+/// on QEMU's first CPU.
 pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>) -> Result<Vec<u8>> {
     let mut tree = Tree::default();
     for module in KVM_MODULES {

@@ -2,9 +2,10 @@
 //!
 //! It may carry more than the guest's own output: reports to the host tool.
 //!
-//! Arm machines have one serial port of their own. A report is a line that begins with `{` and is a JSON object. All else is the
-//! console's, whatever it looks like: the hypervisor's log has a port that no guest reaches. Whether a line is a report is known at
-//! its end, so such a line is held back until then; of all others each byte is passed on at once, as somebody may be typing at a
+//! Arm machines have one serial port of their own. A report is a line that begins with `{` and is a
+//! JSON object. All else is the console's, whatever it looks like: the hypervisor's log has a port
+//! that no guest reaches. Whether a line is a report is known at its end, so such a line is held
+//! back until then; of all others each byte is passed on at once, as somebody may be typing at a
 //! prompt.
 
 use super::kept::Ring;

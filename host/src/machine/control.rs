@@ -1,8 +1,9 @@
 //! The control channel of running machines: where it is found, and a conversation over it.
 //!
-//! Each machine with the hypervisor has a UNIX socket in a directory of the user's, named after the process that runs it. Who could
-//! write there could answer in a machine's place, so a directory that others may use is neither made use of nor looked into.
-//! QEMU serves one conversation at a time.
+//! Each machine with the hypervisor has a UNIX socket in a directory of the user's, named after the
+//! process that runs it. Who could write there could answer in a machine's place, so a directory
+//! that others may use is neither made use of nor looked into. QEMU serves one conversation at a
+//! time.
 
 use super::signals::Signals;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -27,7 +28,8 @@ const POLL_PERIOD: Duration = Duration::from_millis(100);
 
 /// The directory of the sockets, for this user alone. It need not be there, nor be as it should.
 ///
-/// The session's own is taken if it is the user's: one that was inherited from somebody else, as by `sudo -E`, is not.
+/// The session's own is taken if it is the user's: one that was inherited from somebody else, as by
+/// `sudo -E`, is not.
 fn directory() -> PathBuf {
     let uid = getuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -37,8 +39,9 @@ fn directory() -> PathBuf {
     }
 }
 
-/// Makes sure that a path is a directory, no link to one, which belongs to this user and is closed to all others. Nobody else can then
-/// change what is in it, nor put another one in its place where the directory above is sticky, as /tmp is.
+/// Makes sure that a path is a directory, no link to one, which belongs to this user and is closed
+/// to all others. Nobody else can then change what is in it, nor put another one in its place where
+/// the directory above is sticky, as /tmp is.
 fn is_private(path: &Path, uid: u32) -> Result<()> {
     let data = fs::symlink_metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
     let path = path.display();
@@ -93,7 +96,8 @@ impl Drop for Registration {
 /// A running machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Its name: the number of the process that runs it, with `-1` and so on for further ones of the same process.
+    /// Its name: the number of the process that runs it, with `-1` and so on for further ones of
+    /// the same process.
     pub(crate) name: String,
     socket: PathBuf,
 }
@@ -175,13 +179,15 @@ impl Control {
         Self { signals: Some(signals.clone()), ..self }
     }
 
-    /// Sends bytes that are no request, as a line. What comes back is skipped by the next one who asks.
+    /// Sends bytes that are no request, as a line. What comes back is skipped by the next one who
+    /// asks.
     pub(crate) fn noise(&mut self, bytes: &[u8]) -> Result<()> {
         let line = [bytes, b"\n"].concat();
         self.stream.get_mut().write_all(&line).context("the machine has gone")
     }
 
-    /// Asks, and returns the records of the answer. A refusal is [`Refused`], with the hypervisor's words.
+    /// Asks, and returns the records of the answer. A refusal is [`Refused`], with the hypervisor's
+    /// words.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Vec<String>> {
         self.ask_each(request, |_| Ok(()))
     }
@@ -209,8 +215,9 @@ impl Control {
         self.ask_one(&Request::Delete { slot })
     }
 
-    /// The same as [`Self::ask`]; `observe` sees each record as it comes, and the hypervisor does not go on before it returns. If it fails, what
-    /// was asked for goes on, and nobody is told how it ends.
+    /// The same as [`Self::ask`]; `observe` sees each record as it comes, and the hypervisor does
+    /// not go on before it returns. If it fails, what was asked for goes on, and nobody is told how
+    /// it ends.
     pub(crate) fn ask_each(
         &mut self,
         request: &Request,
@@ -282,7 +289,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread;
 
-    /// A hypervisor that answers the first real request with `answer`, in which `#` stands for its number.
+    /// A hypervisor that answers the first real request with `answer`, in which `#` stands for its
+    /// number.
     fn answering(answer: &'static str) -> (tempfile::TempDir, Found, thread::JoinHandle<String>) {
         let directory = tempfile::tempdir().expect("makes");
         let socket = directory.path().join("m");
@@ -350,7 +358,8 @@ mod tests {
         DirBuilder::new().mode(0o700).create(&place).expect("makes");
         let socket = place.join(process::id().to_string()).with_extension(SUFFIX);
         fs::write(&socket, "").expect("writes");
-        // Of a process that has gone: it is removed where the directory is ours, and left where it is not.
+        // Of a process that has gone: it is removed where the directory is ours, and left where it
+        // is not.
         let stale = place.join("999999999.ctl");
         fs::write(&stale, "").expect("writes");
         for mode in [0o777, 0o770, 0o755, 0o701] {

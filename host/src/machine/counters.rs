@@ -85,7 +85,8 @@ impl Snapshot {
         self.get(Counter::FlushBusy).wrapping_add(self.get(Counter::FlushDeferred))
     }
 
-    /// Every counter with its name, in the order of a row, and behind them what follows from several.
+    /// Every counter with its name, in the order of a row, and behind them what follows from
+    /// several.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counters = Counter::ALL.into_iter().map(|counter| (counter.name(), self.get(counter)));
         counters.chain([("flush.requests", self.flush_requests()), ("flush.targets", self.flush_targets())])
@@ -97,8 +98,8 @@ impl Snapshot {
     }
 }
 
-/// Ticks per second of the clock that the hypervisor measures by, as its beacon at physical address `beacon` says; `None` while
-/// that is not filled in.
+/// Ticks per second of the clock that the hypervisor measures by, as its beacon at physical address
+/// `beacon` says; `None` while that is not filled in.
 pub(crate) fn clock_hz(ram: &Ram, beacon: u64) -> Result<Option<u64>> {
     let field = |offset: usize| ram.load(beacon.saturating_add(offset as u64));
     if field(offset_of!(Beacon, magic))? != BEACON_MAGIC {
@@ -109,7 +110,8 @@ pub(crate) fn clock_hz(ram: &Ram, beacon: u64) -> Result<Option<u64>> {
     Ok(Some(hz))
 }
 
-/// How the hypervisor says in the beacon at physical address `beacon` that the run has ended; `None` if it does not.
+/// How the hypervisor says in the beacon at physical address `beacon` that the run has ended;
+/// `None` if it does not.
 pub(crate) fn exit_code(ram: &Ram, beacon: u64) -> Result<Option<ExitCode>> {
     let word = ram.load(beacon.saturating_add(offset_of!(Beacon, cpu_count) as u64))?;
     Ok(i32::try_from(word >> 32).ok().and_then(ExitCode::from_code))

@@ -39,7 +39,8 @@ impl ArmHeader {
     }
 }
 
-/// What of the file is loaded: the lowest physical address, and the bytes from there on. What is zero at the end is left out.
+/// What of the file is loaded: the lowest physical address, and the bytes from there on. What is
+/// zero at the end is left out.
 pub(crate) fn flat(file: &ElfFile64<'_>) -> Result<(u64, Vec<u8>)> {
     let endian = file.endian();
     let headers = file.elf_program_headers().iter();
@@ -64,7 +65,8 @@ pub(crate) fn flat(file: &ElfFile64<'_>) -> Result<(u64, Vec<u8>)> {
     Ok((start, image))
 }
 
-/// Makes the arm64 boot image of an ELF file that begins with such an image's header and is linked where QEMU's loader puts it.
+/// Makes the arm64 boot image of an ELF file that begins with such an image's header and is linked
+/// where QEMU's loader puts it.
 fn boot_image(elf: &[u8]) -> Result<Vec<u8>> {
     let file = ElfFile64::<object::Endianness>::parse(elf).context("not an ELF64 file")?;
     let header = file.elf_header();
@@ -112,7 +114,8 @@ pub(crate) mod tests {
         image
     }
 
-    /// An ELF file for Arm64 with these segments: physical address and contents. Virtual addresses are others.
+    /// An ELF file for Arm64 with these segments: physical address and contents. Virtual addresses
+    /// are others.
     fn elf(segments: &[(u64, &[u8])]) -> Vec<u8> {
         let mut file = vec![0; 64 + 56 * segments.len()];
         file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");

@@ -1,4 +1,5 @@
-//! What is kept of all that a guest says: it may say something for as long as it runs, and as fast as it likes.
+//! What is kept of all that a guest says: it may say something for as long as it runs, and as fast
+//! as it likes.
 //!
 //! Nothing here makes the guest wait. What does not fit is dropped and counted.
 
@@ -104,7 +105,8 @@ impl<T: Clone> Ends<T> {
         }
     }
 
-    /// The one with this number or, if it was dropped, the next that was not; and the number of what comes behind it.
+    /// The one with this number or, if it was dropped, the next that was not; and the number of
+    /// what comes behind it.
     pub(super) fn at(&self, number: usize) -> Option<(T, usize)> {
         if let Some((value, _)) = self.first.values.get(number) {
             return Some((value.clone(), number + 1));
@@ -134,8 +136,8 @@ impl<T> Ends<T> {
     }
 }
 
-/// The last bytes of a file, `most` of them, with a line before them that says how much is left out. Nothing of a file that cannot
-/// be read.
+/// The last bytes of a file, `most` of them, with a line before them that says how much is left
+/// out. Nothing of a file that cannot be read.
 pub(super) fn end_of_file(path: &Path, most: u64) -> String {
     let read = || -> io::Result<String> {
         let mut file = File::open(path)?;
@@ -194,7 +196,8 @@ mod tests {
             let mut ends = Ends::new();
             for (number, &size) in sizes.iter().enumerate() {
                 ends.push(number, size);
-                // The naive way: as many as there is room for from the front, and of the others from the back.
+                // The naive way: as many as there is room for from the front, and of the others
+                // from the back.
                 let sum = |range: &[usize]| range.iter().sum::<usize>();
                 let upto = (0..=number + 1).rev().find(|&upto| sum(&sizes[..upto]) <= Ends::<usize>::BYTES_MAX);
                 let upto = upto.expect("nothing has room");

@@ -1,6 +1,7 @@
 //! The emulated machine: its command line, its process, its memory, and what it tells.
 
 pub(crate) mod bundle;
+pub(crate) mod child;
 mod console;
 pub(crate) mod control;
 pub(crate) mod counters;

@@ -1,6 +1,7 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and the end of it
 //! all.
 
+use super::child::{SavedTerminal, command};
 use super::console::{Kept, lines_with, read, read_split};
 use super::control::{Control, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
@@ -14,18 +15,12 @@ use super::spec::{Channels, Console, Payload, Spec};
 use crate::arch::Arch;
 use anyhow::{Context, Result, anyhow};
 use hostlink::exit::ExitCode;
-use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::{Signal, set_parent_process_death_signal};
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::Value;
-use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -396,64 +391,10 @@ impl Drop for Machine {
     }
 }
 
-/// The call of QEMU: its standard streams, its memory, and its death with this process's.
-fn command(spec: &Spec, mut command: Command, arguments: &[OsString], ram: &Ram) -> Command {
-    command.args(arguments);
-    match spec.console {
-        Console::Terminal => command.stdin(Stdio::inherit()).stdout(Stdio::inherit()),
-        Console::Echo => command.stdin(Stdio::null()).stdout(Stdio::piped()),
-        Console::Capture => command.stdin(Stdio::piped()).stdout(Stdio::piped()),
-    };
-    // On the terminal QEMU has to be in the foreground group; elsewhere Ctrl-C is this process's.
-    if spec.console != Console::Terminal {
-        command.process_group(0);
-    }
-    let ram_fd = ram.fd().as_raw_fd();
-    // SAFETY: the closure runs between fork and exec and makes two system calls, nothing else. The
-    // descriptor is open there: the child has a copy of every one that the parent holds, and the
-    // parent holds this one until the machine has ended.
-    unsafe {
-        command.pre_exec(move || {
-            set_parent_process_death_signal(Some(Signal::KILL))?;
-            fcntl_setfd(BorrowedFd::borrow_raw(ram_fd), FdFlags::empty())?;
-            Ok(())
-        });
-    }
-    command
-}
-
-/// The terminal's settings as they were; put back when dropped, for QEMU may be killed before it
-/// does.
-struct SavedTerminal {
-    settings: Termios,
-}
-
-impl SavedTerminal {
-    fn save() -> Option<Self> {
-        tcgetattr(io::stdin()).ok().map(|settings| Self { settings })
-    }
-}
-
-impl Drop for SavedTerminal {
-    fn drop(&mut self) {
-        // A terminal that is gone needs no settings.
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.settings);
-    }
-}
-
 /// A reader is too late.
 fn not_kept(dropped: Dropped) -> anyhow::Error {
     anyhow!(
         "the guest's console has shown so much that {} bytes which were to be read are not kept",
         dropped.count
     )
-}
-
-/// A one-line description of an exit status.
-pub(crate) fn describe(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("status {code}"),
-        (None, Some(signal)) => format!("signal {signal}"),
-        (None, None) => status.to_string(),
-    }
 }

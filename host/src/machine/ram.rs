@@ -29,7 +29,8 @@ pub(crate) struct Ram {
 }
 
 impl Ram {
-    /// Makes `bytes` of zeroed memory at physical address `base`, a multiple of a page's size; a page takes room once it is written.
+    /// Makes `bytes` of zeroed memory at physical address `base`, a multiple of a page's size; a
+    /// page takes room once it is written.
     pub(crate) fn new(bytes: u64, base: u64) -> Result<Self> {
         let make = || -> std::io::Result<File> {
             let file = File::from(memfd_create("quell-ram", MemfdFlags::CLOEXEC)?);
@@ -41,8 +42,8 @@ impl Ram {
         Ok(Self { base, gap: None, file, map })
     }
 
-    /// The same as QEMU's q35 machine has it: from 0, what does not fit below 2 GiB from 4 GiB on, and all below if that is less than
-    /// 2.75 GiB (`pc_q35_init` in `hw/i386/pc_q35.c`).
+    /// The same as QEMU's q35 machine has it: from 0, what does not fit below 2 GiB from 4 GiB on,
+    /// and all below if that is less than 2.75 GiB (`pc_q35_init` in `hw/i386/pc_q35.c`).
     pub(crate) fn of_q35(bytes: u64) -> Result<Self> {
         const GIB: u64 = 1 << 30;
         let gap = (bytes >= 11 * GIB / 4).then_some(Gap { start: 2 * GIB, end: 4 * GIB });
@@ -69,8 +70,8 @@ impl Ram {
         format!("/proc/self/fd/{}", self.file.as_raw_fd())
     }
 
-    /// A number for the contents of each page of 4 KiB in a range, which others may be writing: of pages with the same
-    /// number the contents are the same, for all practical purposes.
+    /// A number for the contents of each page of 4 KiB in a range, which others may be writing: of
+    /// pages with the same number the contents are the same, for all practical purposes.
     pub(crate) fn page_digests(&self, start: u64, bytes: u64) -> Result<Vec<u64>> {
         let words = usize::try_from(PAGE_SIZE).unwrap_or(0) / size_of::<u64>();
         let last = start.checked_add(bytes).and_then(|end| end.checked_sub(8));
@@ -92,16 +93,16 @@ impl Ram {
         Ok((0..bytes / PAGE_SIZE).map(digest).collect())
     }
 
-    /// The 64-bit word at physical address `address`, which other processes may be writing; acquires what the writer
-    /// released with it. Fails where the memory has no whole word.
+    /// The 64-bit word at physical address `address`, which other processes may be writing;
+    /// acquires what the writer released with it. Fails where the memory has no whole word.
     pub(crate) fn load(&self, address: u64) -> Result<u64> {
         let offset = self.offset(address).and_then(|offset| usize::try_from(offset).ok());
         let index = offset.filter(|at| at.is_multiple_of(size_of::<u64>()));
         let index =
             index.filter(|at| at.checked_add(size_of::<u64>()).is_some_and(|end| end <= self.map.len()));
         let index = index.ok_or_else(|| anyhow!("no word at {address:#x} of the machine's memory"))?;
-        // SAFETY: the word is inside the mapping and aligned (the mapping is by page), the mapping lives
-        // as long as `self`, and this process accesses it by atomic loads only.
+        // SAFETY: the word is inside the mapping and aligned (the mapping is by page), the mapping
+        // lives as long as `self`, and this process accesses it by atomic loads only.
         let word = unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(index).cast()) };
         Ok(u64::from_le(word.load(Ordering::Acquire)))
     }

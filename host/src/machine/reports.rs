@@ -35,8 +35,8 @@ impl Reports {
         self.comes.notify_one();
     }
 
-    /// Waits for the one with this number, for `timeout` at most. If it has been dropped it is the next; the number of what comes behind is
-    /// given as well.
+    /// Waits for the one with this number, for `timeout` at most. If it has been dropped it is the
+    /// next; the number of what comes behind is given as well.
     pub(super) fn await_one(&self, number: usize, timeout: Duration) -> Option<(Value, usize)> {
         let kept = self.kept();
         let waited = self.comes.wait_timeout_while(kept, timeout, |kept| kept.at(number).is_none());
@@ -53,8 +53,8 @@ impl Reports {
         self.kept().dropped() + self.too_long.load(Ordering::Relaxed)
     }
 
-    /// Takes in the lines of the report channel until it is closed. Those that are no reports are skipped: the guest's kernel may
-    /// print there, too.
+    /// Takes in the lines of the report channel until it is closed. Those that are no reports are
+    /// skipped: the guest's kernel may print there, too.
     pub(super) fn read(&self, source: impl Read) {
         let mut source = BufReader::new(source);
         let mut line = Vec::new();

@@ -5,14 +5,16 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Notes termination signals for the rest of the process's life; the default notes none, and they do what they do by themselves.
+/// Notes termination signals for the rest of the process's life; the default notes none, and they
+/// do what they do by themselves.
 #[derive(Clone, Default)]
 pub(crate) struct Signals {
     caught: Arc<AtomicUsize>,
 }
 
 impl Signals {
-    /// From now on SIGHUP, SIGINT and SIGTERM are noted instead of ending the process. Call it once.
+    /// From now on SIGHUP, SIGINT and SIGTERM are noted instead of ending the process. Call it
+    /// once.
     pub(crate) fn install() -> Result<Self> {
         let caught = Arc::new(AtomicUsize::new(0));
         for signal in [SIGHUP, SIGINT, SIGTERM] {

@@ -54,8 +54,8 @@ pub(crate) enum Console {
 pub(crate) enum Clock {
     /// With the host's, each CPU in a thread of its own.
     Wall,
-    /// By the number of instructions executed, 1 ns each, all CPUs in turn in one thread. Two runs of
-    /// the same program are the same to the instruction.
+    /// By the number of instructions executed, 1 ns each, all CPUs in turn in one thread. Two runs
+    /// of the same program are the same to the instruction.
     Instructions,
 }
 
@@ -93,24 +93,26 @@ pub(crate) struct Spec {
     pub(crate) qemu_args: Vec<String>,
 }
 
-/// Memory that the machine has beyond the guest's: the hypervisor's own, and the bundle that lies in
-/// memory until the guest has been made from it.
+/// Memory that the machine has beyond the guest's: the hypervisor's own, and the bundle that lies
+/// in memory until the guest has been made from it.
 pub(crate) fn memory_around(guest_bytes: u64, bundle_bytes: u64) -> u64 {
     let given = guest_bytes + bundle_bytes;
     (given + given / HEAP_FRACTION).next_multiple_of(64 * MIB) + 256 * MIB
 }
 
-/// Of the memory that it serves the hypervisor takes half this part for its heap, beside what it takes anyway.
+/// Of the memory that it serves the hypervisor takes half this part for its heap, beside what it
+/// takes anyway.
 const HEAP_FRACTION: u64 = 128;
 
 /// The files and sockets that one run of QEMU uses.
 pub(crate) struct Channels<'a> {
-    /// UNIX socket on which the guest's report channel, the second serial port, arrives; not used where reports come on the
-    /// console.
+    /// UNIX socket on which the guest's report channel, the second serial port, arrives; not used
+    /// where reports come on the console.
     pub(crate) report: &'a Path,
     /// The hypervisor's log.
     pub(crate) log: &'a Path,
-    /// UNIX socket at which QEMU offers the control channel, the fourth serial port or one on PCI; none without hypervisor.
+    /// UNIX socket at which QEMU offers the control channel, the fourth serial port or one on PCI;
+    /// none without hypervisor.
     pub(crate) control: Option<&'a Path>,
     /// QEMU's own log.
     pub(crate) qemu_log: &'a Path,
@@ -180,7 +182,8 @@ impl Spec {
     fn machine(&self, args: &mut Arguments, version: Version) {
         let Platform::Aarch64(cpu) = self.platform else {
             args.words("-machine q35,memory-backend=ram -cpu");
-            // QEMU 7.2's CMPXCHG16B damages the flags. The hypervisor finds that out by itself, Linux does not.
+            // QEMU 7.2's CMPXCHG16B damages the flags. The hypervisor finds that out by itself,
+            // Linux does not.
             let is_hidden = matches!(self.payload, Payload::Bare { .. }) && !version.has_cmpxchg16b();
             let cx16 = if is_hidden { ",-cx16" } else { "" };
             args.0.push(format!("EPYC,+svm,+npt{cx16}").into());
@@ -188,7 +191,8 @@ impl Spec {
         };
         let mut machine = "virt,memory-backend=ram,gic-version=3".to_owned();
         if let Payload::Quell { .. } = self.payload {
-            // Without, there is no EL2: what runs directly on the machine runs as it does as a guest.
+            // Without, there is no EL2: what runs directly on the machine runs as it does as a
+            // guest.
             machine += ",virtualization=on";
         }
         if self.clock == Clock::Instructions {
@@ -198,8 +202,8 @@ impl Spec {
         args.pair("-cpu", cpu.qemu());
     }
 
-    /// Beside the console there are two serial ports on PCI, for the control channel and the hypervisor's log. How a run ended
-    /// is in the beacon.
+    /// Beside the console there are two serial ports on PCI, for the control channel and the
+    /// hypervisor's log. How a run ended is in the beacon.
     fn arm_devices(&self, args: &mut Arguments, channels: &Channels<'_>) {
         if channels.control.is_some() {
             args.option("-chardev", "file,id=log,path=", channels.log);
@@ -260,8 +264,8 @@ impl Arguments {
         self.0.extend([name.into(), value.into()]);
     }
 
-    /// An option whose value ends with a path. QEMU's option lists end a value at a comma; a comma in a
-    /// path is written twice.
+    /// An option whose value ends with a path. QEMU's option lists end a value at a comma; a comma
+    /// in a path is written twice.
     fn option(&mut self, name: &str, prefix: &str, path: &Path) {
         let mut value = OsString::from(prefix);
         if prefix.is_empty() {

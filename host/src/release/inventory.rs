@@ -1,4 +1,5 @@
-//! What is in the programs of a release: crates by cargo's metadata, and Debian's packages in the CD.
+//! What is in the programs of a release: crates by cargo's metadata, and Debian's packages in the
+//! CD.
 //!
 //! The bill of materials is in CycloneDX 1.5 (ECMA-424), as JSON. It takes a page of that format,
 //! less than any library for it.

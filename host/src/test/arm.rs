@@ -1,5 +1,5 @@
-//! The tests of Arm machines: what runs directly on them, and what runs on Quell there; and QEMU's plugin, by a program that is
-//! known instruction by instruction.
+//! The tests of Arm machines: what runs directly on them, and what runs on Quell there; and QEMU's
+//! plugin, by a program that is known instruction by instruction.
 
 use super::cases::{
     Body, Case, Expect, STALE, Stock, Talk, TestFile, case, migrate, stock, talk, tool, typed,
@@ -78,7 +78,8 @@ const BARE: [Case; 6] = [
 pub(super) const WORK: &str =
     "echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
 
-/// A hypervisor that cannot run a guest, with arguments for QEMU that are to blame: how it ends, and what it says.
+/// A hypervisor that cannot run a guest, with arguments for QEMU that are to blame: how it ends,
+/// and what it says.
 macro_rules! refused {
     ($name:literal, $about:literal, [$($arg:literal),+], $status:literal, $says:literal, $file:ident $(,)?) => {
         tool(
@@ -259,7 +260,8 @@ const fn stale(name: &'static str, about: &'static str) -> Case {
     stock(name, about, (8, 2), FlushMode::Hypercall, STALE, Expect::NothingStale)
 }
 
-/// The program whose instructions are counted: an arm64 boot image's header, whose first word branches behind it, and code.
+/// The program whose instructions are counted: an arm64 boot image's header, whose first word
+/// branches behind it, and code.
 const PROGRAM: [u32; 38] = [
     0x1400_0010, // b 1f
     0,

@@ -1,5 +1,5 @@
-//! The tests that run tlbcheck: it has to pass where flushes are right, and to fail, by the row that is named for it, for
-//! each mistake that can be switched on in the hypervisor.
+//! The tests that run tlbcheck: it has to pass where flushes are right, and to fail, by the row
+//! that is named for it, for each mistake that can be switched on in the hypervisor.
 
 use super::cases::{Body, Case, case};
 use crate::arch::Arch;
@@ -16,8 +16,8 @@ pub(super) struct Check {
     pub(super) defect: Option<Defect>,
     /// What tlbcheck leaves out itself.
     pub(super) omission: Option<Omission>,
-    /// The rows that are run, with `*` for any end; one has to fail if something is wrong, and all have to pass otherwise, but
-    /// for those that are skipped.
+    /// The rows that are run, with `*` for any end; one has to fail if something is wrong, and all
+    /// have to pass otherwise, but for those that are skipped.
     pub(super) rows: Option<&'static str>,
     /// Beginnings of the names of rows that may be skipped; any may without.
     pub(super) may_skip: Option<&'static [&'static str]>,
@@ -30,8 +30,8 @@ impl Check {
     }
 }
 
-/// What QEMU's software emulation lacks, and the row that needs something to be lacking. No row of flushes by hypercall is
-/// among them.
+/// What QEMU's software emulation lacks, and the row that needs something to be lacking. No row of
+/// flushes by hypercall is among them.
 const SKIPPED_ON_QUELL: [&str; 5] =
     ["pcid-mixes", "pcid-cr3", "pcid-toggle", "invpcid-", "xmm-without-offer-accepted"];
 

@@ -50,8 +50,8 @@ fn constant(sources: &BTreeMap<String, String>, file: &str, name: &str) -> u64 {
     value.split("<<").map(|part| part.trim().parse::<u64>().unwrap()).reduce(|a, b| a << b).unwrap()
 }
 
-/// The numbers in a document that say of which constant they are: `6,144 (\`STEP_ENTRIES\`)`, or with
-/// the module before, where several have the name.
+/// The numbers in a document that say of which constant they are: `6,144 (\`STEP_ENTRIES\`)`, or
+/// with the module before, where several have the name.
 fn constants_of(document: &str) -> Vec<(&str, u64)> {
     let mut found = Vec::new();
     for (at, _) in document.match_indices(" (`") {
@@ -66,9 +66,9 @@ fn constants_of(document: &str) -> Vec<(&str, u64)> {
     found
 }
 
-/// Where the core has interrupts taken, and how often the source says so: in the loop of a CPU while
-/// it waits or has made many turns, between the steps of a reset and of a change of memory, and after
-/// an exit.
+/// Where the core has interrupts taken, and how often the source says so: in the loop of a CPU
+/// while it waits or has made many turns, between the steps of a reset and of a change of memory,
+/// and after an exit.
 const INTERRUPTS: [(&str, usize); 6] = [
     ("hypervisor/src/amd64/offer.rs", 1),
     ("hypervisor/src/arm64/offer.rs", 1),

@@ -93,8 +93,9 @@ fn sources(directory: &Path) -> String {
     text
 }
 
-/// Whether `sources` define the test: as a function, as what a mutant of the protocol fails, or as a
-/// row of the bare guest's table, or as a mistake that the abstract machine or a model must find. A name that ends in `*` stands for several.
+/// Whether `sources` define the test: as a function, as what a mutant of the protocol fails, or as
+/// a row of the bare guest's table, or as a mistake that the abstract machine or a model must find.
+/// A name that ends in `*` stands for several.
 fn is_defined(sources: &str, prefix: &str, name: &str) -> bool {
     let (name, end) = match name.strip_suffix('*') {
         Some(start) => (start, ""),

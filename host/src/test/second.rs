@@ -1,8 +1,8 @@
 //! Second tries, of which there are few.
 //!
-//! QEMU's multi-threaded emulation loses an interrupt now and then (docs/qemu.md). A machine that hangs for this reason says nothing
-//! about Quell. A row that hangs again and again does, and so do many rows. So one row of a run may be tried once more, and not the
-//! same one in two runs.
+//! QEMU's multi-threaded emulation loses an interrupt now and then (docs/qemu.md). A machine that
+//! hangs for this reason says nothing about Quell. A row that hangs again and again does, and so do
+//! many rows. So one row of a run may be tried once more, and not the same one in two runs.
 
 use crate::workspace;
 use anyhow::{Result, bail};

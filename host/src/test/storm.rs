@@ -1,5 +1,5 @@
-//! A guest in which all processors do random things, while random requests come from outside; afterwards everything has to be
-//! as it was.
+//! A guest in which all processors do random things, while random requests come from outside;
+//! afterwards everything has to be as it was.
 
 use crate::machine::control::{Control, Refused};
 use crate::machine::process::Machine;
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// A machine that has not answered for so long never will: what is asked of it takes tenths of a second, or a thousand times as long
-/// where the emulator gets next to nothing of the processors.
+/// A machine that has not answered for so long never will: what is asked of it takes tenths of a
+/// second, or a thousand times as long where the emulator gets next to nothing of the processors.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// The requests of the first storm follow from this, those of the next from the next number.
 pub(super) const SEED: u64 = 0x5eed;
@@ -31,8 +31,8 @@ pub(super) fn is_one(cmdline: &str) -> bool {
     cmdline.contains("test=storm")
 }
 
-/// When a storm's machine is ended if it has not come to its own end: a minute's work, or an hour's, on a machine that others
-/// use as well.
+/// When a storm's machine is ended if it has not come to its own end: a minute's work, or an
+/// hour's, on a machine that others use as well.
 pub(super) const fn timeout(is_long: bool) -> Duration {
     Duration::from_secs(if is_long { 4 * 3600 } else { 600 })
 }
@@ -65,7 +65,8 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Begins with them. All of them follow from the seed; how many there will be depends on how long the storm takes.
+    /// Begins with them. All of them follow from the seed; how many there will be depends on how
+    /// long the storm takes.
     pub(super) fn begin(machine: &Machine, seed: u64) -> Result<Self> {
         let mut control = machine.control()?.with_patience(PATIENCE);
         let before = State::of(&mut control)?;

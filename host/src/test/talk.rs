@@ -139,8 +139,8 @@ const TOO_MUCH: u64 = 1 << 38;
 /// How much the guest writes meanwhile, in 10^6 bytes a second.
 const RATE: u32 = 64;
 
-/// Memory is migrated in vain, by either way of logging, while the guest writes to it: no store is lost, and slots and free
-/// memory are as before.
+/// Memory is migrated in vain, by either way of logging, while the guest writes to it: no store is
+/// lost, and slots and free memory are as before.
 pub(super) fn migrate(writer: &mut Writer) -> Result<()> {
     let (slots, free) = (writer.slots()?, largest_free(writer)?);
     writer.begin(RATE)?;
@@ -164,8 +164,9 @@ fn largest_free(writer: &Writer) -> Result<String> {
     Ok(largest.to_owned())
 }
 
-/// Each page whose contents differ between two looks must be in the log that was fetched between them and the next, or in the
-/// one after that: a store may come between a fetch's end and the look.
+/// Each page whose contents differ between two looks must be in the log that was fetched between
+/// them and the next, or in the one after that: a store may come between a fetch's end and the
+/// look.
 fn dirty_log(machine: &Machine, control: &mut Control, way: LogWay) -> Result<()> {
     let host = slots(control)?.first().context("there is no slot")?.host;
     let look = || machine.ram().page_digests(host, GUEST_MEMORY);

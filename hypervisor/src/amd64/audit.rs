@@ -1,13 +1,15 @@
 //! An auditor at the entry: whether VMRUN may begin as the VMCB says.
 //!
-//! What a processor holds of a guest is not seen: translations under an ASID, and the parts of the VMCB that clean bits let it keep.
-//! An emulator holds neither, so that a hypervisor which forgets to drop them goes unnoticed there. The auditor keeps books of its
-//! own of what a processor may hold, apart from the code that decides, and compares before each VMRUN:
+//! What a processor holds of a guest is not seen: translations under an ASID, and the parts of the
+//! VMCB that clean bits let it keep. An emulator holds neither, so that a hypervisor which forgets
+//! to drop them goes unnoticed there. The auditor keeps books of its own of what a processor may
+//! hold, apart from the code that decides, and compares before each VMRUN:
 //!
-//! * a group of fields whose clean bit is set is as it was when this VMCB last exited, and that was on this processor;
-//! * with `TLB_CONTROL` 0 the ASID was last used by this vCPU, which has not run elsewhere since, with the same control registers as
-//!   far as translations hold them, and nobody has taken a flush of everything for it since; or nobody has used the ASID since
-//!   the processor dropped all.
+//! * a group of fields whose clean bit is set is as it was when this VMCB last exited, and that was
+//!   on this processor;
+//! * with `TLB_CONTROL` 0 the ASID was last used by this vCPU, which has not run elsewhere since,
+//!   with the same control registers as far as translations hold them, and nobody has taken a flush
+//!   of everything for it since; or nobody has used the ASID since the processor dropped all.
 //!
 //! Source: APM volume 2 (24593, revision 3.42), sections 15.15 and 15.16, appendix B.
 
@@ -34,7 +36,8 @@ const GROUPS: [(u32, &str, &[Bytes]); 10] = [
     (8, "segments", &[(0x400, 0x440), (0x4cb, 0x4cc)]),
     (9, "CR2", &[(0x640, 0x648)]),
 ];
-/// All that is compared lies in these. An entry is to cost little more than without an auditor: there are guests that measure time.
+/// All that is compared lies in these. An entry is to cost little more than without an auditor:
+/// there are guests that measure time.
 const LOOKED_AT: [Bytes; 2] = [(0, 0xc0), (0x400, 0x670)];
 const TLB_CONTROL: usize = 0x5c;
 const ASID: usize = 0x58;

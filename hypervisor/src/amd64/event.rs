@@ -1,5 +1,5 @@
-//! Events as EVENTINJ and EXITINTINFO of the VMCB hold them (sections 15.20 and 15.7.2), and what becomes of one that cannot be
-//! delivered (sections 8.2.9 "#DF" and 8.5 "Priorities").
+//! Events as EVENTINJ and EXITINTINFO of the VMCB hold them (sections 15.20 and 15.7.2), and what
+//! becomes of one that cannot be delivered (sections 8.2.9 "#DF" and 8.5 "Priorities").
 
 /// An external interrupt.
 pub const TYPE_INTERRUPT: u64 = 0;
@@ -56,8 +56,9 @@ pub const fn double_fault(protected_mode: bool) -> u64 {
     exception(VECTOR_DF) | if protected_mode { ERROR_VALID } else { 0 }
 }
 
-/// Whether RFLAGS are pushed with RF set: for faults, whose instruction is executed again, but for #DB, which is a fault at
-/// instruction breakpoints only and pushes 0 for those as well (SDM volume 3, section 18.3.1.1; APM section 13.1.1.3).
+/// Whether RFLAGS are pushed with RF set: for faults, whose instruction is executed again, but for
+/// #DB, which is a fault at instruction breakpoints only and pushes 0 for those as well (SDM volume
+/// 3, section 18.3.1.1; APM section 13.1.1.3).
 #[must_use]
 pub const fn pushes_resume_flag(event: u64) -> bool {
     let is_fault = !matches!(vector(event), VECTOR_DB | VECTOR_BP | VECTOR_OF | VECTOR_DF | VECTOR_MC);

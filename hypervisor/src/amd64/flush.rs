@@ -13,8 +13,9 @@ use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
 use super::processor::Amd64;
 use crate::hyperv::{PartitionTraits, Services};
+use crate::vm::counting::{self, CounterRow};
 use crate::vm::files::Defects;
-use crate::vm::machine::{self, CounterRow};
+use crate::vm::machine;
 use crate::vm::percpu;
 use crate::vm::space::FlushScratch;
 use crate::vm::{Vcpu, Vm, end};
@@ -57,7 +58,7 @@ impl<A: Amd64> Hardware for Ipi<A> {
         core::hint::spin_loop();
         if turns % REKICK_TURNS == REKICK_TURNS - 1 {
             // No working machine gets here. One that has lost a kick gets all of them again.
-            machine::count_here::<A>(Counter::KickAgain);
+            counting::count_here::<A>(Counter::KickAgain);
             percpu::online::<A>().for_each(A::kick);
         }
         if turns < WAIT_TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
@@ -78,7 +79,7 @@ impl<A> Copy for Caller<'_, A> {}
 impl<A: Amd64> Caller<'_, A> {
     #[inline(always)]
     fn count(self, counter: Counter, amount: u32) {
-        machine::increase(&self.0[counter as usize], amount.into());
+        counting::increase(&self.0[counter as usize], amount.into());
     }
 }
 
@@ -179,7 +180,7 @@ impl<A: Amd64> Services for CallServices<'_, A> {
                 sent += 1;
             });
         });
-        machine::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
+        counting::increase(&self.vm.counters_of(self.caller)[Counter::IrqIpi as usize], sent);
     }
 }
 

@@ -33,8 +33,9 @@ impl Nmi {
         !self.intersects(Self::PENDING.union(Self::AT_IRET).union(Self::STEPPING))
     }
 
-    /// One arrives. A processor holds one while another is being handled. The one that waits here while none is handled would
-    /// have begun already on a processor of the guest's own, so that there is room for a second.
+    /// One arrives. A processor holds one while another is being handled. The one that waits here
+    /// while none is handled would have begun already on a processor of the guest's own, so that
+    /// there is room for a second.
     pub fn post(&mut self) {
         if self.is_deliverable() {
             self.insert(Self::SECOND);
@@ -56,8 +57,9 @@ impl Nmi {
     }
 }
 
-/// Whether IRET goes back to another task rather than to what is on the stack (APM volume 3, "IRET"): its flags are then
-/// stored with the task's state, where a trap flag that is not the guest's would stay.
+/// Whether IRET goes back to another task rather than to what is on the stack (APM volume 3,
+/// "IRET"): its flags are then stored with the task's state, where a trap flag that is not the
+/// guest's would stay.
 #[must_use]
 pub const fn iret_switches_tasks(cr0: u64, efer: u64, rflags: u64) -> bool {
     cr0 & CR0_PE != 0 && efer & EFER_LMA == 0 && rflags & (RFLAGS_NT | RFLAGS_VM) == RFLAGS_NT

@@ -112,7 +112,8 @@ macro_rules! offer_amd64 {
                     vm.receive_console();
                 }
 
-                /// Nested translations are tagged by ASID alone, so no range can be named: everything goes.
+                /// Nested translations are tagged by ASID alone, so no range can be named:
+                /// everything goes.
                 fn flush_space(
                     vm: &Vm<Self>,
                     _: Invalidation<'_>,

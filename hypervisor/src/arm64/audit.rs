@@ -1,12 +1,12 @@
 //! An auditor at the entry: whether ERET may begin with what the processor may hold.
 //!
-//! An emulator keeps translations by VMID, but few of them, and mostly drops more than it is told: a hypervisor that forgets what a
-//! vCPU must not meet goes unnoticed there. The auditor keeps books of its own, apart from the code that decides, and compares before
-//! each entry:
+//! An emulator keeps translations by VMID, but few of them, and mostly drops more than it is told:
+//! a hypervisor that forgets what a vCPU must not meet goes unnoticed there. The auditor keeps
+//! books of its own, apart from the code that decides, and compares before each entry:
 //!
 //! * the VMID that is loaded is the machine's: the one that invalidations by other CPUs name;
-//! * under that VMID this vCPU was here last, and has not been elsewhere since; or this processor has dropped what it held of stage 1
-//!   since then (A3, A21).
+//! * under that VMID this vCPU was here last, and has not been elsewhere since; or this processor
+//!   has dropped what it held of stage 1 since then (A3, A21).
 
 use alloc::collections::BTreeMap;
 use core::fmt;

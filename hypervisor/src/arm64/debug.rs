@@ -1,7 +1,8 @@
 //! A vCPU's debug registers: breakpoints, watchpoints, single step.
 //!
-//! Accesses trap always, and what is here is the truth. The processor holds them only while a guest has them in use
-//! ([`Debug::armed`]): the others cost nothing when vCPUs change, and nothing of one vCPU's is ever seen by another.
+//! Accesses trap always, and what is here is the truth. The processor holds them only while a guest
+//! has them in use ([`Debug::armed`]): the others cost nothing when vCPUs change, and nothing of
+//! one vCPU's is ever seen by another.
 //!
 //! Source: Arm DDI 0487, D2 "AArch64 Self-hosted Debug", and D24.3 for the registers.
 
@@ -10,8 +11,8 @@ use super::registers::Name;
 /// Most breakpoints, and most watchpoints, that there can be.
 pub const EACH_MAX: usize = 16;
 
-/// MDSCR_EL1: single step (SS), EL0's access to the debug channel (TDCC), kernel debugging (KDE), and breakpoints and
-/// watchpoints (MDE).
+/// MDSCR_EL1: single step (SS), EL0's access to the debug channel (TDCC), kernel debugging (KDE),
+/// and breakpoints and watchpoints (MDE).
 const SINGLE_STEP: u64 = 1 << 0;
 const CHANNEL_TRAP: u64 = 1 << 12;
 const KERNEL: u64 = 1 << 13;
@@ -19,8 +20,8 @@ const MONITOR: u64 = 1 << 15;
 const MDSCR_KEPT: u64 = SINGLE_STEP | CHANNEL_TRAP | KERNEL | MONITOR;
 /// MDCCINT_EL1: RX and TX.
 const MDCCINT_KEPT: u64 = 1 << 30 | 1 << 29;
-/// DBGBCR: E, PMC, BAS, HMC, SSC, LBN, BT. That HMC can name EL2 does not matter: EL2 takes no debug exceptions while those
-/// of the guest go to EL1 (MDCR_EL2.TDE = 0; D2.8.4).
+/// DBGBCR: E, PMC, BAS, HMC, SSC, LBN, BT. That HMC can name EL2 does not matter: EL2 takes no
+/// debug exceptions while those of the guest go to EL1 (MDCR_EL2.TDE = 0; D2.8.4).
 const BREAK_KEPT: u64 = 1 | 3 << 1 | 0xf << 5 | HIGHER_MODE | 3 << 14 | 0xf << 16 | 0xf << 20;
 /// DBGWCR: E, PAC, LSC, BAS, HMC, SSC, LBN, WT, MASK.
 const WATCH_KEPT: u64 =
@@ -55,9 +56,11 @@ pub enum Register {
     ClaimSet,
     /// DBGCLAIMCLR_EL1.
     ClaimClear,
-    /// The channel to a debugger at EL0 (MDCCSR_EL0, DBGDTR_EL0, DBGDTRRX_EL0 and its writable twin): nobody is there.
+    /// The channel to a debugger at EL0 (MDCCSR_EL0, DBGDTR_EL0, DBGDTRRX_EL0 and its writable
+    /// twin): nobody is there.
     Channel,
-    /// What is there and does nothing: OSDTRRX_EL1, OSDTRTX_EL1, OSECCR_EL1, OSDLR_EL1, DBGPRCR_EL1.
+    /// What is there and does nothing: OSDTRRX_EL1, OSDTRTX_EL1, OSECCR_EL1, OSDLR_EL1,
+    /// DBGPRCR_EL1.
     Ignored,
     /// What reads as 0 and cannot be written: MDRAR_EL1, DBGAUTHSTATUS_EL1.
     Zero,
@@ -148,8 +151,8 @@ impl Debug {
         }
     }
 
-    /// MDSCR_EL1 for the processor, if the guest has anything in use: then breakpoints and watchpoints are to be loaded,
-    /// too. The OS lock switches everything off.
+    /// MDSCR_EL1 for the processor, if the guest has anything in use: then breakpoints and
+    /// watchpoints are to be loaded, too. The OS lock switches everything off.
     #[must_use]
     #[inline]
     pub const fn armed(&self) -> Option<u64> {

@@ -1,13 +1,15 @@
 //! The ID registers as a guest sees them: what the processor says, as far as the guest gets it.
 //!
-//! Reads are trapped (HCR_EL2.TID3). A field is shown if it is named here: what is new is not, because it may come with
-//! registers that nobody exchanges. Source: Arm DDI 0487, D24.2, the ID registers' fields.
+//! Reads are trapped (HCR_EL2.TID3). A field is shown if it is named here: what is new is not,
+//! because it may come with registers that nobody exchanges. Source: Arm DDI 0487, D24.2, the ID
+//! registers' fields.
 
 /// A guest's ID register S3_0_C0_C`crm`_`op2`, `value` being the processor's.
 #[must_use]
 pub fn shown(crm: u32, op2: u32, value: u64) -> u64 {
     match (crm, op2) {
-        // AArch32's ID_PFR0: without error records and activity monitors. ID_DFR0: without performance monitor and trace.
+        // AArch32's ID_PFR0: without error records and activity monitors. ID_DFR0: without
+        // performance monitor and trace.
         (1, 0) => value & fields(&[0, 4, 8, 12, 16, 24]),
         (1, 2) => value & fields(&[0, 4, 8]),
         // ID_PFR2: without error records.
@@ -48,30 +50,34 @@ const fn at_most(value: u64, shift: u32, most: u64) -> u64 {
     (if field < most { field } else { most }) << shift
 }
 
-/// ID_AA64PFR0_EL1: EL0 as it is, EL1 in AArch64 alone, floating point, the GIC's registers, data-independent timing, and
-/// what is said about speculation, of which only the first step is shown: the next has registers of its own.
+/// ID_AA64PFR0_EL1: EL0 as it is, EL1 in AArch64 alone, floating point, the GIC's registers,
+/// data-independent timing, and what is said about speculation, of which only the first step is
+/// shown: the next has registers of its own.
 const fn features0(value: u64) -> u64 {
     value & fields(&[0, 16, 20, 48, 60]) | 1 << 4 | 1 << 24 | at_most(value, 56, 1)
 }
 
-/// ID_AA64DFR0_EL1: the version up to ARMv8.8's, whose successor has more breakpoints in banks, and how many breakpoints
-/// and watchpoints there are. The double lock is said to be missing (15), and does nothing.
+/// ID_AA64DFR0_EL1: the version up to ARMv8.8's, whose successor has more breakpoints in banks, and
+/// how many breakpoints and watchpoints there are. The double lock is said to be missing (15), and
+/// does nothing.
 const fn debug0(value: u64) -> u64 {
     value & fields(&[12, 20, 28]) | at_most(value, 0, 10) | 0xf << 36
 }
 
-/// ID_AA64MMFR0_EL1: at most 40 bits of physical address, no stage 2, no fine-grained traps, no further counters.
+/// ID_AA64MMFR0_EL1: at most 40 bits of physical address, no stage 2, no fine-grained traps, no
+/// further counters.
 const fn memory0(value: u64) -> u64 {
     value & fields(&[4, 8, 12, 16, 20, 24, 28, 44]) | at_most(value, 0, 2)
 }
 
-/// ID_AA64MMFR1_EL1: the access flag and dirty state by hardware, without tables' flags; no VMIDs, no VHE, no LORegions, no
-/// traps of EL2's.
+/// ID_AA64MMFR1_EL1: the access flag and dirty state by hardware, without tables' flags; no VMIDs,
+/// no VHE, no LORegions, no traps of EL2's.
 const fn memory1(value: u64) -> u64 {
     value & fields(&[12, 20, 36, 44, 48, 52, 56, 60]) | at_most(value, 0, 2)
 }
 
-/// ID_AA64MMFR2_EL1: without nested virtualization, forced write-back, and traps of EL2's; addresses up to 52 bits.
+/// ID_AA64MMFR2_EL1: without nested virtualization, forced write-back, and traps of EL2's;
+/// addresses up to 52 bits.
 const fn memory2(value: u64) -> u64 {
     value & fields(&[0, 4, 8, 12, 20, 28, 32, 36, 48, 52, 60]) | at_most(value, 16, 1)
 }

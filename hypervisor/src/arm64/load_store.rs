@@ -1,10 +1,12 @@
-//! Loads and stores of general registers whose syndrome does not describe them: pairs, and such with write-back.
+//! Loads and stores of general registers whose syndrome does not describe them: pairs, and such
+//! with write-back.
 //!
-//! Only what an access to a device's registers may be made of is known here: the rest (exclusives, atomics, vectors, tags)
-//! is for memory, and `None`. What the architecture calls constrained unpredictable is `None`, too.
+//! Only what an access to a device's registers may be made of is known here: the rest (exclusives,
+//! atomics, vectors, tags) is for memory, and `None`. What the architecture calls constrained
+//! unpredictable is `None`, too.
 //!
-//! Source: Arm DDI 0487, C4.1.94 "Loads and Stores": load/store register pair, and load/store register (immediate and
-//! unscaled).
+//! Source: Arm DDI 0487, C4.1.94 "Loads and Stores": load/store register pair, and load/store
+//! register (immediate and unscaled).
 
 /// X31 in places that name a stack pointer.
 pub const STACK_POINTER: u8 = 31;
@@ -173,7 +175,8 @@ mod tests {
     #[test]
     fn u26_loads_and_stores_are_understood() {
         let table = [
-            // ldp x0, x1, [x2]; stp w3, w4, [x5, #8]; ldp x6, x7, [sp], #-16; stp x8, x9, [x10, #-512]!
+            // ldp x0, x1, [x2]; stp w3, w4, [x5, #8]; ldp x6, x7, [sp], #-16; stp x8, x9, [x10,
+            // #-512]!
             (0xa940_0440, plain(0, Some(1), 8, true, 2)),
             (0x2901_10a3, LoadStore { offset: 8, ..plain(3, Some(4), 4, false, 5) }),
             (0xa8ff_1fe6, LoadStore { write_back: Some(-16), ..plain(6, Some(7), 8, true, 31) }),
@@ -222,7 +225,8 @@ mod tests {
             0xa8c1_0400,
             0xf840_8421,
             0xf800_8c21,
-            // ldp q0, q1, [x2]; ldr q0, [x1], #16; ldr d0, [x1]; stgp x0, x1, [x2]; ldxr x0, [x1]; ldadd x0, x1, [x2]
+            // ldp q0, q1, [x2]; ldr q0, [x1], #16; ldr d0, [x1]; stgp x0, x1, [x2]; ldxr x0, [x1];
+            // ldadd x0, x1, [x2]
             0xad40_0440,
             0x3cc1_0420,
             0xfd40_0020,

@@ -2,8 +2,8 @@
 
 /// Implements [`Arch`](crate::vm::arch::Arch) for a processor that implements
 /// [`Processor`](super::processor::Processor): on bare metal, and for the one that is made up. The
-/// format of stage 2, its tables, the width of addresses and what vCPUs share are given; these items
-/// see what the macro imports.
+/// format of stage 2, its tables, the width of addresses and what vCPUs share are given; these
+/// items see what the macro imports.
 macro_rules! offer_arm64 {
     ($processor:ty { $($given:item)* }) => {
         const _: () = {

@@ -1,7 +1,8 @@
 //! Going on behind an instruction that was carried out for the guest.
 //!
-//! Source: Arm DDI 0487, C5.2.18 "SPSR_EL1" (its fields for both states), G1.12.4.2 "ITSTATE" with pseudocode
-//! `AArch32.ITAdvance`, and ESR_EL2 "ISS encoding for an exception from a WF* instruction" for conditions.
+//! Source: Arm DDI 0487, C5.2.18 "SPSR_EL1" (its fields for both states), G1.12.4.2 "ITSTATE" with
+//! pseudocode `AArch32.ITAdvance`, and ESR_EL2 "ISS encoding for an exception from a WF*
+//! instruction" for conditions.
 
 /// PSTATE.nRW in SPSR: the interrupted code is AArch32.
 const AARCH32: u64 = 1 << 4;
@@ -23,8 +24,8 @@ const CONDITION_SHIFT: u32 = 20;
 /// The condition "always".
 const ALWAYS: u64 = 0xe;
 
-/// Exception classes whose syndrome names a condition: WFI and WFE, and trapped coprocessor and floating-point accesses
-/// of AArch32.
+/// Exception classes whose syndrome names a condition: WFI and WFE, and trapped coprocessor and
+/// floating-point accesses of AArch32.
 const CONDITIONAL: [u64; 8] = [0x01, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x0c];
 
 /// PC and processor state behind the instruction that an exception with this syndrome is about.
@@ -39,7 +40,8 @@ pub const fn behind(pc: u64, pstate: u64, syndrome: u64) -> (u64, u64) {
     (next & 0xffff_ffff, pstate)
 }
 
-/// Whether the instruction's condition holds. One whose condition fails does nothing, trapped or not.
+/// Whether the instruction's condition holds. One whose condition fails does nothing, trapped or
+/// not.
 #[must_use]
 pub fn condition_holds(pstate: u64, syndrome: u64) -> bool {
     if pstate & AARCH32 == 0 || !CONDITIONAL.contains(&(syndrome >> 26 & 0x3f)) {

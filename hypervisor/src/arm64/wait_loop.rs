@@ -1,10 +1,12 @@
 //! What a processor that waits by WFE waits for.
 //!
-//! Arm's way to wait for a word in memory is to load it exclusively, which arms the monitor, to compare it, and to execute WFE
-//! while it is what it was (DDI 0487, "Wait for Event mechanism"): the processor sleeps until the word is stored to. Linux does all
-//! its waiting for locks so (`__cmpwait` in arch/arm64/include/asm/cmpxchg.h, since 4.9). A processor that does not trap WFE, as QEMU's does not under its
-//! multi-threaded emulation, goes around the loop instead. Found there, its code says the same as the trap would, and more: which
-//! word, and what it must not be any more.
+//! Arm's way to wait for a word in memory is to load it exclusively, which arms the monitor, to
+//! compare it, and to execute WFE while it is what it was (DDI 0487, "Wait for Event mechanism"):
+//! the processor sleeps until the word is stored to. Linux does all its waiting for locks so
+//! (`__cmpwait` in arch/arm64/include/asm/cmpxchg.h, since 4.9). A processor that does not trap
+//! WFE, as QEMU's does not under its multi-threaded emulation, goes around the loop instead. Found
+//! there, its code says the same as the trap would, and more: which word, and what it must not be
+//! any more.
 //!
 //! ```text
 //!     sevl
@@ -16,14 +18,16 @@
 //! 1:
 //! ```
 //!
-//! Between the first and the last of these the wait is decided, whatever comes before: V is a value for which the guest waits on.
+//! Between the first and the last of these the wait is decided, whatever comes before: V is a value
+//! for which the guest waits on.
 
 const SEVL: u32 = 0xd503_20bf;
 const WFE: u32 = 0xd503_205f;
 /// The instructions above.
 const LENGTH: usize = 6;
 
-/// Instructions that are looked at: those of a loop that surround the one at which the processor is.
+/// Instructions that are looked at: those of a loop that surround the one at which the processor
+/// is.
 pub const WINDOW: usize = 2 * LENGTH - 1;
 /// The place of that one among them.
 pub const AT: usize = LENGTH - 1;

@@ -3,7 +3,8 @@
 use core::fmt;
 use core::ops::Range;
 
-/// What is at a range of guest physical addresses. What is in it beside registers is the device's all the same.
+/// What is at a range of guest physical addresses. What is in it beside registers is the device's
+/// all the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     /// What is there, as an operator is told.

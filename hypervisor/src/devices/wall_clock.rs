@@ -12,13 +12,15 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// It was `unix` seconds after the beginning of 1970 when a counter of `hz` counts a second said `ticks`.
+    /// It was `unix` seconds after the beginning of 1970 when a counter of `hz` counts a second
+    /// said `ticks`.
     #[must_use]
     pub const fn new(unix: u64, ticks: u64, hz: u64) -> Self {
         Self { unix, ticks, hz: if hz == 0 { 1 } else { hz } }
     }
 
-    /// Nanoseconds since the beginning of 1970 when the counter says `ticks`. It ends in 2554, and stays there.
+    /// Nanoseconds since the beginning of 1970 when the counter says `ticks`. It ends in 2554, and
+    /// stays there.
     #[must_use]
     pub fn ns(&self, ticks: u64) -> u64 {
         let passed = u128::from(ticks.saturating_sub(self.ticks)) * u128::from(NS) / u128::from(self.hz);

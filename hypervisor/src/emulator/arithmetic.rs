@@ -31,7 +31,8 @@ impl Flags {
 }
 
 impl Arithmetic {
-    /// What comes of `first` and `second`, both of `size` bytes. Of AND, OR and XOR the flag AF is undefined, and 0 here.
+    /// What comes of `first` and `second`, both of `size` bytes. Of AND, OR and XOR the flag AF is
+    /// undefined, and 0 here.
     pub(super) fn of(self, first: u64, second: u64, size: u32) -> (u64, Flags) {
         let sign = 8 * size - 1;
         let full = match self {
@@ -42,7 +43,8 @@ impl Arithmetic {
             Self::Xor => first ^ second,
         };
         let result = full & mask(size);
-        // Carries into each bit; an overflow is one into the sign that does not leave it, or the other way round.
+        // Carries into each bit; an overflow is one into the sign that does not leave it, or the
+        // other way round.
         let carries = first ^ second ^ result;
         let (carry, overflow, half_carry) = match self {
             Self::Add => (result < first, (first ^ result) & (second ^ result), carries),

@@ -1,7 +1,8 @@
-//! Instructions that access memory which the processor cannot reach by itself: device registers, and read-only memory
-//! that is written to.
+//! Instructions that access memory which the processor cannot reach by itself: device registers,
+//! and read-only memory that is written to.
 //!
-//! What drivers use on device registers is emulated; every other instruction is refused, and becomes #UD in the guest:
+//! What drivers use on device registers is emulated; every other instruction is refused, and
+//! becomes #UD in the guest:
 //!
 //! | what | instructions |
 //! |---|---|
@@ -11,12 +12,14 @@
 //! | exchange | XCHG, CMPXCHG |
 //! | strings | MOVS, STOS, LODS, repeated or not |
 //!
-//! An access is a device's if all of its bytes lie in one page; one that crosses into another page becomes two
-//! accesses, each with the bytes of its page, of which one may be to memory. What reads and writes does both only if it
-//! stays within a page: it could not be atomic otherwise. All addresses of an element are translated before anything is
-//! read or written, so that a fault leaves nothing half done.
+//! An access is a device's if all of its bytes lie in one page; one that crosses into another page
+//! becomes two accesses, each with the bytes of its page, of which one may be to memory. What reads
+//! and writes does both only if it stays within a page: it could not be atomic otherwise. All
+//! addresses of an element are translated before anything is read or written, so that a fault
+//! leaves nothing half done.
 //!
-//! On a device a read-modify-write is a read and a write, whatever LOCK says: no bus locks a device's registers.
+//! On a device a read-modify-write is a read and a write, whatever LOCK says: no bus locks a
+//! device's registers.
 
 mod arithmetic;
 mod operand;
@@ -131,16 +134,19 @@ pub trait Memory {
 pub enum EmulationOutcome {
     /// It is done: the guest goes on behind it.
     Done,
-    /// A repeated instruction has more to do than one call does: the guest executes it again, and takes interrupts before.
+    /// A repeated instruction has more to do than one call does: the guest executes it again, and
+    /// takes interrupts before.
     Unfinished,
-    /// The processor can do all of it by itself, as memory has changed since it could not: it is to try again.
+    /// The processor can do all of it by itself, as memory has changed since it could not: it is to
+    /// try again.
     Retry,
 }
 
 /// Why an instruction was not emulated, or not to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure<E> {
-    /// An address leads nowhere. Elements of a repeated instruction before the one that fails are done.
+    /// An address leads nowhere. Elements of a repeated instruction before the one that fails are
+    /// done.
     Memory(E),
     /// No such instruction is emulated. Nothing has changed.
     Unsupported,

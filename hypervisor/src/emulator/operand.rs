@@ -44,7 +44,8 @@ impl Operand {
         }
     }
 
-    /// Writes a register as the processor does: 32 bits clear the upper half, 8 and 16 leave the rest.
+    /// Writes a register as the processor does: 32 bits clear the upper half, 8 and 16 leave the
+    /// rest.
     pub fn write(self, registers: &mut Gprs, value: u64) {
         let Self::Register { number, size, high_byte } = self else { return };
         let old = registers[number];

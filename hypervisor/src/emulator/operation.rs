@@ -119,8 +119,9 @@ fn action(mnemonic: Mnemonic, other: Operand, memory_first: bool, size: u32) -> 
     })
 }
 
-/// Where BT finds its bit: how far from the operand's address, and which bit of `size` bytes there. A register counts bits
-/// from the operand on, up and down; of a constant only the part within the operand matters.
+/// Where BT finds its bit: how far from the operand's address, and which bit of `size` bytes there.
+/// A register counts bits from the operand on, up and down; of a constant only the part within the
+/// operand matters.
 fn bit_place(index: Operand, size: u32, cpu: &Cpu<'_>) -> (u64, u32) {
     let bits = 8 * size;
     let value = index.read(cpu.registers);

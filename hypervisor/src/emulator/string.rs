@@ -48,8 +48,9 @@ impl StringOperation {
         })
     }
 
-    /// Does the first element, and more as long as they are in the same pages as it and the processor cannot do them
-    /// by itself: to find out whether it can take a new page is its business.
+    /// Does the first element, and more as long as they are in the same pages as it and the
+    /// processor cannot do them by itself: to find out whether it can take a new page is its
+    /// business.
     pub(super) fn execute<M: Memory>(
         &self,
         cpu: &mut Cpu<'_>,
@@ -150,7 +151,8 @@ pub fn string_address_size(instruction: &Instruction) -> Option<u32> {
     })
 }
 
-/// Adds to the part of a register that `mask` covers; a 32-bit address clears the rest, a 16-bit one leaves it.
+/// Adds to the part of a register that `mask` covers; a 32-bit address clears the rest, a 16-bit
+/// one leaves it.
 pub fn add_masked(register: &mut u64, step: u64, mask: u64) {
     let sum = register.wrapping_add(step) & mask;
     *register = if mask == 0xffff { *register & !mask | sum } else { sum };

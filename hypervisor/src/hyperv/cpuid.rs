@@ -1,7 +1,7 @@
 //! CPUID leaves 0x40000000 to 0x40000006.
 //!
-//! A bit is set here only if what it offers works; `vp`'s tests probe each of them. What Linux does with
-//! a bit is said at the bit; it was read in Debian's Linux 6.1.192 and 6.12.117:
+//! A bit is set here only if what it offers works; `vp`'s tests probe each of them. What Linux does
+//! with a bit is said at the bit; it was read in Debian's Linux 6.1.192 and 6.12.117:
 //! arch/x86/kernel/cpu/mshyperv.c, arch/x86/hyperv/{hv_init,hv_apic,hv_spinlock,mmu}.c,
 //! drivers/hv/hv_common.c, drivers/clocksource/hyperv_timer.c, drivers/iommu/hyperv-iommu.c,
 //! arch/x86/kernel/apic/apic.c.
@@ -9,9 +9,10 @@
 //! Outside these leaves Linux also wants:
 //!
 //! * the hypervisor bit, CPUID 1.ECX\[31\], or it looks at none of this;
-//! * x2APIC in CPUID 1.ECX\[21\], which on Hyper-V it takes without interrupt remapping, in physical mode;
-//! * an APIC timer that never stops, CPUID 6.EAX\[2\], lest it look for a PIT although it has been told
-//!   the frequencies (`apic_needs_pit`);
+//! * x2APIC in CPUID 1.ECX\[21\], which on Hyper-V it takes without interrupt remapping, in
+//!   physical mode;
+//! * an APIC timer that never stops, CPUID 6.EAX\[2\], lest it look for a PIT although it has been
+//!   told the frequencies (`apic_needs_pit`);
 //! * zeros in the leaves from 0x40000007 on, of which it reads 0x40000080.
 
 use hostlink::config::MAX_VCPUS;
@@ -27,8 +28,8 @@ use super::hypercall::PROFILE;
 pub struct PartitionTraits {
     /// Recommend the flush hypercalls. They work either way; a guest that is not told sends IPIs.
     pub flush_hypercall: bool,
-    /// The TSC ticks at one rate on all CPUs and never stops. Then Linux takes the TSC itself as its
-    /// clock source rather than the reference TSC page.
+    /// The TSC ticks at one rate on all CPUs and never stops. Then Linux takes the TSC itself as
+    /// its clock source rather than the reference TSC page.
     pub invariant_tsc: bool,
     /// Guest memory is translated by nested paging.
     pub nested_paging: bool,
@@ -60,9 +61,10 @@ pub struct CpuidResult {
     pub edx: u32,
 }
 
-/// EBX of the hint leaf: after so many tries at a spin lock the guest calls HvCallNotifyLongSpinWait,
-/// upon which the spinning vCPU gives way. Windows heeds it. Linux has no such call: its paravirtual
-/// spin locks want [`hint::CLUSTER_IPI`] and [`privilege::GUEST_IDLE`] instead.
+/// EBX of the hint leaf: after so many tries at a spin lock the guest calls
+/// HvCallNotifyLongSpinWait, upon which the spinning vCPU gives way. Windows heeds it. Linux has no
+/// such call: its paravirtual spin locks want [`hint::CLUSTER_IPI`] and [`privilege::GUEST_IDLE`]
+/// instead.
 const SPIN_RETRIES: u32 = 0x1000;
 
 /// The leaf's contents; `None` if the hypervisor interface has no such leaf.
@@ -96,20 +98,20 @@ fn privileges(platform: &PartitionTraits) -> u32 {
     // Linux takes no hypervisor without these two for Hyper-V at all.
     privilege::HYPERCALL
         | privilege::VP_INDEX
-        // The reference TSC page becomes clock source and scheduler clock; the counter's register is
-        // its fall-back. It counts as continuous, so the timer tick can stop.
+        // The reference TSC page becomes clock source and scheduler clock; the counter's register
+        // is its fall-back. It counts as continuous, so the timer tick can stop.
         | privilege::REFERENCE_COUNTER
         | privilege::REFERENCE_TSC
         // With `feature::FREQUENCIES`: Linux reads both frequencies instead of measuring them.
         | privilege::FREQUENCIES
-        // With `feature::DIRECT_TIMERS`: Linux makes timer 0 its clock event device, rated above the
-        // local APIC's.
+        // With `feature::DIRECT_TIMERS`: Linux makes timer 0 its clock event device, rated above
+        // the local APIC's.
         | privilege::SYNTHETIC_TIMERS
         // Assist page and end of interrupt, see `hint::APIC_REGISTERS`.
         | privilege::INTERRUPT_CONTROL
         | privilege::RESET
-        // Without it Linux marks the TSC as unstable. With it the TSC is its best clock source and is
-        // not watched, and the page's is rated below it; 6.1 keeps the page as scheduler clock.
+        // Without it Linux marks the TSC as unstable. With it the TSC is its best clock source and
+        // is not watched, and the page's is rated below it; 6.1 keeps the page as scheduler clock.
         | if platform.invariant_tsc { privilege::TSC_INVARIANT } else { 0 }
 }
 
@@ -127,19 +129,20 @@ const fn features() -> u32 {
 /// What the guest should do.
 fn hints(platform: &PartitionTraits) -> u32 {
     // Linux sets its EOI to one that looks at the assist page first and writes the register only if
-    // the page does not say that it need not. In x2APIC mode that is all it does; the other registers
-    // are architectural there.
+    // the page does not say that it need not. In x2APIC mode that is all it does; the other
+    // registers are architectural there.
     hint::APIC_REGISTERS
         // vCPUs wait for CPUs: a watchdog in the guest would bark at the wrong one.
         | hint::RELAXED_TIMING
         // There is no synthetic interrupt controller whose interrupts could end by themselves.
         | hint::NO_AUTO_EOI
-        // Linux logs "Hyper-V: Using IPI hypercalls" and sends by them: one exit for any number of targets.
+        // Linux logs "Hyper-V: Using IPI hypercalls" and sends by them: one exit for any number of
+        // targets.
         | PROFILE.hint_bits()
         // The calls with VP sets are there, which Linux needs for VP indices from 64 on.
         | hint::EX_PROCESSOR_MASKS
-        // Linux logs "Hyper-V: Using hypercall for remote TLB flush". The one difference between the
-        // two ways of running a guest.
+        // Linux logs "Hyper-V: Using hypercall for remote TLB flush". The one difference between
+        // the two ways of running a guest.
         | if platform.flush_hypercall { hint::REMOTE_FLUSH } else { 0 }
 }
 

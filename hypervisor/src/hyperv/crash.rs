@@ -11,7 +11,8 @@ pub const LINES_MAX: usize = 12;
 const LINE_MAX: usize = 100;
 
 impl CrashMessage {
-    /// Address and length of the text's last bytes, [`TEXT_MAX`] at most; `None` if it has no such address.
+    /// Address and length of the text's last bytes, [`TEXT_MAX`] at most; `None` if it has no such
+    /// address.
     pub fn end(&self) -> Option<(u64, usize)> {
         let length = self.len.min(TEXT_MAX as u64);
         let start = self.gpa.checked_add(self.len - length)?;

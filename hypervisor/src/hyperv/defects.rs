@@ -1,7 +1,7 @@
 //! Hypercalls served wrongly on purpose ([`Defect`]), for tests of what looks for such mistakes.
 //!
-//! A mistake in decoding is made by changing what the decoder reads, so that what is tested is the decoder that everybody
-//! uses, given another input.
+//! A mistake in decoding is made by changing what the decoder reads, so that what is tested is the
+//! decoder that everybody uses, given another input.
 
 use baremetal::pages::PAGE;
 use hostlink::defect::Defect;
@@ -12,8 +12,8 @@ use tlfs::{
 use super::hypercall::{self, CallOutcome, Caller, Services};
 use super::partition::Partition;
 
-/// Words in front of the list, or of the banks, of a flush call: address space, flags, mask; or address space, flags,
-/// format, bank mask.
+/// Words in front of the list, or of the banks, of a flush call: address space, flags, mask; or
+/// address space, flags, format, bank mask.
 const HEADER: usize = 3;
 const HEADER_EX: usize = 4;
 const FLAGS: usize = 1;

@@ -1,12 +1,13 @@
 //! Lazy end of interrupt through the assist page.
 //!
-//! TLFS, "EOI Assist". The hypervisor sets a bit in the virtual processor's assist page when nothing
-//! would follow from an end of interrupt but that the interrupt is over. The guest clears the bit
-//! atomically instead of writing the EOI register if it finds it set, and saves an exit.
+//! TLFS, "EOI Assist". The hypervisor sets a bit in the virtual processor's assist page when
+//! nothing would follow from an end of interrupt but that the interrupt is over. The guest clears
+//! the bit atomically instead of writing the EOI register if it finds it set, and saves an exit.
 //!
 //! While the guest runs, only the guest touches the bit. Between exit and entry only the hypervisor
-//! does, so its accesses need not be atomic. An interrupt that arrives for a running virtual processor
-//! makes it exit, which is when the bit is withdrawn; so a set bit never holds up a pending interrupt.
+//! does, so its accesses need not be atomic. An interrupt that arrives for a running virtual
+//! processor makes it exit, which is when the bit is withdrawn; so a set bit never holds up a
+//! pending interrupt.
 //!
 //! | exit | entry |
 //! |---|---|
@@ -56,8 +57,8 @@ impl EoiAssist {
         self.is_armed()
     }
 
-    /// After an exit, before anything looks at the local APIC: what the field's value means. `None` if
-    /// the bit had not been set; the field need not be read then.
+    /// After an exit, before anything looks at the local APIC: what the field's value means. `None`
+    /// if the bit had not been set; the field need not be read then.
     pub fn settle(&mut self, field: u32) -> Option<Settled> {
         let vector = self.armed.take()?;
         Some(if field & NO_EOI_REQUIRED == 0 { Settled::Ended(vector) } else { Settled::Withdrawn })

@@ -1,7 +1,7 @@
 //! What accesses to synthetic registers return and ask for.
 
-/// Whether the hypervisor interface owns register `msr`. Of the 256-register blocks from 0x40000000 on,
-/// the first two hold registers; an unassigned one in them is as absent as any other.
+/// Whether the hypervisor interface owns register `msr`. Of the 256-register blocks from 0x40000000
+/// on, the first two hold registers; an unassigned one in them is as absent as any other.
 pub const fn is_synthetic(msr: u32) -> bool {
     matches!(msr, 0x4000_0000..=0x4000_01ff)
 }
@@ -21,9 +21,9 @@ pub enum MsrRead {
     ApicTpr,
 }
 
-/// What a write of a synthetic register asks for. Effects on pages of a partition are to be performed
-/// before another of its virtual processors writes the same register: whoever calls holds a lock over
-/// both, or the moves get out of order.
+/// What a write of a synthetic register asks for. Effects on pages of a partition are to be
+/// performed before another of its virtual processors writes the same register: whoever calls holds
+/// a lock over both, or the moves get out of order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a write does nothing outside the register until its effect is performed"]
 pub enum MsrEffect {
@@ -40,11 +40,11 @@ pub enum MsrEffect {
     /// The reference TSC page moves; it starts with
     /// [`ReferenceClock::page`](super::time::ReferenceClock::page), the rest is zero.
     TscPage(PageMove),
-    /// The virtual processor's assist page moves. Its first four bytes, the EOI assist field, become
-    /// zero; the rest is the guest's.
+    /// The virtual processor's assist page moves. Its first four bytes, the EOI assist field,
+    /// become zero; the rest is the guest's.
     VpAssistPage(PageMove),
-    /// A synthetic timer was changed: [`Vp::next_deadline_tsc`](super::Vp::next_deadline_tsc) is to be
-    /// asked again.
+    /// A synthetic timer was changed: [`Vp::next_deadline_tsc`](super::Vp::next_deadline_tsc) is to
+    /// be asked again.
     Timers,
     /// The guest reports that it crashed; it goes on running.
     Crash(CrashReport),
@@ -56,10 +56,10 @@ pub enum MsrEffect {
 
 /// The hypervisor's page appears at one guest physical address and disappears from another.
 ///
-/// The TLFS lays such pages over the guest's: what was there before reappears when the page goes. Where
-/// overlays are not to be had the contents can be written into the guest's own page, which is what
-/// other hypervisors do and guests cope with: they give a page of their own that they do not use
-/// otherwise. An address without memory is legal; then there is nothing to see.
+/// The TLFS lays such pages over the guest's: what was there before reappears when the page goes.
+/// Where overlays are not to be had the contents can be written into the guest's own page, which is
+/// what other hypervisors do and guests cope with: they give a page of their own that they do not
+/// use otherwise. An address without memory is legal; then there is nothing to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageMove {
     /// Where the page was.
@@ -100,8 +100,8 @@ const XAPIC_BROADCAST: u64 = 0xff;
 const X2APIC_BROADCAST: u64 = 0xffff_ffff;
 
 /// An interrupt command of the synthetic register in x2APIC's layout. The synthetic register is the
-/// xAPIC's pair of registers in one, with 8 bits of destination on top (Linux says so where it avoids
-/// the register in x2APIC mode, arch/x86/hyperv/hv_apic.c).
+/// xAPIC's pair of registers in one, with 8 bits of destination on top (Linux says so where it
+/// avoids the register in x2APIC mode, arch/x86/hyperv/hv_apic.c).
 pub const fn icr_to_x2apic(value: u64) -> u64 {
     let destination = match value >> XAPIC_DESTINATION_SHIFT {
         XAPIC_BROADCAST => X2APIC_BROADCAST,

@@ -8,8 +8,8 @@ pub const TICKS_PER_SECOND: u64 = 10_000_000;
 /// The partition's reference time as a function of its TSC, in units of 100 ns since its creation.
 ///
 /// The function is the one that the guest evaluates from the reference TSC page (TLFS, "Partition
-/// Reference TSC Mechanism"), bit by bit, so that page and register can be mixed without time running
-/// backwards.
+/// Reference TSC Mechanism"), bit by bit, so that page and register can be mixed without time
+/// running backwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReferenceClock {
     /// Units per TSC tick as a fraction of 2^64; never 0.
@@ -19,8 +19,8 @@ pub struct ReferenceClock {
 }
 
 impl ReferenceClock {
-    /// A clock for a TSC of `tsc_hz` that reads 0 at `tsc`. `None` if the TSC ticks no faster than the
-    /// clock: the page's scale cannot express that.
+    /// A clock for a TSC of `tsc_hz` that reads 0 at `tsc`. `None` if the TSC ticks no faster than
+    /// the clock: the page's scale cannot express that.
     pub const fn new(tsc_hz: u64, tsc: u64) -> Option<Self> {
         if tsc_hz <= TICKS_PER_SECOND {
             return None;
@@ -34,8 +34,8 @@ impl ReferenceClock {
         scaled(tsc, self.scale).saturating_sub(self.origin)
     }
 
-    /// The first TSC value at which the reference time is `time` or later; `None` if the TSC never gets
-    /// there.
+    /// The first TSC value at which the reference time is `time` or later; `None` if the TSC never
+    /// gets there.
     pub const fn tsc_at(&self, time: u64) -> Option<u64> {
         let Some(scaled) = self.origin.checked_add(time) else { return None };
         let tsc = ((scaled as u128) << 64).div_ceil(self.scale as u128);

@@ -1,8 +1,9 @@
 //! Loading a guest's kernel: which bytes go where, and how its first vCPU starts.
 //!
-//! [`plan`] looks at the files and decides; nothing is written. The caller copies what [`LoadPlan::placements`]
-//! lists into guest memory and puts the boot processor into [`LoadPlan::entry`]. A plan holds for every start
-//! of the guest: on a reboot clear the memory and apply it again.
+//! [`plan`] looks at the files and decides; nothing is written. The caller copies what
+//! [`LoadPlan::placements`] lists into guest memory and puts the boot processor into
+//! [`LoadPlan::entry`]. A plan holds for every start of the guest: on a reboot clear the memory and
+//! apply it again.
 
 mod error;
 pub mod pc;
@@ -61,8 +62,8 @@ pub const TASK: Segment = Segment { selector: 0x20, attributes: 0x08b, limit: 0x
 pub const GDT_LIMIT: u16 = 5 * 8 - 1;
 
 /// The boot processor at entry: 32-bit protected mode with paging off (CR0 = PE and ET, CR4 = 0,
-/// EFER = 0 as the guest sees it), RFLAGS = 2, segments [`CODE`], [`DATA`], [`TASK`], GDTR = [`layout::GDT`]
-/// with [`GDT_LIMIT`], every register that is not here 0.
+/// EFER = 0 as the guest sees it), RFLAGS = 2, segments [`CODE`], [`DATA`], [`TASK`], GDTR =
+/// [`layout::GDT`] with [`GDT_LIMIT`], every register that is not here 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryState {
     /// The protocol.
@@ -86,8 +87,8 @@ pub struct LoadPlan<'a> {
 
 /// Plans the start of `kernel`: a Linux bzImage or an ELF with a PVH note.
 ///
-/// `rsdp` is the guest physical address of the ACPI root pointer. The tables themselves are not part of
-/// the plan.
+/// `rsdp` is the guest physical address of the ACPI root pointer. The tables themselves are not
+/// part of the plan.
 ///
 /// # Errors
 /// What cannot be loaded, as [`LoadError`] explains it.
@@ -118,7 +119,8 @@ struct Boot<'a, 'b> {
 }
 
 impl<'a> Boot<'a, '_> {
-    /// Checks the command line against the most bytes that the kernel takes, without the terminator.
+    /// Checks the command line against the most bytes that the kernel takes, without the
+    /// terminator.
     fn check_command_line(&self, kernel_most: usize) -> Result<(), LoadError> {
         let area = (layout::COMMAND_LINE.end - layout::COMMAND_LINE.start) as usize - 1;
         let (length, most) = (self.command_line.len(), kernel_most.min(area));
@@ -131,7 +133,8 @@ impl<'a> Boot<'a, '_> {
         }
     }
 
-    /// Places the initial RAM disk as high as possible between the kernel's end and `limit`, in low RAM.
+    /// Places the initial RAM disk as high as possible between the kernel's end and `limit`, in low
+    /// RAM.
     fn place_initrd(&self, kernel_end: u64, limit: u64) -> Result<Option<Placement<'a>>, LoadError> {
         let Some(bytes) = self.initrd else { return Ok(None) };
         let size = bytes.len() as u64;

@@ -3,14 +3,17 @@
 //! Each CPU has a [queue](queue::RunQueue) of its own, ordered by the time that its vCPUs have had
 //! (a virtual clock, as in Linux' CFS). The rules:
 //!
-//! * The one that has had least runs next, for at most a slice while others wait, without limit otherwise.
-//! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if there is one, to its last CPU
-//!   otherwise, and preempts whoever has run for longer than a small margin.
-//! * A vCPU that nothing but its timer wakes waits in a line of its own, which shares the CPU with those that
-//!   have work (see [`queue`]).
-//! * A vCPU that spins goes behind all that wait. One that waits for a word in memory is passed over until that has changed.
-//! * A CPU without work takes it from the longest queue; a queue that has two more than the shortest gives one
-//!   up when one of its vCPUs is put back.
+//! * The one that has had least runs next, for at most a slice while others wait, without limit
+//!   otherwise.
+//! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if
+//!   there is one, to its last CPU otherwise, and preempts whoever has run for longer than a small
+//!   margin.
+//! * A vCPU that nothing but its timer wakes waits in a line of its own, which shares the CPU with
+//!   those that have work (see [`queue`]).
+//! * A vCPU that spins goes behind all that wait. One that waits for a word in memory is passed
+//!   over until that has changed.
+//! * A CPU without work takes it from the longest queue; a queue that has two more than the
+//!   shortest gives one up when one of its vCPUs is put back.
 //!
 //! A vCPU's state is saved before it appears in any queue, and it is in at most one: under the lock
 //! of the queue it blocks on, and of the queue that it is put into, one after the other, never
@@ -21,6 +24,8 @@ mod model;
 pub mod notify;
 pub mod queue;
 pub mod spinning;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod turns;
 
 use alloc::vec::Vec;
@@ -371,137 +376,5 @@ impl Scheduler {
     /// Takes one vCPU that blocked on `cpu` and whose time has come; the caller posts it its event.
     pub fn pop_expired(&self, cpu: CpuIndex, now: u64) -> Option<VcpuIndex> {
         self.place(cpu).with(|own| own.pop_expired(now))
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    fn scheduler(cpus: u32, vcpus: u32) -> Scheduler {
-        Scheduler::new((0..cpus).collect(), vcpus, Policy::new(1000))
-    }
-
-    /// Whose turn it is on `cpu`, and whether it came from another CPU.
-    fn next(sched: &Scheduler, cpu: CpuIndex) -> Option<(VcpuIndex, bool)> {
-        sched.next(cpu, 0).map(|turn| (turn.vcpu, turn.migrated))
-    }
-
-    fn enqueue(sched: &Scheduler, cpu: CpuIndex, vcpus: impl IntoIterator<Item = VcpuIndex>) {
-        for vcpu in vcpus {
-            let _ = sched.enqueue(cpu, vcpu, Standing::default());
-        }
-    }
-
-    #[test]
-    fn wakers_nudge_idle_cpus_and_running_vcpus() {
-        let sched = scheduler(2, 3);
-        assert_eq!(sched.wake(0, Line::Work), Nudge::Idle(0));
-        assert_eq!(next(&sched, 0), Some((0, false)));
-        assert_eq!(sched.wake(2, Line::Work), Nudge::Idle(1), "CPU 0 is busy, CPU 1 is not");
-        assert_eq!(next(&sched, 1), Some((2, true)));
-        assert_eq!(sched.wake(1, Line::Work), Nudge::Running(2));
-    }
-
-    #[test]
-    fn an_idle_cpu_takes_work_from_the_longest_queue() {
-        let sched = scheduler(3, 4);
-        enqueue(&sched, 0, [0, 2]);
-        assert_eq!(next(&sched, 0), Some((0, false)));
-        assert_eq!(next(&sched, 1), Some((2, true)));
-        assert_eq!(next(&sched, 2), None, "the others have one each, which runs");
-    }
-
-    #[test]
-    fn a_refused_block_leaves_the_vcpu_running() {
-        let sched = scheduler(1, 1);
-        sched.wake(0, Line::Work);
-        next(&sched, 0);
-        assert_eq!(sched.block(0, 5, 100, || false), Block::Refused);
-        assert_eq!(sched.next_event(0), u64::MAX, "no timer was left behind");
-        assert_eq!(sched.block(0, 5, 100, || true), Block::Next(None));
-        assert_eq!(sched.next_event(0), 100);
-        assert_eq!(sched.pop_expired(0, 100), Some(0));
-    }
-
-    #[test]
-    fn blocking_hands_the_cpu_to_whoever_waits_with_the_timer_in_sight() {
-        let sched = scheduler(1, 3);
-        enqueue(&sched, 0, 0..3);
-        assert_eq!(next(&sched, 0), Some((0, false)));
-        let Block::Next(Some(turn)) = sched.block(0, 5, 300, || true) else { panic!("nobody has the CPU") };
-        let queue_state = sched.queue_state(0, 5);
-        assert_eq!((turn.vcpu, queue_state.has_waiting, queue_state.next_event), (1, true, 300));
-        assert!(sched.has_waiting(0), "vCPU 2");
-    }
-
-    #[test]
-    fn waking_early_forgets_the_timer() {
-        let sched = scheduler(1, 1);
-        sched.wake(0, Line::Work);
-        next(&sched, 0);
-        sched.block(0, 5, 100, || true);
-        sched.wake(0, Line::Work);
-        assert_eq!(sched.pop_expired(0, 1000), None);
-    }
-
-    #[test]
-    fn an_interrupt_helps_whoever_waits_behind_expired_timers() {
-        let sched = scheduler(1, 4);
-        for vcpu in 0..4 {
-            let line = if vcpu == 0 { Line::Work } else { Line::Timer };
-            let _ = sched.wake(vcpu, line);
-        }
-        next(&sched, 0);
-        assert_eq!(sched.promote(0), Nudge::Nothing, "it runs");
-        assert_eq!(sched.promote(3), Nudge::Running(0));
-        assert_eq!(sched.promote(3), Nudge::Nothing, "it has been helped");
-        let Block::Next(Some(turn)) = sched.block(0, 0, u64::MAX, || true) else {
-            panic!("nobody has the CPU")
-        };
-        assert_eq!(turn.vcpu, 3);
-        assert_eq!(sched.promote(3), Nudge::Nothing);
-    }
-
-    #[test]
-    fn only_the_first_in_the_timer_line_is_announced() {
-        let sched = scheduler(1, 3);
-        sched.wake(0, Line::Work);
-        next(&sched, 0);
-        assert_eq!(sched.wake(1, Line::Timer), Nudge::Running(0));
-        assert_eq!(sched.wake(2, Line::Timer), Nudge::Nothing);
-    }
-
-    #[test]
-    fn u15_cpus_with_gaps() {
-        let sched = Scheduler::new(vec![1, 4], 4, Policy::new(1000));
-        assert_eq!((sched.cpu_count(), sched.has_cpu(2), sched.has_cpu(4)), (2, false, true));
-        assert_eq!(sched.wake(0, Line::Work), Nudge::Idle(1));
-        assert_eq!(next(&sched, 1), Some((0, false)));
-        assert_eq!(sched.wake(2, Line::Work), Nudge::Idle(4), "the CPU with less to do is behind the gap");
-        assert_eq!(next(&sched, 4), Some((2, true)));
-        enqueue(&sched, 1, [1, 3]);
-        sched.block(4, 0, u64::MAX, || true);
-        assert!(next(&sched, 4).is_some(), "it takes work from the other one");
-    }
-
-    #[test]
-    fn a_cpu_that_is_left_out_gets_no_vcpu() {
-        let sched = Scheduler::new(vec![1, 2], 4, Policy::new(1000));
-        assert!(!sched.has_cpu(0) && sched.has_cpu(2));
-        for vcpu in 0..4 {
-            assert!(matches!(sched.wake(vcpu, Line::Work), Nudge::Idle(cpu) if cpu != 0));
-        }
-        assert!(next(&sched, 1).is_some() && next(&sched, 2).is_some());
-    }
-
-    #[test]
-    fn put_back_evens_the_queues_out() {
-        let sched = scheduler(2, 4);
-        enqueue(&sched, 0, 0..4);
-        next(&sched, 0);
-        let (turn, nudge) = sched.switch(0, 1000, PutBack::Preempted);
-        assert_eq!((turn.map(|turn| turn.vcpu), nudge), (Some(1), Nudge::Idle(1)));
-        assert_eq!((sched.place(0).load(), sched.place(1).load()), (3, 1));
     }
 }

@@ -1,11 +1,13 @@
-//! How many turns without an entry into the guest a CPU has seen since it last took interrupts on their account.
+//! How many turns without an entry into the guest a CPU has seen since it last took interrupts on
+//! their account.
 
 use core::cell::Cell;
 
 /// Most turns of vCPUs without an entry into the guest on a CPU that takes no interrupts meanwhile.
 ///
-/// Without a bound there could be any number of them: a guest that halts with interrupts off while its timers keep
-/// expiring is woken for nothing, over and over, and leaves its CPU no time to idle.
+/// Without a bound there could be any number of them: a guest that halts with interrupts off while
+/// its timers keep expiring is woken for nothing, over and over, and leaves its CPU no time to
+/// idle.
 pub const TURNS_MAX: u32 = 16;
 
 /// One CPU's count of turns.

@@ -258,9 +258,9 @@ pub unsafe trait Arch: Board {
         pause: &mut dyn FnMut(),
     ) -> Result<(), LoadError>;
 
-    /// Begins to take away what devices have added to the memory slots, if that is still to be done:
-    /// false until it [has been](Vm::begin_change), or while somebody else changes the slots. No vCPU
-    /// runs.
+    /// Begins to take away what devices have added to the memory slots, if that is still to be
+    /// done: false until it [has been](Vm::begin_change), or while somebody else changes the slots.
+    /// No vCPU runs.
     fn reset_slots(_: &'static Vm<Self>, _: &PerCpu<Self>) -> bool {
         true
     }

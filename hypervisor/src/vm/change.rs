@@ -2,8 +2,8 @@
 //!
 //! Such a change is made in steps of the run loop (`run.rs`). The access is over when the change
 //! begins, and the vCPU that made it enters the guest again when the change is over: it leaves its
-//! CPU only while somebody is in the way, or for a reset, which takes the change over. So one CPU at
-//! a time steps it. Between two steps the CPU takes interrupts and serves requests.
+//! CPU only while somebody is in the way, or for a reset, which takes the change over. So one CPU
+//! at a time steps it. Between two steps the CPU takes interrupts and serves requests.
 
 use core::sync::atomic::Ordering;
 
@@ -12,7 +12,8 @@ use memslots::space::Report;
 use paging::Progress;
 
 use super::arch::Arch;
-use super::machine::{Vm, attention, increase};
+use super::counting::increase;
+use super::machine::{Vm, attention};
 use super::percpu::PerCpu;
 use super::space::{FlushScratch, MemoryJob};
 use crate::sched::VcpuIndex;
@@ -32,8 +33,8 @@ impl<A: Arch> OwnChange<A> {
 }
 
 impl<A: Arch> Vm<A> {
-    /// Begins a change that an access of this vCPU's has caused, on the calling CPU: the vCPU enters
-    /// the guest again when it is over.
+    /// Begins a change that an access of this vCPU's has caused, on the calling CPU: the vCPU
+    /// enters the guest again when it is over.
     pub fn begin_change(&self, cpu: &PerCpu<A>, by: VcpuIndex, job: MemoryJob<'static, A>) {
         cpu.check_queue.set(true);
         self.change.lock().under_way = Some((by, job));

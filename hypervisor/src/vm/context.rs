@@ -8,9 +8,10 @@ use memslots::{Gpa, MmioCache};
 use stay::{Answer, MMIO_PAGES, Mistake, Mistakes, Source, Stay};
 
 use super::arch::{Arch, State};
+use super::counting::{CounterRow, increase};
 use super::end;
 use super::files::Defects;
-use super::machine::{CounterRow, Vcpu, Vm, increase};
+use super::machine::{Vcpu, Vm};
 use super::percpu::PerCpu;
 
 /// How a vCPU goes on after an exit.

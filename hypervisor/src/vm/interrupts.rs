@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use hostlink::counters::Counter;
 
 use super::arch::Arch;
-use super::machine;
+use super::counting;
 use super::percpu::PerCpu;
 
 /// The vCPU that runs here looks at everything before it goes on.
@@ -45,7 +45,7 @@ pub fn on_timer<A: Arch>() {
 fn count_late_kick<A: Arch>(cpu: &PerCpu<A>, due: u64) {
     let long_before = due.saturating_sub(cpu.tick_max.get() / 2);
     if (1..long_before).contains(&cpu.kicked_at.swap(0, Ordering::Relaxed)) {
-        machine::count_here::<A>(Counter::KickLate);
+        counting::count_here::<A>(Counter::KickLate);
     }
 }
 

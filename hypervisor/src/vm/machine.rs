@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use coherence::Target;
 use hostlink::config::{self, BootCpu, NestedPage, ResetPolicy};
-use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
+use hostlink::counters::Counter;
 use memslots::space::ZapWay;
 use memslots::{Gpa, GuestMemory, Memslots, PhysAddr, Piece, Slot, SlotFlags, SlotId, Sweep};
 use paging::Level;
@@ -17,6 +17,7 @@ use super::arch::{Arch, Cpus};
 use super::awaited::Awaited;
 use super::change::OwnChange;
 use super::control::Channel;
+use super::counting::CounterRow;
 use super::files::{CreateError, Files};
 use super::memory::{FreeMemory, NestedTables};
 use super::percpu;
@@ -39,9 +40,6 @@ pub mod attention {
     /// A vCPU's access has begun a change of guest memory.
     pub const CHANGE: u32 = 1 << 2;
 }
-
-/// The counters of one vCPU, as `hostlink::counters` lays them out.
-pub type CounterRow = [AtomicU64; Counter::COUNT];
 
 /// One virtual CPU.
 pub struct Vcpu<A: Arch> {
@@ -95,7 +93,7 @@ pub struct Vm<A: Arch> {
     pub wall: WallClock,
     /// Requests from outside.
     pub(super) channel: Mutex<Channel<A>>,
-    counters: Vec<CounterRow>,
+    pub(super) counters: Vec<CounterRow>,
     /// A change of memory that a vCPU's access has caused.
     pub(super) change: Mutex<OwnChange<A>>,
     /// What every CPU has to look at: bits of [`attention`].
@@ -279,22 +277,6 @@ impl<A: Arch> Vm<A> {
         Ok(())
     }
 
-    /// Lets the host tool find the counters.
-    pub fn publish_counters(&self, beacon: &Beacon) {
-        beacon.counters.store(self.counters.as_ptr().addr() as u64, Ordering::Relaxed);
-        beacon.tsc_hz.store(A::hz(), Ordering::Relaxed);
-        beacon.vcpu_count.store(self.vcpu_count(), Ordering::Relaxed);
-        beacon.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
-        beacon.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
-        // Pairs with the host tool, which reads the rest after it has found this.
-        beacon.magic.store(BEACON_MAGIC, Ordering::Release);
-    }
-
-    /// The counters of a vCPU.
-    pub fn counters_of(&self, vcpu: &Vcpu<A>) -> &CounterRow {
-        &self.counters[vcpu.index as usize]
-    }
-
     /// Tells a vCPU that something was posted to it.
     pub fn notify(&self, vcpu: &Vcpu<A>) {
         self.notify_in(vcpu, Line::Work);
@@ -394,27 +376,6 @@ pub fn place(slots: &Memslots, gpa: u64, bytes: &[u8], pause: &mut dyn FnMut()) 
     for (chunk, offset) in bytes.chunks(CLEAR_BYTES as usize).zip((0..).step_by(CLEAR_BYTES as usize)) {
         slots.memory().write(Gpa(gpa + offset), chunk).expect("the plan stays within memory");
         pause();
-    }
-}
-
-/// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked
-/// instruction.
-#[inline]
-pub fn increase(counter: &AtomicU64, amount: u64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
-}
-
-/// Counts for the vCPU that is on this CPU, or for the first one.
-#[cold]
-pub fn count_here<A: Arch>(counter: Counter) {
-    count_rare::<A>(A::this_cpu().current_vcpu.load(Ordering::Relaxed).saturating_sub(1), counter);
-}
-
-/// Counts what is rare for a vCPU, on whatever CPU that is: hence by a locked add.
-#[cold]
-pub fn count_rare<A: Arch>(vcpu: VcpuIndex, counter: Counter) {
-    if let Some(row) = A::machine().and_then(|vm| vm.counters.get(vcpu as usize)) {
-        row[counter as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -28,6 +28,7 @@ pub mod awaited;
 mod change;
 mod context;
 pub mod control;
+pub mod counting;
 pub mod end;
 pub mod files;
 pub mod interrupts;
@@ -45,8 +46,9 @@ mod switch;
 mod tests;
 
 pub use context::{Access, Context, Led, Next};
+pub use counting::increase;
 pub use files::{CreateError, Files};
-pub use machine::{Vcpu, Vm, increase};
+pub use machine::{Vcpu, Vm};
 pub use percpu::PerCpu;
 
 /// The target of log lines that a guest can cause as often as it likes: they have a quota

@@ -25,8 +25,8 @@ pub struct PerCpu<A: Cpus> {
     timer_due: Cell<u64>,
     /// Whether it is set for the tick's sake alone.
     timer_is_tick: Cell<bool>,
-    /// A vCPU has been put into this CPU's queue by the CPU itself, or the vCPU here has a change of
-    /// memory under way: before the guest goes on, see who is to run.
+    /// A vCPU has been put into this CPU's queue by the CPU itself, or the vCPU here has a change
+    /// of memory under way: before the guest goes on, see who is to run.
     pub check_queue: Cell<bool>,
     /// The last vCPU to stop for a reset did so here: this CPU starts the guest again.
     pub resets: Cell<bool>,

@@ -6,7 +6,8 @@ use hostlink::counters::Counter;
 use paging::Progress;
 
 use super::arch::{Arch, State};
-use super::machine::{Vm, attention, increase};
+use super::counting::increase;
+use super::machine::{Vm, attention};
 use super::percpu::PerCpu;
 use super::{GUEST, control};
 use crate::sched::Line;
@@ -21,8 +22,8 @@ impl<A: Arch> Vm<A> {
         }
     }
 
-    /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The CPU of the last
-    /// one starts the guest again (`step_reset`).
+    /// A vCPU has stopped for the reset: it is in no queue, and its owner is gone. The CPU of the
+    /// last one starts the guest again (`step_reset`).
     ///
     /// ```text
     /// each vCPU                                the CPU of the last vCPU
@@ -39,8 +40,8 @@ impl<A: Arch> Vm<A> {
         }
     }
 
-    /// A step of a reset, on the CPU that makes it: takes interrupts and serves requests, and starts
-    /// the guest again when nobody else changes its memory any longer. No vCPU runs.
+    /// A step of a reset, on the CPU that makes it: takes interrupts and serves requests, and
+    /// starts the guest again when nobody else changes its memory any longer. No vCPU runs.
     pub(super) fn step_reset(&'static self, cpu: &PerCpu<A>) {
         let counters = self.counters_of(&self.vcpus[0]);
         let mut pause = || {

@@ -14,7 +14,8 @@
 //!       └─────────────────────────────────────────┴────────────────────────────────────┘
 //! ```
 //!
-//! While it is on a CPU, that CPU goes round. Each check says `None`, go on, or why the vCPU leaves:
+//! While it is on a CPU, that CPU goes round. Each check says `None`, go on, or why the vCPU
+//! leaves:
 //!
 //! ```text
 //!   check_on_arrival ◀──────────────────────────────────────────┐
@@ -52,7 +53,8 @@ use paging::Progress;
 
 use super::arch::{Arch, Cpus, State};
 use super::context::{Context, Next};
-use super::machine::{self, Vm, attention};
+use super::counting;
+use super::machine::{Vm, attention};
 use super::percpu::{self, PerCpu};
 use super::switch::Leave;
 use super::{control, files};
@@ -123,7 +125,7 @@ pub(super) fn wait_for_turn<A: Arch>(vm: &'static Vm<A>, cpu: &PerCpu<A>) -> Tur
     loop {
         if let Some(turn) = vm.sched.next(cpu.index, A::now()) {
             if by_tick {
-                machine::count_rare::<A>(turn.vcpu, Counter::KickMissing);
+                counting::count_rare::<A>(turn.vcpu, Counter::KickMissing);
             }
             return turn;
         }
@@ -230,8 +232,9 @@ impl<'a, A: Arch> Context<'a, A> {
     }
 
     /// There is something beside the vCPU: a reset, a request from outside, or a change of memory.
-    /// One that is this vCPU's is stepped until it is over, with a look at all the others between two
-    /// steps; the vCPU leaves if somebody is in the way of the change while others wait for the CPU.
+    /// One that is this vCPU's is stepped until it is over, with a look at all the others between
+    /// two steps; the vCPU leaves if somebody is in the way of the change while others wait for the
+    /// CPU.
     #[cold]
     fn serve_vm(&mut self) -> Option<Leave> {
         loop {

@@ -1,5 +1,5 @@
-//! From one vCPU to the next: the one that leaves its CPU is saved and put where it belongs, and the
-//! next is taken. `run.rs` says why and when.
+//! From one vCPU to the next: the one that leaves its CPU is saved and put where it belongs, and
+//! the next is taken. `run.rs` says why and when.
 
 use core::mem::ManuallyDrop;
 

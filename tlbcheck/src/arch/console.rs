@@ -61,7 +61,8 @@ pub(super) fn end(totals: Totals) -> ! {
     leave(if totals.failed == 0 { CODE_GOOD } else { CODE_FAILED })
 }
 
-/// Stops the run: the image itself cannot go on. Any processor may come here, even in the middle of a report.
+/// Stops the run: the image itself cannot go on. Any processor may come here, even in the middle of
+/// a report.
 pub(super) fn bail(why: fmt::Arguments<'_>) -> ! {
     ends::mask_interrupts();
     match REPORTS.try_lock() {

@@ -1,7 +1,7 @@
 //! What an Arm64 processor offers for TLBs, by its registers, and which hypervisor shows itself.
 //!
-//! DDI 0487 M.b, D24.2: MIDR_EL1, ID_AA64ISAR0_EL1, ID_AA64MMFR0_EL1 to ID_AA64MMFR2_EL1. DEN 0028, section 6.2: the UID of
-//! a hypervisor that serves calls of its own.
+//! DDI 0487 M.b, D24.2: MIDR_EL1, ID_AA64ISAR0_EL1, ID_AA64MMFR0_EL1 to ID_AA64MMFR2_EL1. DEN 0028,
+//! section 6.2: the UID of a hypervisor that serves calls of its own.
 
 use core::fmt;
 

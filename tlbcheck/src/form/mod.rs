@@ -70,7 +70,8 @@ pub enum Via {
 pub enum Targets<'a> {
     /// The flag for all processors, with an empty mask or set.
     AllFlag,
-    /// The set format for all processors, with these banks, which say nothing: a call with a mask has none such.
+    /// The set format for all processors, with these banks, which say nothing: a call with a mask
+    /// has none such.
     AllFormat(&'a [u64]),
     /// VP indices below 64.
     Mask(u64),
@@ -101,8 +102,9 @@ pub const fn sparse_of(vp: u32) -> (u64, [u64; 1]) {
 }
 
 impl Flush<'_> {
-    /// Writes the input to the beginning of `words`; returns the control word and how many words there are. `None` if
-    /// there is no such call: the input is longer than may be, or a mask cannot name the targets.
+    /// Writes the input to the beginning of `words`; returns the control word and how many words
+    /// there are. `None` if there is no such call: the input is longer than may be, or a mask
+    /// cannot name the targets.
     pub fn encode(&self, words: &mut Words) -> Option<(Control, usize)> {
         let list = if self.kind.is_list() { self.elements } else { &[] };
         let flags = self.flags.with_all_processors(self.targets == Targets::AllFlag);
@@ -166,8 +168,8 @@ impl Element {
         FlushFlags::new().with_extended_ranges(!matches!(self, Self::Plain))
     }
 
-    /// The element for the page that has `address`, and `additional` pages behind it: 4095 at most, or 2047 in the
-    /// extended format.
+    /// The element for the page that has `address`, and `additional` pages behind it: 4095 at most,
+    /// or 2047 in the extended format.
     pub const fn word(self, address: u64, additional: u16) -> u64 {
         let start = address >> self.shift() << self.shift();
         let extended = ExtendedGvaEntry::from_bits(start).with_additional_pages(additional & 0x7ff);

@@ -1,7 +1,8 @@
-//! Says by an instruction that userspace is reached, and switches the machine off: a kernel's boot, counted to here.
+//! Says by an instruction that userspace is reached, and switches the machine off: a kernel's boot,
+//! counted to here.
 //!
-//! As first program (`rdinit=/bin/mark`) it runs right after the kernel. The instruction is the hint that
-//! `hostlink::phase::AFTER` names, which does nothing but for who counts instructions.
+//! As first program (`rdinit=/bin/mark`) it runs right after the kernel. The instruction is the
+//! hint that `hostlink::phase::AFTER` names, which does nothing but for who counts instructions.
 
 use rustix::system::{RebootCommand, reboot};
 use std::process::ExitCode;

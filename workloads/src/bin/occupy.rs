@@ -1,9 +1,10 @@
 //! Uses memory that comes and goes: for measuring what it costs to take it away.
 //!
-//! In each round it says that it waits, and reads a line; then memory has been added at a physical address that the kernel knows
-//! nothing of. It maps it through `/dev/mem`, writes to each page, and says so. While it is taken away, a thread that has nothing to do
-//! with it looks at the clock without a pause: the longest time between two looks is how long its processor was stopped. The next
-//! line ends the round. It ends with its input, or at the line `end`.
+//! In each round it says that it waits, and reads a line; then memory has been added at a physical
+//! address that the kernel knows nothing of. It maps it through `/dev/mem`, writes to each page,
+//! and says so. While it is taken away, a thread that has nothing to do with it looks at the clock
+//! without a pause: the longest time between two looks is how long its processor was stopped. The
+//! next line ends the round. It ends with its input, or at the line `end`.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde_json::json;

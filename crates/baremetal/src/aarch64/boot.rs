@@ -1,7 +1,8 @@
-//! The way in: header of an arm64 Image, entries of the first processor and of the others, from EL2 down to EL1.
+//! The way in: header of an arm64 Image, entries of the first processor and of the others, from EL2
+//! down to EL1.
 //!
-//! Sources: Linux, Documentation/arch/arm64/booting.rst (header, state at the entry); DDI 0487 M.b, D24.2
-//! (registers); ELF for the Arm 64-bit Architecture (AAELF64), "Relocation".
+//! Sources: Linux, Documentation/arch/arm64/booting.rst (header, state at the entry); DDI 0487 M.b,
+//! D24.2 (registers); ELF for the Arm 64-bit Architecture (AAELF64), "Relocation".
 
 use super::info::{self, BootInfo};
 use super::interrupts;
@@ -103,8 +104,9 @@ macro_rules! enable_mmu {
     };
 }
 
-// Nothing is written to before the image has been moved to where it runs but registers. What is written while the caches are
-// off is in memory; lines that caches have of it are older, and dropped before the MMU is on.
+// Nothing is written to before the image has been moved to where it runs but registers. What is
+// written while the caches are off is in memory; lines that caches have of it are older, and
+// dropped before the MMU is on.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! aarch64_entry_code {

@@ -29,7 +29,8 @@ pub fn nanoseconds(ticks: u64) -> u64 {
     (u128::from(ticks) * 1_000_000_000 / u128::from(hz())) as u64
 }
 
-/// Says that the processor waits for another one: an emulator that runs one at a time goes on with the next.
+/// Says that the processor waits for another one: an emulator that runs one at a time goes on with
+/// the next.
 #[inline(always)]
 pub fn relax() {
     // SAFETY: a hint.
@@ -56,8 +57,8 @@ pub fn delay(us: u64) {
     }
 }
 
-/// Has the calling processor's virtual timer raise its interrupt in so many microseconds, and until it is set again or
-/// stopped.
+/// Has the calling processor's virtual timer raise its interrupt in so many microseconds, and until
+/// it is set again or stopped.
 pub fn set_timer(us: u64) {
     write_cntv_cval_el0(CntvCvalEl0::from_bits_retain(now().wrapping_add(ticks(us))));
     write_cntv_ctl_el0(CntvCtlEl0::ENABLE);

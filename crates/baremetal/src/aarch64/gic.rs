@@ -2,8 +2,8 @@
 //! or redistributor at some address is for any image; the rest is for programs at EL1, which take
 //! SGIs and the virtual timer's interrupt.
 //!
-//! IHI 0069H: 12.9 (distributor), 12.10 and 12.11 (redistributor), 12.2 (registers of the CPU interface), 4.4 (affinity
-//! routing). All interrupts are of group 1 and of one priority.
+//! IHI 0069H: 12.9 (distributor), 12.10 and 12.11 (redistributor), 12.2 (registers of the CPU
+//! interface), 4.4 (affinity routing). All interrupts are of group 1 and of one priority.
 
 use core::arch::asm;
 use core::ops::Range;
@@ -84,7 +84,8 @@ fn read_long(address: u64) -> u64 {
 }
 
 fn write(address: u64, value: u32) {
-    // SAFETY: as in `read`; what is written concerns interrupts alone, and none is on that is not handled.
+    // SAFETY: as in `read`; what is written concerns interrupts alone, and none is on that is not
+    // handled.
     unsafe { (address as *mut u32).write_volatile(value) };
 }
 
@@ -209,13 +210,14 @@ pub fn enable() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Sends SGI `number`, below 16, to the processor of this affinity. What was stored before is to be seen by whoever takes it.
+/// Sends SGI `number`, below 16, to the processor of this affinity. What was stored before is to be
+/// seen by whoever takes it.
 pub fn send(affinity: u64, number: u8) {
     let [zero, one, two, _, three, ..] = affinity.to_le_bytes().map(u64::from);
     let list = 1 << (zero % 16) | (zero / 16) << 44;
     let value = three << 48 | two << 32 | u64::from(number & 15) << 24 | one << 16 | list;
-    // SAFETY: ICC_SGI1R_EL1: an interrupt that its target handles. The barrier has earlier stores done before it
-    // is sent.
+    // SAFETY: ICC_SGI1R_EL1: an interrupt that its target handles. The barrier has earlier stores
+    // done before it is sent.
     unsafe {
         asm!("dsb ishst", "msr s3_0_c12_c11_5, {}", "isb", in(reg) value, options(nostack, preserves_flags))
     };

@@ -8,7 +8,8 @@ pub use crate::devicetree::{Board, Conduit, Gic, Ram};
 
 use super::{gic, power, serial, tables};
 
-/// Where QEMU puts a device tree for an ELF, which it starts without telling: the beginning of the virt machine's RAM.
+/// Where QEMU puts a device tree for an ELF, which it starts without telling: the beginning of the
+/// virt machine's RAM.
 const DEVICE_TREE_DEFAULT: u64 = 0x4000_0000;
 /// The first bytes of a device tree.
 const MAGIC: u32 = u32::from_be_bytes([0xd0, 0x0d, 0xfe, 0xed]);

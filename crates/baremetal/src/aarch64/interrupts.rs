@@ -151,8 +151,8 @@ pub fn handle(id: u32, handler: Option<fn(&Frame)>) {
 static GUARDED_PAGES: [AtomicU64; processors::MAX_PROCESSORS] =
     [const { AtomicU64::new(u64::MAX) }; processors::MAX_PROCESSORS];
 
-/// Has exceptions of instructions in the page at `page` go on at the next instruction, with the fault in X16 and X17, on the calling
-/// processor.
+/// Has exceptions of instructions in the page at `page` go on at the next instruction, with the
+/// fault in X16 and X17, on the calling processor.
 pub fn guard_page(page: u64) {
     // Pairs with `on_exception`, on the same processor.
     GUARDED_PAGES[number()].store(page, Ordering::Release);
@@ -170,7 +170,8 @@ pub fn disable() {
     unsafe { asm!("msr daifset, #2", options(nostack, preserves_flags)) };
 }
 
-/// Waits for an interrupt, which may have come before, takes it, and masks interrupts again. They are masked before.
+/// Waits for an interrupt, which may have come before, takes it, and masks interrupts again. They
+/// are masked before.
 pub fn wait() {
     // SAFETY: WFI ends with an interrupt that is masked, too; then it is taken.
     unsafe {

@@ -42,8 +42,8 @@ pub fn cpu_on(affinity: u64, entry: u64, context: u64) -> Result<(), Error> {
     }
 }
 
-/// Calls firmware or hypervisor by the SMC calling convention in 32 bits, by PSCI's conduit: X0 to X3 as they come back. All
-/// ones in the first, `NOT_SUPPORTED`, if there is no conduit.
+/// Calls firmware or hypervisor by the SMC calling convention in 32 bits, by PSCI's conduit: X0 to
+/// X3 as they come back. All ones in the first, `NOT_SUPPORTED`, if there is no conduit.
 pub fn call(function: u32, arguments: [u32; 3]) -> [u32; 4] {
     let [a, b, c] = arguments;
     let arguments = [a, b, c, 0, 0, 0, 0];
@@ -89,7 +89,8 @@ pub fn semihosting_exit(status: u8) -> Result<(), Fault> {
     const APPLICATION_EXIT: u64 = 0x20026;
     let block = [APPLICATION_EXIT, u64::from(status)];
     let (fault, address): (u64, u64);
-    // SAFETY: either the call ends the program, or nobody serves it and it is an undefined instruction, which is guarded.
+    // SAFETY: either the call ends the program, or nobody serves it and it is an undefined
+    // instruction, which is guarded.
     unsafe {
         asm!(
             guarded!("hlt #0xf000"),

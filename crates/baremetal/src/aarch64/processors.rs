@@ -15,7 +15,8 @@ pub const STACK_SIZE: usize = 16 << 10;
 #[doc(hidden)]
 pub struct Stack(MaybeUninit<[u8; STACK_SIZE]>);
 
-/// By number; the first processor's is not used. The entry does not clear them: that would touch all of this memory.
+/// By number; the first processor's is not used. The entry does not clear them: that would touch
+/// all of this memory.
 #[unsafe(link_section = ".bss.uninitialised")]
 #[doc(hidden)]
 pub static mut STACKS: [Stack; MAX_PROCESSORS] = [const { Stack(MaybeUninit::uninit()) }; MAX_PROCESSORS];
@@ -54,7 +55,8 @@ pub fn start(number: usize) -> bool {
     if runs(number) {
         return true;
     }
-    // It begins with the MMU off, past the caches: until that is on, it needs registers and code alone.
+    // It begins with the MMU off, past the caches: until that is on, it needs registers and code
+    // alone.
     let started = power::cpu_on(affinity(number), boot::other_entry_address(), number as u64);
     started.is_ok() && clock::wait_until(PATIENCE_MS, || runs(number))
 }

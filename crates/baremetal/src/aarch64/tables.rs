@@ -1,7 +1,7 @@
 //! The tables that the processors begin with: everything one to one, in blocks of 1 GiB.
 //!
-//! DDI 0487 M.b, D8.3.1 "VMSAv8-64 descriptor formats" and D8.6 "Memory region attributes"; TCR_EL1 and MAIR_EL1 are set in
-//! `boot.rs`.
+//! DDI 0487 M.b, D8.3.1 "VMSAv8-64 descriptor formats" and D8.6 "Memory region attributes"; TCR_EL1
+//! and MAIR_EL1 are set in `boot.rs`.
 
 use core::arch::asm;
 use core::sync::atomic::Ordering;
@@ -30,8 +30,8 @@ fn block(address: u64, is_memory: bool) -> u64 {
     address | VALID | ACCESSED | kind
 }
 
-/// Maps everything: the GiB of the image and that of the device tree as memory, all else as devices. The MMU is off, so
-/// this does plain loads and stores only.
+/// Maps everything: the GiB of the image and that of the device tree as memory, all else as
+/// devices. The MMU is off, so this does plain loads and stores only.
 #[doc(hidden)]
 pub extern "C" fn map_first(image: u64, device_tree: u64) {
     for (index, entry) in (0..).zip(BLOCKS.words()) {

@@ -73,7 +73,8 @@ pub struct PciHost {
 pub struct Board {
     /// The command line, of which an overlong end is left out.
     pub command_line: ArrayString<COMMAND_LINE>,
-    /// RAM, in the tree's order; ranges without an end in the address space, and those that are too many, are left out.
+    /// RAM, in the tree's order; ranges without an end in the address space, and those that are too
+    /// many, are left out.
     pub ram: ArrayVec<Ram, RANGES>,
     /// RAM that is not to be used, the device tree itself not among it.
     pub reserved: ArrayVec<Ram, RANGES>,

@@ -1,7 +1,7 @@
 //! The local APIC, by whichever of its two interfaces there is, and a pin of an I/O APIC.
 //!
-//! Source: AMD64 APM volume 2 (24593, rev. 3.42), chapter 16. x2APIC where it is on already or CPUID has it,
-//! memory-mapped otherwise (QEMU's emulation offers no x2APIC before version 9).
+//! Source: AMD64 APM volume 2 (24593, rev. 3.42), chapter 16. x2APIC where it is on already or
+//! CPUID has it, memory-mapped otherwise (QEMU's emulation offers no x2APIC before version 9).
 
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -108,7 +108,8 @@ pub fn id() -> u32 {
     if is_x2apic() { read(ID) } else { read(ID) >> 24 }
 }
 
-/// Whether an interrupt with this vector came by the calling processor's APIC and has not been ended.
+/// Whether an interrupt with this vector came by the calling processor's APIC and has not been
+/// ended.
 pub fn is_in_service(vector: u8) -> bool {
     read(IN_SERVICE + u32::from(vector / 32)) >> (vector % 32) & 1 != 0
 }
@@ -148,9 +149,9 @@ pub fn reaches(id: u32) -> bool {
 
 fn send(destination: u32, command: u32) {
     if is_x2apic() {
-        // WRMSR to the x2APIC is not serialising: what was stored for the target to see is made visible first (APM
-        // volume 2, section 16.11.2).
-        // It pairs with the interrupt, whose handler runs after it.
+        // WRMSR to the x2APIC is not serialising: what was stored for the target to see is made
+        // visible first (APM volume 2, section 16.11.2). It pairs with the interrupt, whose handler
+        // runs after it.
         fence(Ordering::SeqCst);
         let value = u64::from(destination) << 32 | u64::from(ASSERT | command);
         // SAFETY: x2APIC mode is on; the ICR is one register of 64 bits there.
@@ -162,8 +163,8 @@ fn send(destination: u32, command: u32) {
     write(ICR, ASSERT | command);
 }
 
-/// Sends an interrupt. An interrupt handler that sends must not interrupt this: the memory-mapped interface takes two
-/// writes.
+/// Sends an interrupt. An interrupt handler that sends must not interrupt this: the memory-mapped
+/// interface takes two writes.
 pub fn send_fixed(destination: u32, vector: u8) {
     send(destination, u32::from(vector));
 }

@@ -1,5 +1,5 @@
-//! The way in: PVH and Multiboot 2 entries of the first processor, start-up page of the others. The Linux boot protocol's
-//! beginning is in `linux.rs`; it ends here.
+//! The way in: PVH and Multiboot 2 entries of the first processor, start-up page of the others. The
+//! Linux boot protocol's beginning is in `linux.rs`; it ends here.
 //!
 //! Sources: Xen "x86/HVM direct boot ABI" (PVH); Multiboot2 Specification version 2.0, sections 3.1
 //! and 3.3; AMD64 Architecture Programmer's Manual volume 2 (24593, rev. 3.42) section 14.6
@@ -195,8 +195,8 @@ other_long_mode:
     call {other}
     ud2
 
-// The template of the start-up page. It is copied to STARTUP_PAGE and starts there in real mode, so its
-// own addresses are written relative to where it will be.
+// The template of the start-up page. It is copied to STARTUP_PAGE and starts there in real mode, so
+// its own addresses are written relative to where it will be.
 .section .rodata.boot, "a"
 .balign 16
 .code16
@@ -281,7 +281,8 @@ pub extern "C" fn first(protocol: u32, info: u32) -> ! {
     // SAFETY: this is the first processor, which comes here once.
     unsafe { tables::load(0) };
     apic::probe();
-    // SAFETY: the entry passes on what the loader of its protocol passed; memory below 4 GiB is mapped.
+    // SAFETY: the entry passes on what the loader of its protocol passed; memory below 4 GiB is
+    // mapped.
     let info = unsafe { info::read(protocol, info) };
     // SAFETY: `entry!` defines the function with this signature.
     unsafe { baremetal_image_main(info.unwrap_or_else(|_| BootInfo::new(Protocol::Pvh))) }

@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::instructions::port::Port;
 
-/// Frequency of ACPI's power management timer (ACPI 6.5, section 4.8.2.4), and the bits that every machine's has.
+/// Frequency of ACPI's power management timer (ACPI 6.5, section 4.8.2.4), and the bits that every
+/// machine's has.
 const PM_TIMER_HZ: u64 = 3_579_545;
 const PM_TIMER_MASK: u32 = 0xff_ffff;
 /// Length of the measurement: 20 ms.
@@ -17,7 +18,8 @@ const HZ_DEFAULT: u64 = 1_000_000_000;
 
 static HZ: AtomicU64 = AtomicU64::new(HZ_DEFAULT);
 
-/// Ticks since some time. Waits until all earlier loads are done (LFENCE before RDTSC; APM volume 3, "RDTSC").
+/// Ticks since some time. Waits until all earlier loads are done (LFENCE before RDTSC; APM volume
+/// 3, "RDTSC").
 #[inline(always)]
 pub fn now() -> u64 {
     // SAFETY: every AMD64 processor has both, and CR4.TSD is clear.
@@ -48,7 +50,8 @@ pub fn hz_by_cpuid() -> Option<u64> {
     (hz != 0).then_some(hz)
 }
 
-/// Measures the TSC by the power management timer at I/O port `port`; `None` if the timer does not count.
+/// Measures the TSC by the power management timer at I/O port `port`; `None` if the timer does not
+/// count.
 pub fn hz_by_pm_timer(port: u16) -> Option<u64> {
     let mut timer = Port::<u32>::new(port);
     // SAFETY: ACPI says that this is the timer's port; reading it has no effect.

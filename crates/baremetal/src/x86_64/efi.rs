@@ -1,6 +1,7 @@
 //! What UEFI firmware leaves behind: the address of ACPI's root pointer.
 //!
-//! Source: UEFI Specification 2.10, sections 4.3 "EFI System Table" and 4.6 "EFI Configuration Table & Properties Table".
+//! Source: UEFI Specification 2.10, sections 4.3 "EFI System Table" and 4.6 "EFI Configuration
+//! Table & Properties Table".
 
 use uefi_raw::table::configuration::ConfigurationTable;
 use uefi_raw::table::system::SystemTable;
@@ -14,12 +15,13 @@ const ENTRIES_MAX: usize = 256;
 /// What lies below is mapped.
 const MAPPED: u64 = 1 << 32;
 
-/// ACPI's root pointer by the system table at `address`, the newer one if there are two; 0 if the firmware names none, or
-/// nothing below 4 GiB.
+/// ACPI's root pointer by the system table at `address`, the newer one if there are two; 0 if the
+/// firmware names none, or nothing below 4 GiB.
 ///
 /// # Safety
 ///
-/// `address` is what a loader passes for the system table of 64-bit firmware, and memory below 4 GiB is mapped one to one.
+/// `address` is what a loader passes for the system table of 64-bit firmware, and memory below 4
+/// GiB is mapped one to one.
 pub(super) unsafe fn rsdp(address: u64) -> u64 {
     let is_mapped = |address: u64, bytes: usize| {
         address != 0 && address.is_multiple_of(8) && address.saturating_add(bytes as u64) <= MAPPED
@@ -35,7 +37,8 @@ pub(super) unsafe fn rsdp(address: u64) -> u64 {
     if !is_table || !is_mapped(table.addr() as u64, count * size_of::<ConfigurationTable>()) {
         return 0;
     }
-    // SAFETY: the firmware's table has that many entries; it is mapped and aligned, and nobody writes to it any more.
+    // SAFETY: the firmware's table has that many entries; it is mapped and aligned, and nobody
+    // writes to it any more.
     let entries = unsafe { core::slice::from_raw_parts(table.cast_const(), count) };
     let named = |guid| entries.iter().find(|entry| entry.vendor_guid == guid);
     let pointer = named(ACPI_2).or_else(|| named(ACPI_1)).map_or(0, |entry| entry.vendor_table.addr() as u64);

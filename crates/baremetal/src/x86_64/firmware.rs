@@ -1,4 +1,5 @@
-//! What the firmware's ACPI tables say: processors, the power management timer, the way to switch the machine off.
+//! What the firmware's ACPI tables say: processors, the power management timer, the way to switch
+//! the machine off.
 
 use core::ptr::NonNull;
 
@@ -84,7 +85,8 @@ pub unsafe fn read(rsdp: u64) -> Result<FirmwareTables, &'static str> {
         let id = match entry {
             MadtEntry::IoApic(io) => {
                 let base = u64::from(io.io_apic_address);
-                // SAFETY: ACPI says that it is there, and its page is mapped one to one; the memory type ranges make it uncached.
+                // SAFETY: ACPI says that it is there, and its page is mapped one to one; the memory
+                // type ranges make it uncached.
                 pic::mask_pins(&mut unsafe { pic::Mapped::new(base) });
                 if io.global_system_interrupt_base == 0 {
                     machine.io_apic = Some(base);

@@ -1,7 +1,7 @@
 //! Instructions that may fault, and what became of them.
 //!
-//! Each is an entry of the `.fixups` table: at which RIP a fault is expected, and where to go on. A fault at any other
-//! RIP ends the run. R11 is zero before; it and R10 tell of a fault.
+//! Each is an entry of the `.fixups` table: at which RIP a fault is expected, and where to go on. A
+//! fault at any other RIP ends the run. R11 is zero before; it and R10 tell of a fault.
 
 use core::arch::asm;
 

@@ -86,7 +86,8 @@ impl BootInfo {
 ///
 /// # Safety
 ///
-/// `address` is what a loader of protocol `protocol` passed, and what it refers to is mapped one to one.
+/// `address` is what a loader of protocol `protocol` passed, and what it refers to is mapped one to
+/// one.
 pub unsafe fn read(protocol: u32, address: u32) -> Result<BootInfo, &'static str> {
     match protocol {
         // SAFETY: the caller's.
@@ -147,8 +148,8 @@ unsafe fn read_multiboot2(address: u32) -> Result<BootInfo, &'static str> {
     Ok(info)
 }
 
-/// Places in the parameters of Linux' boot protocol (`struct boot_params`; the kernel's Documentation/arch/x86/zero-page.rst), and
-/// the type of an entry of the memory map that is RAM.
+/// Places in the parameters of Linux' boot protocol (`struct boot_params`; the kernel's
+/// Documentation/arch/x86/zero-page.rst), and the type of an entry of the memory map that is RAM.
 const LINUX_RSDP: u32 = 0x70;
 const LINUX_EFI_SIGNATURE: u32 = 0x1c0;
 const LINUX_EFI_SYSTEM_TABLE: u32 = 0x1c4;

@@ -196,7 +196,8 @@ pub fn fault_flags() -> u64 {
     FAULT_FLAGS.load(Ordering::Acquire)
 }
 
-/// Has `handler` called on `vector`, or nothing any more. An interrupt has been ended at the APIC before.
+/// Has `handler` called on `vector`, or nothing any more. An interrupt has been ended at the APIC
+/// before.
 pub fn handle(vector: u8, handler: Option<fn(&Frame)>) {
     handlers::handle(vector.into(), handler);
 }
@@ -211,8 +212,8 @@ pub fn disable() {
     x86_64::instructions::interrupts::disable();
 }
 
-/// Has faults of instructions in the page at `page` go on at the address in R13 with the stack in R12, which whoever
-/// calls into the page has put there.
+/// Has faults of instructions in the page at `page` go on at the address in R13 with the stack in
+/// R12, which whoever calls into the page has put there.
 pub fn guard_page(page: u64) {
     // Pairs with `on_exception`.
     GUARDED_PAGE.store(page, Ordering::Release);
@@ -235,9 +236,9 @@ pub extern "C" fn dispatch(frame: &mut Frame) {
     match vector {
         VECTOR_NMI => {}
         0..=31 => return on_exception(vector, frame),
-        // A spurious one, or one of the 8259s that was on its way while they were masked: neither is in service, and the local
-        // APIC would take an end of interrupt for that of another one. Interrupts between processors may have these vectors
-        // as well.
+        // A spurious one, or one of the 8259s that was on its way while they were masked: neither
+        // is in service, and the local APIC would take an end of interrupt for that of another one.
+        // Interrupts between processors may have these vectors as well.
         _ if (vector == VECTOR_SPURIOUS || pic::VECTORS.contains(&vector))
             && !apic::is_in_service(vector) =>
         {
@@ -248,8 +249,8 @@ pub extern "C" fn dispatch(frame: &mut Frame) {
     handlers::run(vector.into(), frame);
 }
 
-/// Goes on where the table of guarded instructions or the guarded page's caller says, in ring 0, with the fault in R11
-/// and R10.
+/// Goes on where the table of guarded instructions or the guarded page's caller says, in ring 0,
+/// with the fault in R11 and R10.
 fn on_exception(vector: u8, frame: &mut Frame) {
     // Pairs with `fault_flags`; the page pairs with `guard_page`.
     FAULT_FLAGS.store(frame.rflags, Ordering::Release);

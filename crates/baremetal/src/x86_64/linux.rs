@@ -1,12 +1,16 @@
-//! The way in by the Linux boot protocol: a bzImage's first sectors, and the code that brings the image to its place.
+//! The way in by the Linux boot protocol: a bzImage's first sectors, and the code that brings the
+//! image to its place.
 //!
-//! Both are no part of what an ELF loader loads: they lie in sections of their own, of which the host tool makes a bzImage.
-//! `.linux.setup` comes first, whole sectors of it; then `.linux.high`, which arrives at 1 MiB; the image, flat, behind it.
+//! Both are no part of what an ELF loader loads: they lie in sections of their own, of which the
+//! host tool makes a bzImage. `.linux.setup` comes first, whole sectors of it; then `.linux.high`,
+//! which arrives at 1 MiB; the image, flat, behind it.
 //!
-//! Loaders enter in real mode (QEMU's `-kernel`) or in 32-bit protected mode (GRUB). There is no 64-bit entry.
+//! Loaders enter in real mode (QEMU's `-kernel`) or in 32-bit protected mode (GRUB). There is no
+//! 64-bit entry.
 //!
-//! Source: the kernel's Documentation/arch/x86/boot.rst, version 2.15 of the protocol: "The Real-Mode Kernel Header",
-//! "Running the Kernel", "32-bit Boot Protocol"; zero-page.rst for the parameters.
+//! Source: the kernel's Documentation/arch/x86/boot.rst, version 2.15 of the protocol: "The
+//! Real-Mode Kernel Header", "Running the Kernel", "32-bit Boot Protocol"; zero-page.rst for the
+//! parameters.
 //!
 //! The constants are public for the macro alone.
 
@@ -37,8 +41,8 @@ pub const E820_TABLE: u32 = 0x2d0;
 pub const E820_ENTRY: u32 = 20;
 pub const E820_MAX: u32 = 128;
 
-// Differences between labels are no operands that the assembler takes: what is referred to has a fixed place, which `.org` sees to.
-// It also refuses code that is longer than its place.
+// Differences between labels are no operands that the assembler takes: what is referred to has a
+// fixed place, which `.org` sees to. It also refuses code that is longer than its place.
 
 /// The code of the Linux boot protocol, which goes on in that of
 /// [`x86_64_entry_code`](crate::x86_64_entry_code).
@@ -139,7 +143,8 @@ macro_rules! linux_entry_code {
     .word 0x10
     .org ({sectors} + 1) * {sector}
 
-// Protected mode without paging, at 1 MiB; ESI is the parameters' address. Loaders that have made them begin here.
+// Protected mode without paging, at 1 MiB; ESI is the parameters' address. Loaders that have made
+// them begin here.
 .section .linux.high, "", @progbits
 .code32
     cli

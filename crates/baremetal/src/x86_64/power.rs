@@ -16,7 +16,8 @@ impl Switch {
         Self { port, value: (sleep_type as u16 & 7) << 10 | 1 << 13, is_byte: false }
     }
 
-    /// A hardware-reduced platform's sleep control register at `port`: SLP_TYP in bits 4:2, SLP_EN is bit 5.
+    /// A hardware-reduced platform's sleep control register at `port`: SLP_TYP in bits 4:2, SLP_EN
+    /// is bit 5.
     pub const fn sleep_control(port: u16, sleep_type: u8) -> Self {
         Self { port, value: (sleep_type as u16 & 7) << 2 | 1 << 5, is_byte: true }
     }
@@ -39,7 +40,8 @@ pub fn off(switch: Option<Switch>) -> ! {
     }
 }
 
-/// Ends QEMU by its device isa-debug-exit at `port`, if it is there: QEMU's exit status is then `2 * code + 1`.
+/// Ends QEMU by its device isa-debug-exit at `port`, if it is there: QEMU's exit status is then `2
+/// * code + 1`.
 pub fn debug_exit(port: u16, code: u8) {
     // SAFETY: whoever says that the device is there vouches for it.
     unsafe { Port::new(port).write(u32::from(code)) };

@@ -179,7 +179,8 @@ pub fn number() -> usize {
     number as usize
 }
 
-/// Shuts the processor down: with an IDT that has no gate, an exception is a double fault is a triple fault.
+/// Shuts the processor down: with an IDT that has no gate, an exception is a double fault is a
+/// triple fault.
 pub fn triple_fault() -> ! {
     // SAFETY: there is no way on from here, which is what is wanted.
     unsafe {

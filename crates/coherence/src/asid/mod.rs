@@ -137,8 +137,8 @@ impl AsidAllocator {
         }
     }
 
-    /// The slot's ASID if this CPU may hold translations under it: the one to invalidate single pages for. `None` if no
-    /// VMRUN has used it, or if the next assignment replaces it.
+    /// The slot's ASID if this CPU may hold translations under it: the one to invalidate single
+    /// pages for. `None` if no VMRUN has used it, or if the next assignment replaces it.
     pub fn resident(&self, slot: &AsidSlot) -> Option<u32> {
         let is_present = slot.home == self.cpu && slot.generation == self.generation && !slot.is_new;
         is_present.then_some(slot.asid)

@@ -1,4 +1,5 @@
-//! Flushing where the hardware reaches every processor: no kick, no request, no wait for guest mode.
+//! Flushing where the hardware reaches every processor: no kick, no request, no wait for guest
+//! mode.
 
 use crate::flush::{FlushOutcome, Hardware, Ledger, Stalled, Targets};
 use crate::mailbox::Generation;
@@ -8,15 +9,16 @@ use crate::target::Target;
 use crate::tlbi::Invalidated;
 use crate::word;
 
-/// Has translations invalidated by broadcast, and waits for the sections of all walkers that may use them still.
+/// Has translations invalidated by broadcast, and waits for the sections of all walkers that may
+/// use them still.
 ///
 /// The stamp is taken before anything is invalidated. `invalidate` executes the sequence,
 /// [`tlbi::invalidate`](crate::tlbi::invalidate). The caller's own section must have ended.
 ///
-/// On Arm64 one processor's TLBI and DSB remove a translation everywhere and wait for the accesses that use it. What they do
-/// not reach is software that has walked the tables on a guest's behalf: its sections
-/// ([`Owner::begin_translation`](crate::Owner::begin_translation)) are waited for, those that began before. Targets in guest
-/// mode, halted or out of it are left alone.
+/// On Arm64 one processor's TLBI and DSB remove a translation everywhere and wait for the accesses
+/// that use it. What they do not reach is software that has walked the tables on a guest's behalf:
+/// its sections ([`Owner::begin_translation`](crate::Owner::begin_translation)) are waited for,
+/// those that began before. Targets in guest mode, halted or out of it are left alone.
 ///
 /// # Ordering
 ///
@@ -36,16 +38,20 @@ use crate::word;
 /// A before B   the sequence in B begins with DSB ISHST: hardware that walks later finds the change
 /// ```
 ///
-/// C and H change one word by read-modify-write, so one comes first and the other sees it. The count tells the section that C
-/// has found from those that begin later, which E need not wait for however many there are. It wraps: if it has come
-/// round to the same number while nobody looked, E waits for one section more.
+/// C and H change one word by read-modify-write, so one comes first and the other sees it. The
+/// count tells the section that C has found from those that begin later, which E need not wait for
+/// however many there are. It wraps: if it has come round to the same number while nobody looked, E
+/// waits for one section more.
 ///
 /// # What holds
 ///
-/// * **G1** After it, no processor and no section uses a translation that was replaced before. Nothing is recorded for later:
-///   software must not keep translations from one section to the next.
-/// * **G2** What was done by the old translation is visible: by guests before the DSB of B completes, by software at E.
-/// * **G3** A [`SpaceReceipt`] is made after both only, and out of the proof that the TLBI was done.
+/// * **G1** After it, no processor and no section uses a translation that was replaced before.
+///   Nothing is recorded for later: software must not keep translations from one section to the
+///   next.
+/// * **G2** What was done by the old translation is visible: by guests before the DSB of B
+///   completes, by software at E.
+/// * **G3** A [`SpaceReceipt`] is made after both only, and out of the proof that the TLBI was
+///   done.
 ///
 /// # Errors
 /// [`Stalled`] when [`Hardware::relax`] gave up on a target's section. Nothing may be freed then.
@@ -108,10 +114,11 @@ fn wait<T: Targets + ?Sized, const BANKS: usize>(
 }
 
 impl Target {
-    /// C: the section that the target is in, by its count. A read-modify-write: a load could be older than the change of the
-    /// tables is to a section that begins now.
+    /// C: the section that the target is in, by its count. A read-modify-write: a load could be
+    /// older than the change of the tables is to a section that begins now.
     pub(crate) fn section(&self) -> Option<Generation> {
-        // Pairs with `Owner::begin_translation` on the same word: a section that begins later walks the changed tables.
+        // Pairs with `Owner::begin_translation` on the same word: a section that begins later walks
+        // the changed tables.
         let word = self.word.fetch_or(0, Ordering::AcqRel);
         (word & word::TRANSLATING != 0).then_some(Generation(word::section(word)))
     }

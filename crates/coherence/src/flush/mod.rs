@@ -37,8 +37,8 @@ pub trait Targets {
     /// guests name virtual processors that do not exist. Those that are removed keep their place.
     fn target(&self, index: usize) -> Option<&Target>;
 
-    /// Calls `act` once with each target of `set` that exists, in any order. Worth overriding where targets lie side by
-    /// side: a flush of many vCPUs that do not run does little else.
+    /// Calls `act` once with each target of `set` that exists, in any order. Worth overriding where
+    /// targets lie side by side: a flush of many vCPUs that do not run does little else.
     #[inline(always)]
     fn for_each<S: Members + ?Sized>(&self, set: &S, mut act: impl FnMut(usize, &Target)) {
         set.for_each_bank(|bank, bits| {
@@ -118,9 +118,11 @@ pub struct FlushOutcome {
     pub targets: u32,
     /// Targets whose vCPU is absent: not among the above, nor below.
     pub absent: u32,
-    /// Targets that have halted in another address space, and so were not asked: not among the above, nor below.
+    /// Targets that have halted in another address space, and so were not asked: not among the
+    /// above, nor below.
     pub elsewhere: u32,
-    /// Of the targets of a list, those that had not taken an earlier request yet: one flush serves both.
+    /// Of the targets of a list, those that had not taken an earlier request yet: one flush serves
+    /// both.
     pub joined: u32,
     /// Of the targets, asked for everything because the list is longer than any mailbox.
     pub too_many_ranges: u32,
@@ -152,10 +154,11 @@ pub fn issue<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     issue_unless(targets, set, scope, ledger, |_| false)
 }
 
-/// As [`issue`], where the guest has changed the tables of one address space and no global translation: targets that
-/// have halted in another one ([`Space`](crate::Space)) are not asked.
+/// As [`issue`], where the guest has changed the tables of one address space and no global
+/// translation: targets that have halted in another one ([`Space`](crate::Space)) are not asked.
 ///
-/// Say so only if `scope` need not include global translations, and if nothing but `space` uses the changed tables.
+/// Say so only if `scope` need not include global translations, and if nothing but `space` uses the
+/// changed tables.
 ///
 /// # Panics
 /// As `issue`.
@@ -214,7 +217,8 @@ fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize
 struct Issuing<'s, 'l, const BANKS: usize> {
     scope: Scope<'s>,
     ledger: &'l mut Ledger<BANKS>,
-    /// `targets` counts those in guest mode. As long as there are none, the ledger holds what an earlier flush has left.
+    /// `targets` counts those in guest mode. As long as there are none, the ledger holds what an
+    /// earlier flush has left.
     outcome: FlushOutcome,
 }
 

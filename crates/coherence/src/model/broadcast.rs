@@ -1,7 +1,7 @@
 //! Flushes by broadcast against sections of software: scenarios, and the mutants that fail there.
 //!
-//! The hardware's part is not modelled: there is no guest, and the closure does nothing. What is left is that software walks by
-//! relaxed loads, and that nobody but the protocol orders them.
+//! The hardware's part is not modelled: there is no guest, and the closure does nothing. What is
+//! left is that software walks by relaxed loads, and that nobody but the protocol orders them.
 
 use core::ops::ControlFlow;
 

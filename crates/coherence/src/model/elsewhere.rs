@@ -1,5 +1,5 @@
-//! Flushes of one address space, and vCPUs that have halted in another: scenarios, and the mutants that fail
-//! there.
+//! Flushes of one address space, and vCPUs that have halted in another: scenarios, and the mutants
+//! that fail there.
 
 use super::machine::{Cpu, ModelState, Stay};
 use super::mutants::mutant;
@@ -13,8 +13,8 @@ use crate::{Owner, Space, Target, word};
 const HERE: u64 = 0;
 const ELSEWHERE: u64 = 1;
 
-/// A vCPU runs in one address space, halts, and runs in the next; and so on. Nobody wakes it: some timer of its own
-/// CPU does.
+/// A vCPU runs in one address space, halts, and runs in the next; and so on. Nobody wakes it: some
+/// timer of its own CPU does.
 fn halting_in<P: Protocol>(machine: &ModelState, spaces: &[u64]) {
     let mut owner = machine.targets[0].owner().expect("free");
     let mut cpu = Cpu::new(machine, 0);
@@ -39,7 +39,8 @@ fn leaving<P: Protocol>() {
     replaced_beside(ModelState::new(1), vcpu, flush_here::<P>, |_| ());
 }
 
-/// It halts elsewhere, and then in the address space itself, from where it goes on with what it has cached.
+/// It halts elsewhere, and then in the address space itself, from where it goes on with what it has
+/// cached.
 fn coming_back<P: Protocol>() {
     let vcpu = |machine: &ModelState| halting_in::<P>(machine, &[ELSEWHERE, HERE, HERE]);
     replaced_beside(ModelState::new(1), vcpu, flush_here::<P>, |_| ());
@@ -143,7 +144,8 @@ mutant! {
 }
 
 mutant! {
-    /// O2: the address space is of a later halt than the word, and what the guest did before that is not seen.
+    /// O2: the address space is of a later halt than the word, and what the guest did before that
+    /// is not seen.
     SpaceByRelaxedLoad fails a22_space_without_acquire: going_on::<SpaceByRelaxedLoad>, "used after", {
         fn flush_in_space(machine: &ModelState, _count: usize, space: u64) {
             flush_unless(machine, |target| {

@@ -27,7 +27,8 @@ fn migrating<P: Protocol>() {
 }
 
 /// As [`migrating`], under two initiators: one may kick where the other has seen the vCPU enter.
-/// Nothing is accessed, and the vCPU is on CPU 1 when they begin, to keep it small: a kick that goes astray hangs.
+/// Nothing is accessed, and the vCPU is on CPU 1 when they begin, to keep it small: a kick that
+/// goes astray hangs.
 fn migrating_under_two<P: Protocol>() {
     let machine = Arc::new(ModelState::new(2).under(2));
     let mut owner = machine.targets[0].owner().expect("free");

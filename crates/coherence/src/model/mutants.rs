@@ -54,8 +54,8 @@ fn ranges(scope: Scope<'_>) -> &[GvaRange] {
     }
 }
 
-/// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there, within as many
-/// preemptions as the real protocol is tested with, or 3.
+/// Defines a mutant, and the test that it fails: a scenario, and what is seen to go wrong there,
+/// within as many preemptions as the real protocol is tested with, or 3.
 macro_rules! mutant {
     ($(#[$doc:meta])+ $name:ident fails $test:ident: $($rest:tt)+) => {
         $crate::model::mutants::mutant! { $(#[$doc])+ $name fails $test within 3: $($rest)+ }

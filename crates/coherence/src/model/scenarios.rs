@@ -15,8 +15,8 @@ pub(crate) fn explore(preemptions: Option<usize>, scenario: fn()) {
     model.check(scenario);
 }
 
-/// Replaces page 0, which `flush` flushes for, while `vcpu` runs on another thread; checks the page when that has come
-/// to its end. `after` is called between the two.
+/// Replaces page 0, which `flush` flushes for, while `vcpu` runs on another thread; checks the page
+/// when that has come to its end. `after` is called between the two.
 pub(super) fn replaced_beside(
     machine: ModelState,
     vcpu: impl FnOnce(&ModelState) + Send + 'static,

@@ -15,7 +15,8 @@ pub trait Kind: sealed::Kind {}
 #[derive(Debug)]
 pub enum Pages {}
 
-/// The kind of a batch that may free page tables: each CPU that walks the space has to flush before they go.
+/// The kind of a batch that may free page tables: each CPU that walks the space has to flush before
+/// they go.
 ///
 /// Exhaustive: it has no values, only a name.
 #[derive(Debug)]
@@ -51,9 +52,9 @@ pub trait Cargo<T> {
 
 /// One change of an address space: opened before the first entry changes, ended by its flush.
 ///
-/// From [`AddressSpace::batch`] on the space counts as being changed: others whose batches meet entries that this
-/// one has changed cannot know which of them need a flush, and flush everything. So open it first, add each range
-/// after its entries were changed, and flush it soon.
+/// From [`AddressSpace::batch`] on the space counts as being changed: others whose batches meet
+/// entries that this one has changed cannot know which of them need a flush, and flush everything.
+/// So open it first, add each range after its entries were changed, and flush it soon.
 ///
 /// What it holds comes back with the receipt and in no other way:
 ///
@@ -63,7 +64,8 @@ pub trait Cargo<T> {
 /// }
 /// ```
 ///
-/// A batch that is dropped without a flush leaks what it holds, and its space counts as being changed for ever.
+/// A batch that is dropped without a flush leaks what it holds, and its space counts as being
+/// changed for ever.
 ///
 /// A batch of [`Tables`] does not become one of [`Pages`] again, and one of pages holds no tables:
 ///
@@ -130,7 +132,8 @@ impl<C, const BANKS: usize> Batch<'_, Tables, C, BANKS> {
 }
 
 impl<K: Kind, C, const BANKS: usize> Batch<'_, K, C, BANKS> {
-    /// Translations of these pages were changed. Ranges that the list has no room for make it everything.
+    /// Translations of these pages were changed. Ranges that the list has no room for make it
+    /// everything.
     pub fn add(&mut self, range: PageRange) {
         let range = range.normal();
         if range.pages == 0 {

@@ -19,16 +19,18 @@ pub struct Cpus<'m> {
 }
 
 impl<'m> Cpus<'m> {
-    /// CPU `i` has `slots[i]`. The cells are divided evenly: a CPU lends lists of up to `cells.len() / slots.len()`
-    /// ranges, and asks for everything where there are more.
+    /// CPU `i` has `slots[i]`. The cells are divided evenly: a CPU lends lists of up to
+    /// `cells.len() / slots.len()` ranges, and asks for everything where there are more.
     pub const fn new(slots: &'m [CpuSlot], cells: &'m [RangeCell]) -> Self {
         Self { slots, cells }
     }
 
-    /// Makes the caller CPU `index`, with nothing loaded and no tag in use, whatever its TLB holds. `None` if somebody
-    /// is, if there is no such slot, or if address spaces of `BANKS` banks have no place for it.
+    /// Makes the caller CPU `index`, with nothing loaded and no tag in use, whatever its TLB holds.
+    /// `None` if somebody is, if there is no such slot, or if address spaces of `BANKS` banks have
+    /// no place for it.
     ///
-    /// Call [`LocalCpu::switch_to`] and whatever else takes the result on that CPU only, with interrupts off.
+    /// Call [`LocalCpu::switch_to`] and whatever else takes the result on that CPU only, with
+    /// interrupts off.
     pub fn claim<S, const BANKS: usize, const TAGS: usize>(
         self,
         index: usize,
@@ -72,11 +74,11 @@ pub(super) struct Known {
 
 /// A CPU as it sees itself: held by that CPU, and used with interrupts off.
 ///
-/// `S` is how the kernel refers to an address space: a reference, or a counted one; it is kept for as long as the space
-/// is loaded. `TAGS` is the number of PCIDs in use, 1 for a CPU without.
+/// `S` is how the kernel refers to an address space: a reference, or a counted one; it is kept for
+/// as long as the space is loaded. `TAGS` is the number of PCIDs in use, 1 for a CPU without.
 ///
-/// While it is a borrowed [`flush`](Self::flush) that waits, it serves the requests of others itself: CPUs may flush each
-/// other at once (O13, O14).
+/// While it is a borrowed [`flush`](Self::flush) that waits, it serves the requests of others
+/// itself: CPUs may flush each other at once (O13, O14).
 #[derive(Debug)]
 pub struct LocalCpu<'m, S, const BANKS: usize, const TAGS: usize> {
     pub(super) cpus: Cpus<'m>,
@@ -107,8 +109,8 @@ where
         self.loaded.as_ref()
     }
 
-    /// Loads `space`, and gives back what was loaded. What the CPU has of the space from earlier is kept if it is up to
-    /// date. The CPU is not lazy after this.
+    /// Loads `space`, and gives back what was loaded. What the CPU has of the space from earlier is
+    /// kept if it is up to date. The CPU is not lazy after this.
     pub fn switch_to(&mut self, space: S, tlb: &mut impl Tlb) -> Option<S> {
         if self.loaded.as_deref().is_some_and(|loaded| loaded.id == space.id) {
             self.leave_lazy(tlb);
@@ -134,8 +136,9 @@ where
         Some(former)
     }
 
-    /// The CPU uses no translations of the space that it has loaded until [`leave_lazy`](Self::leave_lazy) or
-    /// [`switch_to`](Self::switch_to): it idles, or runs a thread of the kernel. Flushes that free no tables leave it alone.
+    /// The CPU uses no translations of the space that it has loaded until
+    /// [`leave_lazy`](Self::leave_lazy) or [`switch_to`](Self::switch_to): it idles, or runs a
+    /// thread of the kernel. Flushes that free no tables leave it alone.
     pub fn enter_lazy(&mut self) {
         if !self.is_lazy && self.loaded.is_some() {
             self.is_lazy = true;
@@ -151,8 +154,8 @@ where
         }
     }
 
-    /// Carries out what others have asked for: the body of the flush interrupt's handler. True if there was something.
-    /// It does no harm at other times, or without a request.
+    /// Carries out what others have asked for: the body of the flush interrupt's handler. True if
+    /// there was something. It does no harm at other times, or without a request.
     pub fn serve(&mut self, tlb: &mut impl Tlb) -> bool {
         let Some(taken) = self.slot.take() else { return false };
         if !taken.is_late {
@@ -192,7 +195,8 @@ where
         self.known.get_mut(self.tag)
     }
 
-    /// h: drops everything of the loaded space if that was changed. The generation is sampled before the flush (O8).
+    /// h: drops everything of the loaded space if that was changed. The generation is sampled
+    /// before the flush (O8).
     pub(super) fn catch_up(&mut self, tlb: &mut impl Tlb) {
         let Some(generation) = self.loaded.as_deref().map(AddressSpace::generation) else { return };
         let Some(known) = self.known() else { return };
@@ -214,8 +218,9 @@ where
         }
     }
 
-    /// Drops pages of the change's space, if it is loaded. If it is not, what the CPU has of it is out of date by its
-    /// generation. If what the CPU has lacks more than this change, everything is dropped.
+    /// Drops pages of the change's space, if it is loaded. If it is not, what the CPU has of it is
+    /// out of date by its generation. If what the CPU has lacks more than this change, everything
+    /// is dropped.
     pub(super) fn drop_pages(
         &mut self,
         change: Change,

@@ -61,16 +61,17 @@ impl<K> ShootdownReceipt<K> {
         self.outcome
     }
 
-    /// Whether every CPU that used the space took an interrupt for this flush, so that none is where it was with
-    /// interrupts off. A kernel whose software walks page tables without a lock but with interrupts off may free tables
-    /// at once only if this is true; otherwise it has to wait until such walks have ended, as RCU does (P24).
+    /// Whether every CPU that used the space took an interrupt for this flush, so that none is
+    /// where it was with interrupts off. A kernel whose software walks page tables without a lock
+    /// but with interrupts off may free tables at once only if this is true; otherwise it has to
+    /// wait until such walks have ended, as RCU does (P24).
     pub const fn excludes_walkers(&self) -> bool {
         self.outcome.direct == 0 && self.outcome.lazy == 0
     }
 }
 
-/// A CPU did not acknowledge: the machine, or its interrupt, is broken. Nothing may be freed; what the batch held is
-/// leaked, and the space counts as being changed for ever.
+/// A CPU did not acknowledge: the machine, or its interrupt, is broken. Nothing may be freed; what
+/// the batch held is leaked, and the space counts as being changed for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stalled {
@@ -101,9 +102,11 @@ impl<S, const BANKS: usize, const TAGS: usize> LocalCpu<'_, S, BANKS, TAGS>
 where
     S: Deref<Target = AddressSpace<BANKS>>,
 {
-    /// Flushes what the batch has changed, here and on every CPU that may use it, and returns when G1 and G2 hold for it.
+    /// Flushes what the batch has changed, here and on every CPU that may use it, and returns when
+    /// G1 and G2 hold for it.
     ///
-    /// This CPU need not have the space loaded. What it has of it under another tag goes when it loads it again.
+    /// This CPU need not have the space loaded. What it has of it under another tag goes when it
+    /// loads it again.
     ///
     /// # Errors
     /// [`Stalled`] when [`Tlb::relax`] gave up on a CPU.
@@ -185,7 +188,8 @@ where
         Ok(plan.outcome)
     }
 
-    /// Has the back end do what it can without interrupts. What is left in `targets` it has not taken on.
+    /// Has the back end do what it can without interrupts. What is left in `targets` it has not
+    /// taken on.
     pub(super) fn begin(
         &self,
         plan: &mut Plan<'_>,
@@ -229,7 +233,8 @@ where
         }
     }
 
-    /// Puts the ranges where targets can read them; `None` if they do not fit, or if somebody may still read others.
+    /// Puts the ranges where targets can read them; `None` if they do not fit, or if somebody may
+    /// still read others.
     fn lend(&self, ranges: Option<&[PageRange]>) -> Option<List> {
         let (ranges, cells) = (ranges?, self.cpus.cells(self.index));
         let fits = ranges.len() <= cells.len() && !self.is_lent;

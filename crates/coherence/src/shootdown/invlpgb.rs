@@ -1,7 +1,7 @@
 //! Operands of AMD64's INVLPGB, for a [`Broadcast`](super::Broadcast) of such processors.
 //!
-//! Source: AMD64 Architecture Programmer's Manual, volume 3, "INVLPGB". The instruction is offered by CPUID
-//! `Fn8000_0008_EBX[3]`.
+//! Source: AMD64 Architecture Programmer's Manual, volume 3, "INVLPGB". The instruction is offered
+//! by CPUID `Fn8000_0008_EBX[3]`.
 
 use crate::shootdown::range::PageRange;
 use crate::shootdown::remote::Flush;
@@ -25,17 +25,19 @@ pub struct Operands {
     pub rax: u64,
     /// Number of pages after the first one, and their size.
     pub ecx: u32,
-    /// PCID and ASID. The ASID is the host's, or a guest's own as it sees it: 0. No PCID is named, so that all are meant.
+    /// PCID and ASID. The ASID is the host's, or a guest's own as it sees it: 0. No PCID is named,
+    /// so that all are meant.
     pub edx: u32,
 }
 
-/// Pages that one INVLPGB takes, from EDX of CPUID `Fn8000_0008`: that has the highest count of *further* pages.
+/// Pages that one INVLPGB takes, from EDX of CPUID `Fn8000_0008`: that has the highest count of
+/// *further* pages.
 pub const fn pages_max(fn8000_0008_edx: u32) -> u32 {
     (fn8000_0008_edx & 0xffff) + 1
 }
 
-/// The INVLPGBs for a flush: of its pages under all PCIDs, global translations apart. Pages that are neither of 4 KiB nor of
-/// 2 MiB make it everything. `pages_max` is what [`pages_max()`] says.
+/// The INVLPGBs for a flush: of its pages under all PCIDs, global translations apart. Pages that
+/// are neither of 4 KiB nor of 2 MiB make it everything. `pages_max` is what [`pages_max()`] says.
 pub fn operands<'a>(flush: &Flush<'a>, pages_max: u32) -> impl Iterator<Item = Operands> + use<'a> {
     let takes = |range: &PageRange| matches!(range.normal().shift, SMALL_SHIFT | LARGE_SHIFT);
     let ranges = flush.ranges().filter(|ranges| ranges.iter().all(takes));

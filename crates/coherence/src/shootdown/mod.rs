@@ -1,9 +1,9 @@
 //! TLB shootdown for a kernel's own address spaces.
 //!
-//! Each CPU is a [`LocalCpu`] that loads [`AddressSpace`]s; a [`Batch`] collects what a change of one needs flushed
-//! and what it frees; [`LocalCpu::flush`] carries that out on every CPU that may use it and gives back what may be freed.
-//! The caller supplies its TLB ([`Tlb`]), a way to reach the other CPUs ([`Remote`]), and an interrupt handler that calls
-//! [`LocalCpu::serve`].
+//! Each CPU is a [`LocalCpu`] that loads [`AddressSpace`]s; a [`Batch`] collects what a change of
+//! one needs flushed and what it frees; [`LocalCpu::flush`] carries that out on every CPU that may
+//! use it and gives back what may be freed. The caller supplies its TLB ([`Tlb`]), a way to reach
+//! the other CPUs ([`Remote`]), and an interrupt handler that calls [`LocalCpu::serve`].
 //!
 //! ```
 //! use quell_coherence::TargetSet;
@@ -74,12 +74,14 @@
 //! | A' before A | who meets an entry that this batch has changed learns that it has not been flushed |
 //! | I after G and H | G3 |
 //!
-//! Why each is needed is shown by a mutant in the model, see `docs/coherence.md`. The interrupt orders nothing: it makes
-//! the CPU look at J soon. The orders of E, J and L among each other are in the table at [`CpuSlot`].
+//! Why each is needed is shown by a mutant in the model, see `docs/coherence.md`. The interrupt
+//! orders nothing: it makes the CPU look at J soon. The orders of E, J and L among each other are
+//! in the table at [`CpuSlot`].
 //!
-//! What the language does not cover: the processor walks page tables by itself, between d and the flush that ends it. INVLPG
-//! and the load of CR3 are serializing: no later access uses what they have dropped (AMD64 APM 2, 5.5). Read-modify-writes are
-//! locked instructions, before which the store buffer is drained, and which are over before F sends its interrupt.
+//! What the language does not cover: the processor walks page tables by itself, between d and the
+//! flush that ends it. INVLPG and the load of CR3 are serializing: no later access uses what they
+//! have dropped (AMD64 APM 2, 5.5). Read-modify-writes are locked instructions, before which the
+//! store buffer is drained, and which are over before F sends its interrupt.
 
 mod batch;
 mod cpu;

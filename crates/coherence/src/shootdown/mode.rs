@@ -9,19 +9,20 @@ pub trait Mode<K: Kind>: sealed::Mode {}
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Serial;
 
-/// The others are asked first, and the initiator flushes its own TLB meanwhile. They read what to flush from the
-/// initiator's list.
+/// The others are asked first, and the initiator flushes its own TLB meanwhile. They read what to
+/// flush from the initiator's list.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Concurrent;
 
-/// As [`Concurrent`], but the request lies whole in the target's own cache line, if its ranges fit there; more of them
-/// become everything.
+/// As [`Concurrent`], but the request lies whole in the target's own cache line, if its ranges fit
+/// there; more of them become everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Inline;
 
 /// As [`Inline`], but the target acknowledges before it flushes (G7).
 ///
-/// Not for batches that free page tables: until the target has flushed, its walks may go through them.
+/// Not for batches that free page tables: until the target has flushed, its walks may go through
+/// them.
 ///
 /// ```compile_fail,E0277
 /// use quell_coherence::shootdown::{Async, Batch, ByInterrupt, LocalCpu, NoUserAccess, Tables, AddressSpace, Tlb};
@@ -52,7 +53,8 @@ impl Async {
     }
 }
 
-/// States that nothing uses user addresses of a space between a CPU's acknowledgement of a flush and the flush.
+/// States that nothing uses user addresses of a space between a CPU's acknowledgement of a flush
+/// and the flush.
 ///
 /// Nobody gets one without `unsafe`:
 ///
@@ -71,11 +73,12 @@ impl NoUserAccess {
     ///
     /// # Safety
     ///
-    /// On every CPU that may load a space which is flushed with this token: from the first instruction of
-    /// [`serve`](super::LocalCpu::serve) to its return, no instruction that is executed there accesses memory by the
-    /// space's translations. That includes handlers that interrupts-off does not hold back: NMI, machine check, debug
-    /// exception, and probes that look at user memory (P25). What the caller frees for the receipt may otherwise be
-    /// read or written by that CPU afterwards.
+    /// On every CPU that may load a space which is flushed with this token: from the first
+    /// instruction of [`serve`](super::LocalCpu::serve) to its return, no instruction that is
+    /// executed there accesses memory by the space's translations. That includes handlers that
+    /// interrupts-off does not hold back: NMI, machine check, debug exception, and probes that look
+    /// at user memory (P25). What the caller frees for the receipt may otherwise be read or written
+    /// by that CPU afterwards.
     #[allow(
         unsafe_code,
         reason = "a declaration only: it makes callers vouch; there is no unsafe operation in it"

@@ -45,7 +45,8 @@ impl PageRange {
         first + (pages.saturating_sub(1) << shift) + ((1 << shift) - 1)
     }
 
-    /// The range with a possible page size, from a page's start, and with no page beyond the end of the address space.
+    /// The range with a possible page size, from a page's start, and with no page beyond the end of
+    /// the address space.
     pub(super) const fn normal(self) -> Self {
         let shift = match self.shift {
             ..=SHIFT_MIN => SHIFT_MIN,
@@ -57,13 +58,15 @@ impl PageRange {
         Self { first, pages: if self.pages < room { self.pages } else { room }, shift }
     }
 
-    /// The two ranges in one, if `next` goes on where this one ends. Both are normal and have pages.
+    /// The two ranges in one, if `next` goes on where this one ends. Both are normal and have
+    /// pages.
     pub(super) fn joined(self, next: Self) -> Option<Self> {
         let follows = self.shift == next.shift && self.last().checked_add(1) == Some(next.first);
         follows.then_some(Self { pages: self.pages + next.pages, ..self })
     }
 
-    /// Address and number of pages in one word, if it can count them. The page size travels elsewhere.
+    /// Address and number of pages in one word, if it can count them. The page size travels
+    /// elsewhere.
     pub(super) fn packed(self) -> Option<u64> {
         let fits = (1..=INLINE_PAGES_MAX).contains(&self.pages);
         fits.then(|| self.first & ADDRESS | (self.pages - 1))
@@ -77,8 +80,8 @@ impl PageRange {
 
 /// Room for one range in a list that an initiator lends to its targets.
 ///
-/// Written by its CPU while no request refers to it, read by targets between request and acknowledgement; the target's
-/// slot orders the two.
+/// Written by its CPU while no request refers to it, read by targets between request and
+/// acknowledgement; the target's slot orders the two.
 #[derive(Debug)]
 pub struct RangeCell {
     /// Address, and the page size's logarithm below it.

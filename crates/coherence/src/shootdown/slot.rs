@@ -1,4 +1,5 @@
-//! What others ask of a CPU: a cache line with a header that both sides change, and one request in words.
+//! What others ask of a CPU: a cache line with a header that both sides change, and one request in
+//! words.
 
 use crate::shootdown::range::PageRange;
 use crate::sync::{AtomicU64, Ordering, const_fn, update, zeroed};
@@ -18,11 +19,13 @@ pub(super) const EVERYTHING: u64 = 1 << 3;
 pub(super) const FILLING: u64 = 1 << 4;
 /// Header: the slot's CPU has claimed it.
 const CLAIMED: u64 = 1 << 5;
-/// Header: least significant bit of the count of requests. 58 bits: at one in 100 ns they last 900 years.
+/// Header: least significant bit of the count of requests. 58 bits: at one in 100 ns they last 900
+/// years.
 pub(super) const COUNT_SHIFT: u32 = 6;
 const COUNT_ONE: u64 = 1 << COUNT_SHIFT;
 
-/// Shape: the ranges are in the cells of the CPU whose number it has. Otherwise they are in the slot.
+/// Shape: the ranges are in the cells of the CPU whose number it has. Otherwise they are in the
+/// slot.
 const LENT: u64 = 1 << 0;
 /// Shape: page tables are freed.
 const TABLES: u64 = 1 << 1;
@@ -55,9 +58,11 @@ const REST_SHIFT: u32 = 24;
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct CpuSlot {
-    /// Count of requests, and flags. Changed by read-modify-write only, `AcqRel` where nothing else is said.
+    /// Count of requests, and flags. Changed by read-modify-write only, `AcqRel` where nothing else
+    /// is said.
     pub(super) header: AtomicU64,
-    /// Count of requests that are acknowledged. w releases, the wait acquires (G2). Written by the slot's CPU alone.
+    /// Count of requests that are acknowledged. w releases, the wait acquires (G2). Written by the
+    /// slot's CPU alone.
     pub(super) completed: AtomicU64,
     space: AtomicU64,
     generation: AtomicU64,
@@ -145,7 +150,8 @@ impl CpuSlot {
         self.header.fetch_or(CLAIMED, Ordering::AcqRel) & CLAIMED == 0
     }
 
-    /// The slot's CPU uses no translations of its space any more. Releases what it did through them (G2).
+    /// The slot's CPU uses no translations of its space any more. Releases what it did through them
+    /// (G2).
     pub(super) fn set_lazy(&self) {
         // Pairs with `is_lazy`.
         self.header.fetch_or(LAZY, Ordering::AcqRel);
@@ -159,16 +165,17 @@ impl CpuSlot {
 
     /// D: whether the CPU can be left out since it is lazy.
     ///
-    /// The look that counts is a read-modify-write: the CPU stops being lazy after it, and then sees the generation
-    /// that the caller has counted. The load before it spares others' cache lines; one that is wrong asks once too often.
+    /// The look that counts is a read-modify-write: the CPU stops being lazy after it, and then
+    /// sees the generation that the caller has counted. The load before it spares others' cache
+    /// lines; one that is wrong asks once too often.
     pub(super) fn is_lazy(&self) -> bool {
         // The exchange pairs with `set_lazy` and `clear_lazy`.
         self.header.load(Ordering::Relaxed) & LAZY != 0
             && self.header.fetch_or(0, Ordering::AcqRel) & LAZY != 0
     }
 
-    /// E: adds a request (p, q, r or s). Without `request`, or after another that has not been taken, it is one for
-    /// everything.
+    /// E: adds a request (p, q, r or s). Without `request`, or after another that has not been
+    /// taken, it is one for everything.
     pub(super) fn post(&self, request: Option<&Request>, is_late: bool) -> Posted {
         let late = if is_late { LATE } else { 0 };
         match request {
@@ -246,8 +253,9 @@ impl CpuSlot {
 
     /// J: takes what was requested so far (t, u, v). It must be acknowledged.
     ///
-    /// The look at t is a read-modify-write, which sees the newest header: an interrupt orders nothing, and it comes
-    /// once. Each failure of the exchange is another request, after which there are no words to read: it ends.
+    /// The look at t is a read-modify-write, which sees the newest header: an interrupt orders
+    /// nothing, and it comes once. Each failure of the exchange is another request, after which
+    /// there are no words to read: it ends.
     pub(super) fn take(&self) -> Option<Taken> {
         // Pairs with `count`, as the exchange below.
         let mut header = self.header.fetch_or(0, Ordering::AcqRel);

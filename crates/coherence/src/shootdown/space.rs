@@ -5,8 +5,8 @@ use crate::shootdown::batch::{Batch, Pages};
 use crate::shootdown::range::PageRange;
 use crate::sync::{AtomicU64, Ordering, const_fn, zeroed};
 
-/// The source of a kernel's address spaces. Their ids are never used twice, so that what a CPU remembers of a space
-/// that is gone is taken for nobody else's.
+/// The source of a kernel's address spaces. Their ids are never used twice, so that what a CPU
+/// remembers of a space that is gone is taken for nobody else's.
 #[derive(Debug)]
 pub struct Spaces {
     newest: AtomicU64,
@@ -20,8 +20,8 @@ impl Spaces {
         }
     }
 
-    /// A space that nobody has loaded. `root` is its root table in whatever form [`Tlb`](super::Tlb) and
-    /// [`Remote`](super::Remote) of the caller want it.
+    /// A space that nobody has loaded. `root` is its root table in whatever form
+    /// [`Tlb`](super::Tlb) and [`Remote`](super::Remote) of the caller want it.
     ///
     /// # Panics
     /// After 2^64 spaces.
@@ -45,12 +45,15 @@ impl Default for Spaces {
 
 /// The id of no space.
 pub(super) const NO_SPACE: u64 = 0;
-/// The generation of a space that has not been changed. No CPU's record of a space has 0 by accident.
+/// The generation of a space that has not been changed. No CPU's record of a space has 0 by
+/// accident.
 const FIRST_GENERATION: u64 = 1;
 
-/// What the CPUs that use an address space have to agree on. Up to `64 * BANKS` CPUs; with 4 banks a cache line.
+/// What the CPUs that use an address space have to agree on. Up to `64 * BANKS` CPUs; with 4 banks
+/// a cache line.
 ///
-/// Everything that changes is changed by read-modify-write, from both sides; see the [table](super#ordering).
+/// Everything that changes is changed by read-modify-write, from both sides; see the
+/// [table](super#ordering).
 ///
 /// A CPU may have the space loaded for as long as it holds the handle that was given to
 /// [`switch_to`](super::LocalCpu::switch_to): free the root table with the last handle.
@@ -59,11 +62,13 @@ const FIRST_GENERATION: u64 = 1;
 pub struct AddressSpace<const BANKS: usize> {
     pub(super) id: u64,
     root: u64,
-    /// Changes so far. B is `AcqRel`: it releases the change of the tables to whoever reads it (c, h).
+    /// Changes so far. B is `AcqRel`: it releases the change of the tables to whoever reads it (c,
+    /// h).
     pub(super) generation: AtomicU64,
     /// Batches that are open. Raised before their first change, lowered after their flush.
     pub(super) open: AtomicU64,
-    /// Who has it loaded, lazily or not: bit `i` of bank `b` is CPU `64 * b + i`. a, f and C are `AcqRel`.
+    /// Who has it loaded, lazily or not: bit `i` of bank `b` is CPU `64 * b + i`. a, f and C are
+    /// `AcqRel`.
     pub(super) cpus: [AtomicU64; BANKS],
 }
 
@@ -78,8 +83,9 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
         self.members()
     }
 
-    /// Opens a batch. Changes of the tables come after this, and become visible to others after it: page tables are
-    /// changed by read-modify-write or under a lock. `ranges` is room for what is to be flushed.
+    /// Opens a batch. Changes of the tables come after this, and become visible to others after it:
+    /// page tables are changed by read-modify-write or under a lock. `ranges` is room for what is
+    /// to be flushed.
     pub fn batch<'a, C>(&'a self, ranges: &'a mut [PageRange], cargo: C) -> Batch<'a, Pages, C, BANKS> {
         // Pairs with `others_open`.
         self.open.fetch_add(1, Ordering::AcqRel);
@@ -116,8 +122,8 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
             .expect("a CPU counts to 2^64 in centuries")
     }
 
-    /// C: who has the space loaded. By read-modify-write: whoever is not in the set yet joins after this, and so sees
-    /// what came before it (O3).
+    /// C: who has the space loaded. By read-modify-write: whoever is not in the set yet joins after
+    /// this, and so sees what came before it (O3).
     pub(super) fn members(&self) -> TargetSet<BANKS> {
         TargetSet::from_banks(core::array::from_fn(|bank| {
             // Pairs with `join` and `leave`.
@@ -125,8 +131,8 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
         }))
     }
 
-    /// Whether batches other than one that is open are. If that one has met an entry that another has changed, the
-    /// other was opened before, and has either been flushed since or is seen here.
+    /// Whether batches other than one that is open are. If that one has met an entry that another
+    /// has changed, the other was opened before, and has either been flushed since or is seen here.
     pub(super) fn others_open(&self) -> bool {
         // Pairs with `batch` and `close`.
         self.open.fetch_or(0, Ordering::AcqRel) > 1

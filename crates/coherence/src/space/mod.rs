@@ -1,9 +1,12 @@
-//! A flush of all that was translated by the tables of one space, and the one proof of it that frees tables and frames.
+//! A flush of all that was translated by the tables of one space, and the one proof of it that
+//! frees tables and frames.
 //!
-//! There are two ways: [`flush_space`] asks every target, which is for machines where translations go by interrupts (AMD64), and
-//! [`broadcast`](fn@crate::broadcast) has the hardware reach every processor (Arm64). Both end in a [`SpaceReceipt`], which is made
-//! nowhere else, and only when the last target has been waited for. It carries the stamp that the tables had before: a crate of page
-//! tables compares that with the change whose memory is to be freed (`paging`'s feature `coherence` does).
+//! There are two ways: [`flush_space`] asks every target, which is for machines where translations
+//! go by interrupts (AMD64), and [`broadcast`](fn@crate::broadcast) has the hardware reach every
+//! processor (Arm64). Both end in a [`SpaceReceipt`], which is made nowhere else, and only when the
+//! last target has been waited for. It carries the stamp that the tables had before: a crate of
+//! page tables compares that with the change whose memory is to be freed (`paging`'s feature
+//! `coherence` does).
 
 use crate::flush::{FlushOutcome, Hardware, Ledger, Stalled, Targets, flush};
 use crate::mailbox::Scope;
@@ -13,14 +16,16 @@ use crate::set::Members;
 ///
 /// # Safety
 ///
-/// [`stamp`](Self::stamp) says what the tables of this space are at the time of the call, and no later. At any time, for those tables:
+/// [`stamp`](Self::stamp) says what the tables of this space are at the time of the call, and no
+/// later. At any time, for those tables:
 ///
 /// * every processor that translates by them does so for one of these targets, between
 ///   [`Owner::try_enter`](crate::Owner::try_enter) and [`InGuest::leave`](crate::InGuest::leave);
-/// * whoever carries out the request that [`try_enter`](crate::Owner::try_enter) refuses to enter for drops what it names, nested
-///   translations included;
+/// * whoever carries out the request that [`try_enter`](crate::Owner::try_enter) refuses to enter
+///   for drops what it names, nested translations included;
 /// * software walks them on behalf of a target in one of its sections
-///   ([`Owner::begin_translation`](crate::Owner::begin_translation)) only, or while nothing is freed.
+///   ([`Owner::begin_translation`](crate::Owner::begin_translation)) only, or while nothing is
+///   freed.
 #[expect(
     unsafe_code,
     reason = "a declaration: whoever joins machine and engine vouches for what the engine cannot see"
@@ -52,7 +57,8 @@ impl Members for Everybody {
     }
 }
 
-/// Proof that a flush of a whole space is over: what was unmapped before the stamp was taken may be reused (G1, G2, G3).
+/// Proof that a flush of a whole space is over: what was unmapped before the stamp was taken may be
+/// reused (G1, G2, G3).
 ///
 /// It cannot be made in another way:
 ///
@@ -78,16 +84,18 @@ impl<S> SpaceReceipt<S> {
         &self.stamp
     }
 
-    /// What the flush did. After a broadcast `targets` counts all that were looked at, `deferred` those of them that were in no
-    /// section.
+    /// What the flush did. After a broadcast `targets` counts all that were looked at, `deferred`
+    /// those of them that were in no section.
     pub const fn outcome(&self) -> FlushOutcome {
         self.outcome
     }
 }
 
-/// Has every walker drop all its translations, and waits until it is over: [`flush`](fn@crate::flush) for all.
+/// Has every walker drop all its translations, and waits until it is over:
+/// [`flush`](fn@crate::flush) for all.
 ///
-/// The stamp is taken before the request is published, so that a change which comes meanwhile is not taken for one that was flushed.
+/// The stamp is taken before the request is published, so that a change which comes meanwhile is
+/// not taken for one that was flushed.
 ///
 /// # Errors
 /// [`Stalled`] when [`Hardware::relax`] gave up on a target. Nothing may be freed then.

@@ -1,13 +1,15 @@
 //! Which virtual machine a TLBI is about.
 //!
-//! TLB maintenance for stage 2 acts on the VMID in VTTBR_EL2. A processor that has another virtual machine's there, or none,
-//! changes it for the length of a sequence. Meanwhile it may walk speculatively, so what it finds must be right at every
-//! moment (A20):
+//! TLB maintenance for stage 2 acts on the VMID in VTTBR_EL2. A processor that has another virtual
+//! machine's there, or none, changes it for the length of a sequence. Meanwhile it may walk
+//! speculatively, so what it finds must be right at every moment (A20):
 //!
-//! * VMID and table base are written together, the real ones of one machine; never a VMID with base 0 or another's tables.
-//! * Processors on which a speculative AT walks for EL1 while EL2 runs ([`Errata::speculative_at`]) would walk the former
-//!   machine's stage 1 through the other's stage 2, and keep that under the other's VMID. There, stage-1 walks are
-//!   forbidden first (TCR_EL1.EPD0 and EPD1), and allowed again after the former VTTBR_EL2 is back.
+//! * VMID and table base are written together, the real ones of one machine; never a VMID with base
+//!   0 or another's tables.
+//! * Processors on which a speculative AT walks for EL1 while EL2 runs ([`Errata::speculative_at`])
+//!   would walk the former machine's stage 1 through the other's stage 2, and keep that under the
+//!   other's VMID. There, stage-1 walks are forbidden first (TCR_EL1.EPD0 and EPD1), and allowed
+//!   again after the former VTTBR_EL2 is back.
 
 use super::errata::Errata;
 use super::sequence::Stage2Tlb;
@@ -17,8 +19,8 @@ use super::sequence::Stage2Tlb;
 pub struct Vttbr(u64);
 
 impl Vttbr {
-    /// For stage-2 tables whose root is at the physical address `root`, aligned to its size, and their machine's VMID. CnP
-    /// is 0: processors do not share entries.
+    /// For stage-2 tables whose root is at the physical address `root`, aligned to its size, and
+    /// their machine's VMID. CnP is 0: processors do not share entries.
     pub const fn new(root: u64, vmid: u16) -> Self {
         Self((vmid as u64) << 48 | root & 0x0000_ffff_ffff_fffe)
     }
@@ -46,7 +48,8 @@ pub struct Context<'t, T: Stage2Tlb> {
 }
 
 impl<'t, T: Stage2Tlb> Context<'t, T> {
-    /// Makes TLB maintenance act on the machine that `vttbr` names. Changes nothing where that one's guest was running.
+    /// Makes TLB maintenance act on the machine that `vttbr` names. Changes nothing where that
+    /// one's guest was running.
     pub fn enter(tlb: &'t T, vttbr: Vttbr, errata: Errata) -> Self {
         let old = tlb.vttbr();
         if old == vttbr.bits() {

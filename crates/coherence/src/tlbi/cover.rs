@@ -2,18 +2,20 @@
 
 use super::operand::{BASE_BITS, Granule, LeafLevel, SCALE_MAX, UNITS_MAX, page, range, unit};
 
-/// Most bytes that one operand covers: 3.75 GiB. QEMU 7.2 computes the length of a range in 32 bits, so that 4 GiB or more
-/// would invalidate nothing; 3.75 GiB is the most below it that SCALE 3 can name with the granule of 4 KiB.
+/// Most bytes that one operand covers: 3.75 GiB. QEMU 7.2 computes the length of a range in 32
+/// bits, so that 4 GiB or more would invalidate nothing; 3.75 GiB is the most below it that SCALE 3
+/// can name with the granule of 4 KiB.
 pub const PIECE_BYTES_MAX: u64 = 0xf000_0000;
 
-/// What the base of a range must be a multiple of, in bytes: with VTCR_EL2.DS = 0 any granule can begin one. (With DS = 1 the
-/// base is in units of 64 KiB, and must besides be a multiple of what SCALE says.)
+/// What the base of a range must be a multiple of, in bytes: with VTCR_EL2.DS = 0 any granule can
+/// begin one. (With DS = 1 the base is in units of 64 KiB, and must besides be a multiple of what
+/// SCALE says.)
 pub const fn base_alignment(granule: Granule) -> u64 {
     granule.bytes()
 }
 
-/// The granules that lie in a range of bytes, whole or in part: the first, and the one behind the last. `None` if an operand
-/// cannot name them all.
+/// The granules that lie in a range of bytes, whole or in part: the first, and the one behind the
+/// last. `None` if an operand cannot name them all.
 pub(super) fn granules(granule: Granule, start: u64, len: u64) -> Option<(u64, u64)> {
     let end = start.checked_add(len)?;
     let (first, end) = (start >> granule.shift(), end.div_ceil(granule.bytes()));
@@ -22,8 +24,9 @@ pub(super) fn granules(granule: Granule, start: u64, len: u64) -> Option<(u64, u
 
 /// Operands of RIPAS2E1IS that cover a range together.
 ///
-/// A range of at most [`PIECE_BYTES_MAX`] takes one, or two if that would exceed the limit. To that end the last operand
-/// may cover more than was asked for, though less than twice of what was left; no address beyond the widest base.
+/// A range of at most [`PIECE_BYTES_MAX`] takes one, or two if that would exceed the limit. To that
+/// end the last operand may cover more than was asked for, though less than twice of what was left;
+/// no address beyond the widest base.
 #[derive(Clone, Debug)]
 pub struct Ranges {
     granule: Granule,
@@ -34,8 +37,8 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// For the `len` bytes from `start`, of which only leaves of level `leaf` need to go if there is one. `None` if the range
-    /// ends beyond what operands can name: flush the whole VMID.
+    /// For the `len` bytes from `start`, of which only leaves of level `leaf` need to go if there
+    /// is one. `None` if the range ends beyond what operands can name: flush the whole VMID.
     pub fn new(granule: Granule, start: u64, len: u64, leaf: Option<LeafLevel>) -> Option<Self> {
         let (next, end) = granules(granule, start, len)?;
         Some(Self { granule, leaf, next, end })
@@ -49,7 +52,8 @@ impl Iterator for Ranges {
         let rest = self.end.checked_sub(self.next).filter(|&rest| rest != 0)?;
         let (scale, units) = piece(rest, PIECE_BYTES_MAX >> self.granule.shift());
         let span = units * unit(scale);
-        // Moved down where it would otherwise reach beyond the last address; it covers what it did, and starts lower.
+        // Moved down where it would otherwise reach beyond the last address; it covers what it did,
+        // and starts lower.
         let base = self.next.min((1 << BASE_BITS) - span);
         let operand = range(self.granule, base << self.granule.shift(), scale, units, self.leaf);
         self.next += span;
@@ -59,8 +63,8 @@ impl Iterator for Ranges {
 
 /// Scale and units of the next operand for `rest` granules, of which one operand may cover `most`.
 ///
-/// The smallest scale that reaches, hence with more than one unit unless the scale is 0: rounding up adds less than a unit,
-/// which is less than what was asked for.
+/// The smallest scale that reaches, hence with more than one unit unless the scale is 0: rounding
+/// up adds less than a unit, which is less than what was asked for.
 fn piece(rest: u64, most: u64) -> (u32, u64) {
     let wanted = rest.min(most);
     let scale = (0..SCALE_MAX).find(|&scale| wanted <= unit(scale) * UNITS_MAX).unwrap_or(SCALE_MAX);
@@ -90,8 +94,9 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// For the `len` bytes from `start`, in which no leaf is smaller than those of level `smallest` (pages, if it is not
-    /// known). With `only_leaves`, nothing but leaves of exactly that level need to go. `None` as in [`Ranges::new`].
+    /// For the `len` bytes from `start`, in which no leaf is smaller than those of level `smallest`
+    /// (pages, if it is not known). With `only_leaves`, nothing but leaves of exactly that level
+    /// need to go. `None` as in [`Ranges::new`].
     pub fn new(
         granule: Granule,
         start: u64,

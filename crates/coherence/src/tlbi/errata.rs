@@ -1,13 +1,13 @@
 //! Processors whose TLB maintenance does less than it should.
 //!
-//! * *Repeat*: broadcast TLBI and DSB may complete before accesses through the removed entry are observed; one more broadcast
-//!   TLBI with its DSB, of any kind, waits for them. 4118414 and its siblings (CVE-2025-10263, Xen's XSA-493); 1286807,
-//!   2441007, 2441009 and Qualcomm's 1009.
-//! * *Speculative AT*: an address translation instruction that is executed speculatively at EL2 walks for EL1 with whatever
-//!   registers are loaded: 1165522, 1319367, 1319537, 1530923.
+//! * *Repeat*: broadcast TLBI and DSB may complete before accesses through the removed entry are
+//!   observed; one more broadcast TLBI with its DSB, of any kind, waits for them. 4118414 and its
+//!   siblings (CVE-2025-10263, Xen's XSA-493); 1286807, 2441007, 2441009 and Qualcomm's 1009.
+//! * *Speculative AT*: an address translation instruction that is executed speculatively at EL2
+//!   walks for EL1 with whatever registers are loaded: 1165522, 1319367, 1319537, 1530923.
 //!
-//! Source: as listed by Linux' table of Arm64 errata, and by Arm's notices for each processor. Part numbers from the technical
-//! reference manuals, MIDR_EL1.
+//! Source: as listed by Linux' table of Arm64 errata, and by Arm's notices for each processor. Part
+//! numbers from the technical reference manuals, MIDR_EL1.
 
 /// What a processor needs beyond the architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,8 @@ impl Errata {
         Self { repeat_tlbi: has(REPEAT_TLBI), speculative_at: has(SPECULATIVE_AT) }
     }
 
-    /// Of a machine with processors of both kinds: a broadcast reaches all of them, whoever sends it.
+    /// Of a machine with processors of both kinds: a broadcast reaches all of them, whoever sends
+    /// it.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         Self {

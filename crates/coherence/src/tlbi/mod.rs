@@ -1,9 +1,9 @@
 //! Invalidating stage 2 on Arm64: operands, what to choose, and the sequences.
 //!
-//! A change of stage-2 tables leaves a list of [`Stale`] ranges. [`plan()`] chooses between range instructions, one
-//! instruction per page and the whole VMID; [`invalidate`] emits the instructions with their barriers, through the trait
-//! [`Stage2Tlb`], and returns [`Invalidated`], the proof that every processor has done them. Nothing else in a hypervisor
-//! writes a TLBI for a guest.
+//! A change of stage-2 tables leaves a list of [`Stale`] ranges. [`plan()`] chooses between range
+//! instructions, one instruction per page and the whole VMID; [`invalidate`] emits the instructions
+//! with their barriers, through the trait [`Stage2Tlb`], and returns [`Invalidated`], the proof
+//! that every processor has done them. Nothing else in a hypervisor writes a TLBI for a guest.
 //!
 //! ```text
 //! Setup { granule, features, errata, limits }      once per machine, from ID registers
@@ -13,12 +13,13 @@
 //!   clean(&context, &invalidated, frames, ...)     without FWB: data cache after the TLBI (P20)
 //! ```
 //!
-//! Everything here assumes VTCR_EL2.DS = 0: output addresses of 48 bits with granules of 4 and 16 KiB, of 52 bits with
-//! 64 KiB. With DS = 1 the base of a range is in units of 64 KiB whatever the granule, and level 0 has leaves.
+//! Everything here assumes VTCR_EL2.DS = 0: output addresses of 48 bits with granules of 4 and 16
+//! KiB, of 52 bits with 64 KiB. With DS = 1 the base of a range is in units of 64 KiB whatever the
+//! granule, and level 0 has leaves.
 //!
-//! Source: Arm Architecture Reference Manual for A-profile (DDI 0487 M.b), C5.5 "A64 System instructions for TLB
-//! maintenance" (IPAS2E1IS, RIPAS2E1IS, VMALLE1IS, VMALLS12E1IS), D8.17 "TLB maintenance", D8.17.1 "Using
-//! break-before-make when updating translation table entries".
+//! Source: Arm Architecture Reference Manual for A-profile (DDI 0487 M.b), C5.5 "A64 System
+//! instructions for TLB maintenance" (IPAS2E1IS, RIPAS2E1IS, VMALLE1IS, VMALLS12E1IS), D8.17 "TLB
+//! maintenance", D8.17.1 "Using break-before-make when updating translation table entries".
 
 mod context;
 mod cover;

@@ -8,10 +8,11 @@
 //! |---|---|---|---|
 //! | IPAS2E1IS | NS | TTL | `IPA[51:12]` |
 //!
-//! NS is 0: it means something in Secure state only. A range has `(NUM + 1) << (5 * SCALE + 1)` granules.
+//! NS is 0: it means something in Secure state only. A range has `(NUM + 1) << (5 * SCALE + 1)`
+//! granules.
 //!
-//! A TTL promises that **only leaves of that level** have to go; a processor may keep everything else (P18). 0 promises
-//! nothing.
+//! A TTL promises that **only leaves of that level** have to go; a processor may keep everything
+//! else (P18). 0 promises nothing.
 
 /// Translation granule of stage 2: VTCR_EL2.TG0.
 ///
@@ -73,7 +74,8 @@ impl LeafLevel {
     }
 }
 
-/// The level in a TTL field, or 0 where that level's encoding is reserved: with 16 KiB there are no blocks at level 1.
+/// The level in a TTL field, or 0 where that level's encoding is reserved: with 16 KiB there are no
+/// blocks at level 1.
 const fn hinted(granule: Granule, leaf: Option<LeafLevel>) -> u64 {
     match (leaf, granule) {
         (None, _) | (Some(LeafLevel::One), Granule::Size16K) => 0,
@@ -84,7 +86,8 @@ const fn hinted(granule: Granule, leaf: Option<LeafLevel>) -> u64 {
 const PAGE_TTL_SHIFT: u32 = 44;
 const PAGE_ADDRESS: u64 = (1 << 40) - 1;
 
-/// Operand of IPAS2E1IS: everything that translates `ipa`, or with a `leaf` the leaf of that level alone.
+/// Operand of IPAS2E1IS: everything that translates `ipa`, or with a `leaf` the leaf of that level
+/// alone.
 ///
 /// One instruction is enough for a block, whatever pieces a processor holds it in.
 pub const fn page(granule: Granule, ipa: u64, leaf: Option<LeafLevel>) -> u64 {
@@ -112,7 +115,8 @@ pub(super) const fn unit(scale: u32) -> u64 {
 }
 
 /// Operand of RIPAS2E1IS: `units << (5 * scale + 1)` granules from `base`, which is a multiple of
-/// [`base_alignment`](super::base_alignment) below `2^37` granules. With a `leaf`, leaves of that level alone.
+/// [`base_alignment`](super::base_alignment) below `2^37` granules. With a `leaf`, leaves of that
+/// level alone.
 ///
 /// What does not fit its field is cut off there: `scale` to 0–3, `units` to 1–32.
 pub const fn range(granule: Granule, base: u64, scale: u32, units: u64, leaf: Option<LeafLevel>) -> u64 {

@@ -11,9 +11,11 @@ pub struct Stale {
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Level of the leaves; of the smallest that there may have been, if `tables` is set. `None` if it is not known.
+    /// Level of the leaves; of the smallest that there may have been, if `tables` is set. `None` if
+    /// it is not known.
     pub leaf: Option<LeafLevel>,
-    /// Something above a leaf was removed or replaced, so entries of walk caches have to go: no hint is right (P18).
+    /// Something above a leaf was removed or replaced, so entries of walk caches have to go: no
+    /// hint is right (P18).
     pub tables: bool,
 }
 
@@ -33,7 +35,8 @@ pub struct Features {
     pub ttl: bool,
     /// FEAT_S2FWB: stage 2 forces write-back, so that no data cache needs to be cleaned.
     pub forces_write_back: bool,
-    /// The instruction cache is tagged by VMID and physical address (VPIPT): its lines go with the translations (P21).
+    /// The instruction cache is tagged by VMID and physical address (VPIPT): its lines go with the
+    /// translations (P21).
     pub instructions_by_vmid: bool,
 }
 
@@ -60,7 +63,8 @@ impl Features {
     }
 }
 
-/// Up to where single instructions are worth it, compared with what the guest loses if all of its entries go. To be measured.
+/// Up to where single instructions are worth it, compared with what the guest loses if all of its
+/// entries go. To be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Instructions for single pages.
@@ -97,8 +101,9 @@ pub enum Plan<I> {
     Whole,
 }
 
-/// Chooses. With range instructions what is stale goes by range if that takes few of them; otherwise page by page; beyond the
-/// limits, and where addresses are beyond what operands can name, the whole VMID goes.
+/// Chooses. With range instructions what is stale goes by range if that takes few of them;
+/// otherwise page by page; beyond the limits, and where addresses are beyond what operands can
+/// name, the whole VMID goes.
 ///
 /// The number of steps is bounded by the number of ranges and the limits.
 pub fn plan<I>(setup: &Setup, stale: I) -> Plan<I::IntoIter>

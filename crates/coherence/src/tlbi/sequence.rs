@@ -25,8 +25,8 @@ use super::context::{Context, Vttbr};
 use super::plan::{Plan, Setup, Stale, by_page, by_range, plan};
 use crate::vmid::Arrival;
 
-/// The instructions, one method each, without any barrier of their own. HCR_EL2.TGE must be 0: otherwise EL1's operations
-/// are about the host.
+/// The instructions, one method each, without any barrier of their own. HCR_EL2.TGE must be 0:
+/// otherwise EL1's operations are about the host.
 ///
 /// None may be moved or left out by the compiler: `asm!` without `nomem`.
 pub trait Stage2Tlb {
@@ -42,7 +42,8 @@ pub trait Stage2Tlb {
     fn context_sync(&self);
     /// TLBI IPAS2E1IS; for [`page`](super::page).
     fn page(&self, operand: u64);
-    /// TLBI RIPAS2E1IS; for [`range`](fn@super::range). Used only with [`Features::range`](super::Features::range).
+    /// TLBI RIPAS2E1IS; for [`range`](fn@super::range). Used only with
+    /// [`Features::range`](super::Features::range).
     fn range(&self, operand: u64);
     /// TLBI VMALLE1IS: stage-1 and combined entries of the VMID.
     fn combined(&self);
@@ -70,7 +71,8 @@ pub trait Stage2Tlb {
     fn restore_stage1_walks(&self, former: u64);
 }
 
-/// Proof that every processor has done what was asked for, and that accesses by what it removed are over.
+/// Proof that every processor has done what was asked for, and that accesses by what it removed are
+/// over.
 #[must_use = "what was unmapped may be given away now, and not before"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Invalidated(());
@@ -147,8 +149,8 @@ fn issue_pages<T: Stage2Tlb>(tlb: &T, setup: &Setup, stale: &Stale) -> bool {
     true
 }
 
-/// Between break and make: the entry for `stale` has been made invalid, and will be valid again with another size, another
-/// address or a table in the place of a block. For the hook of a walker.
+/// Between break and make: the entry for `stale` has been made invalid, and will be valid again
+/// with another size, another address or a table in the place of a block. For the hook of a walker.
 pub fn break_before_make<T: Stage2Tlb>(context: &Context<'_, T>, setup: &Setup, stale: Stale) -> Invalidated {
     invalidate(context, setup, plan(setup, [stale]))
 }
@@ -160,12 +162,14 @@ pub fn break_before_make<T: Stage2Tlb>(context: &Context<'_, T>, setup: &Setup, 
 pub enum Instructions {
     /// Nothing: nobody executes what was written there before somebody cleans for it.
     Keep,
-    /// All of them are emptied: the memory goes to somebody who will execute it without maintenance of his own.
+    /// All of them are emptied: the memory goes to somebody who will execute it without maintenance
+    /// of his own.
     Invalidate,
 }
 
-/// Cleans and invalidates the data caches' lines of memory that was mapped, so that whoever maps it otherwise finds what the
-/// guest has written. Nothing with FEAT_S2FWB. After the TLBI alone, hence the proof (P20).
+/// Cleans and invalidates the data caches' lines of memory that was mapped, so that whoever maps it
+/// otherwise finds what the guest has written. Nothing with FEAT_S2FWB. After the TLBI alone, hence
+/// the proof (P20).
 pub fn clean<T: Stage2Tlb>(
     tlb: &T,
     _after: &Invalidated,
@@ -186,17 +190,18 @@ pub fn clean<T: Stage2Tlb>(
 
 /// A vCPU comes to this processor: loads VTTBR_EL2, and drops what the vCPU must not meet here.
 ///
-/// The VTTBR comes first. Until it is loaded, this processor may walk under the former VMID, which may be another machine's by
-/// now; entries that it makes so have to go with the rest. With
-/// [`Errata::speculative_at`](super::Errata::speculative_at) stage-1 walks stay forbidden when this returns: load the guest's
-/// own TCR_EL1 last of its registers.
+/// The VTTBR comes first. Until it is loaded, this processor may walk under the former VMID, which
+/// may be another machine's by now; entries that it makes so have to go with the rest. With
+/// [`Errata::speculative_at`](super::Errata::speculative_at) stage-1 walks stay forbidden when this
+/// returns: load the guest's own TCR_EL1 last of its registers.
 pub fn enter_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, vttbr: Vttbr, arrival: Arrival) {
     if tlb.vttbr() != vttbr.bits() {
         if setup.errata.speculative_at {
             let _replaced_by_the_guests = tlb.forbid_stage1_walks();
             tlb.context_sync();
         }
-        // Walks by the new VMID come after the allocator's read-modify-writes: acquiring orders loads, and not walks.
+        // Walks by the new VMID come after the allocator's read-modify-writes: acquiring orders
+        // loads, and not walks.
         tlb.complete_local();
         tlb.set_vttbr(vttbr.bits());
         tlb.context_sync();
@@ -217,8 +222,8 @@ pub fn enter_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, vttbr: Vttbr, arrival: Arr
     }
 }
 
-/// Drops all entries of all virtual machines everywhere: before the first of them runs, since firmware and earlier software
-/// may have used any VMID.
+/// Drops all entries of all virtual machines everywhere: before the first of them runs, since
+/// firmware and earlier software may have used any VMID.
 pub fn invalidate_all_vms<T: Stage2Tlb>(tlb: &T, setup: &Setup) -> Invalidated {
     tlb.order_stores();
     tlb.all_vms();

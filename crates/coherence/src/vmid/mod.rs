@@ -1,13 +1,16 @@
-//! Virtual machine identifiers of Arm64: one allocator for all physical CPUs, one slot per virtual machine.
+//! Virtual machine identifiers of Arm64: one allocator for all physical CPUs, one slot per virtual
+//! machine.
 //!
-//! A VMID tags the translations of one virtual machine on every CPU, so that invalidations can be broadcast. There are 255 or
-//! 65,535 of them, and more machines than that in time. When they run out, a new *generation* begins: VMIDs of machines
-//! that run at that moment stay theirs, all others are given out anew, and each CPU drops everything that it holds before it
-//! first enters a guest of the new generation.
+//! A VMID tags the translations of one virtual machine on every CPU, so that invalidations can be
+//! broadcast. There are 255 or 65,535 of them, and more machines than that in time. When they run
+//! out, a new *generation* begins: VMIDs of machines that run at that moment stay theirs, all
+//! others are given out anew, and each CPU drops everything that it holds before it first enters a
+//! guest of the new generation.
 //!
 //! # Ordering
 //!
-//! The word of a CPU says what it runs: VMID and generation, REVOKED, OWES. It is changed by read-modify-write from both sides.
+//! The word of a CPU says what it runs: VMID and generation, REVOKED, OWES. It is changed by
+//! read-modify-write from both sides.
 //!
 //! ```text
 //! CPU that enters a guest                        CPU that finds no VMID left (in the lock)
@@ -26,7 +29,8 @@
 //! D before E   a CPU that has not dropped what it held finds OWES when it comes again
 //! ```
 //!
-//! Who invalidates for a machine does it for the VMID in its word, which another CPU may be changing:
+//! Who invalidates for a machine does it for the VMID in its word, which another CPU may be
+//! changing:
 //!
 //! ```text
 //! CPU that has changed the tables                CPU that enters the machine's guest
@@ -38,11 +42,13 @@
 //! U before W   Y is about the new VMID
 //! ```
 //!
-//! With a plain load in W, store V and load W could pass each other, as U and X could: then X finds the old tables and Y
-//! misses the new VMID. What is held under a former VMID is met by nobody: its next owner begins after E.
+//! With a plain load in W, store V and load W could pass each other, as U and X could: then X finds
+//! the old tables and Y misses the new VMID. What is held under a former VMID is met by nobody: its
+//! next owner begins after E.
 //!
-//! REVOKED stays until its CPU comes by. Meanwhile further generations may begin; what was reserved for it stays reserved, under
-//! whatever generation its machine has been renewed to elsewhere. So a machine has one VMID on all CPUs at any time.
+//! REVOKED stays until its CPU comes by. Meanwhile further generations may begin; what was reserved
+//! for it stays reserved, under whatever generation its machine has been renewed to elsewhere. So a
+//! machine has one VMID on all CPUs at any time.
 
 mod resident;
 
@@ -79,8 +85,8 @@ const fn word(generation: u64, vmid: u16) -> u64 {
 /// A virtual machine's VMID.
 #[derive(Debug)]
 pub struct VmidSlot {
-    /// Generation and VMID, 0 before the first. Changed in the allocator's lock (U), read by whoever enters (A, `Acquire`)
-    /// and by [`current`](Self::current) (W).
+    /// Generation and VMID, 0 before the first. Changed in the allocator's lock (U), read by
+    /// whoever enters (A, `Acquire`) and by [`current`](Self::current) (W).
     word: AtomicU64,
 }
 
@@ -92,10 +98,12 @@ impl VmidSlot {
         }
     }
 
-    /// W: the VMID under which CPUs hold this machine's translations; `None` if it has never run, so that none holds any.
+    /// W: the VMID under which CPUs hold this machine's translations; `None` if it has never run,
+    /// so that none holds any.
     ///
-    /// Call it **after** the tables were changed, and give its result to the TLBI. A read-modify-write, lest a CPU that is
-    /// given a new VMID at the same moment walk the old tables.
+    /// Call it **after** the tables were changed, and give its result to the TLBI. A
+    /// read-modify-write, lest a CPU that is given a new VMID at the same moment walk the old
+    /// tables.
     pub fn current(&self) -> Option<u16> {
         // Pairs with U, in `present`.
         match vmid(self.word.fetch_or(0, Ordering::AcqRel)) {
@@ -115,7 +123,8 @@ impl Default for VmidSlot {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Place {
-    /// The word of the machine that it entered last, and flags. `AcqRel` on every change: each pairs with every other.
+    /// The word of the machine that it entered last, and flags. `AcqRel` on every change: each
+    /// pairs with every other.
     active: AtomicU64,
     /// What it ran when its word was revoked. In the lock only.
     reserved: AtomicU64,
@@ -160,13 +169,15 @@ impl Assignment<'_> {
         self.vmid
     }
 
-    /// Whether this CPU must drop all translations of all machines, **after** VTTBR_EL2 has the new VMID and before the guest
-    /// runs: [`Arrival::all_vms`] for [`enter_vm`](crate::tlbi::enter_vm).
+    /// Whether this CPU must drop all translations of all machines, **after** VTTBR_EL2 has the new
+    /// VMID and before the guest runs: [`Arrival::all_vms`] for
+    /// [`enter_vm`](crate::tlbi::enter_vm).
     pub const fn must_flush(&self) -> bool {
         self.must_flush
     }
 
-    /// What it said has been done. If this is not called, the next assignment on this CPU asks for it again.
+    /// What it said has been done. If this is not called, the next assignment on this CPU asks for
+    /// it again.
     #[inline]
     pub fn executed(self) {
         if self.must_flush {
@@ -200,11 +211,11 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         }
     }
 
-    /// VMIDs of `bits` bits, 8, or 16 with FEAT_VMID16 (ID_AA64MMFR1_EL1.VMIDBits) and VTCR_EL2.VS set; for the CPUs with
-    /// numbers below `cpu_count`.
+    /// VMIDs of `bits` bits, 8, or 16 with FEAT_VMID16 (ID_AA64MMFR1_EL1.VMIDBits) and VTCR_EL2.VS
+    /// set; for the CPUs with numbers below `cpu_count`.
     ///
-    /// `None` if the bits are not from 1 to 16, if there are more CPUs than VMIDs, since each may hold on to one, or more
-    /// than `CPUS`, or none.
+    /// `None` if the bits are not from 1 to 16, if there are more CPUs than VMIDs, since each may
+    /// hold on to one, or more than `CPUS`, or none.
     #[cfg(not(loom))]
     pub const fn new(bits: u32, cpu_count: usize) -> Option<Self> {
         if Self::fits(bits, cpu_count) { Some(Self::with_bits(bits, cpu_count)) } else { None }
@@ -226,8 +237,8 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         &self.places[..self.cpu_count]
     }
 
-    /// A, B and C: the VMID for the next stay of the slot's machine on `cpu`, which is the caller's own. Out of guest mode, with
-    /// interrupts off.
+    /// A, B and C: the VMID for the next stay of the slot's machine on `cpu`, which is the caller's
+    /// own. Out of guest mode, with interrupts off.
     ///
     /// One load and one exchange, unless a generation has begun since.
     ///
@@ -254,7 +265,8 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         })
     }
 
-    /// The end of D: the CPU's word. It has dropped everything in the generation of its former word, unless it owes that.
+    /// The end of D: the CPU's word. It has dropped everything in the generation of its former
+    /// word, unless it owes that.
     fn settle(&self, cpu: CpuId, former: u64, word: u64) -> Assignment<'_> {
         let place = &self.used()[cpu.0 as usize];
         let must_flush = former & OWES != 0 || generation(former) != generation(word);
@@ -279,7 +291,8 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         new
     }
 
-    /// The machine whose word was `old` keeps its VMID if that runs on some CPU since before this generation.
+    /// The machine whose word was `old` keeps its VMID if that runs on some CPU since before this
+    /// generation.
     fn keep(&self, old: u64) -> Option<u64> {
         let kept = word(self.generation.load(Ordering::Relaxed), vmid(old));
         let mut is_reserved = false;
@@ -293,8 +306,8 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         is_reserved.then_some(kept)
     }
 
-    /// T: a VMID that nobody has in this generation, which is a new one if need be. Ends after one turn: fewer VMIDs are
-    /// reserved than there are.
+    /// T: a VMID that nobody has in this generation, which is a new one if need be. Ends after one
+    /// turn: fewer VMIDs are reserved than there are.
     fn take(&self, roll_over: impl Fn()) -> u64 {
         loop {
             let newest = self.newest.load(Ordering::Relaxed);
@@ -312,7 +325,8 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
         self.used().iter().any(|place| vmid(place.reserved.load(Ordering::Relaxed)) == candidate)
     }
 
-    /// R and S, by `cpu`, which is out of guest mode and about to change its VMID: it holds on to none.
+    /// R and S, by `cpu`, which is out of guest mode and about to change its VMID: it holds on to
+    /// none.
     fn roll_over(&self, cpu: CpuId) {
         let ending = self.generation.load(Ordering::Relaxed);
         self.generation.store(ending.wrapping_add(1), Ordering::Relaxed);

@@ -1,7 +1,8 @@
 //! The allocator under loom, and proof that each of its parts is needed.
 //!
-//! Three CPUs, two bits, so three VMIDs, and machines enough that generations end. CPUs keep every entry that they are not told
-//! to drop. CPU 2 only goes on with what it runs: it is long in its guest.
+//! Three CPUs, two bits, so three VMIDs, and machines enough that generations end. CPUs keep every
+//! entry that they are not told to drop. CPU 2 only goes on with what it runs: it is long in its
+//! guest.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64 as Plain;
@@ -63,8 +64,8 @@ struct World {
     steps: Option<&'static Steps>,
     allocator: Allocator,
     slots: [VmidSlot; 5],
-    /// By CPU, the machine and VMID that run, 0 for none. Changed and read by read-modify-write, so that of two CPUs one
-    /// sees the other.
+    /// By CPU, the machine and VMID that run, 0 for none. Changed and read by read-modify-write, so
+    /// that of two CPUs one sees the other.
     running: [Plain; 3],
     /// An entry of machine 0's tables: whether it has been replaced.
     entry: Plain,
@@ -126,7 +127,8 @@ impl Cpu {
     }
 }
 
-/// CPU 0 runs machine 2, CPU 1 machine 1, CPU 2 nothing; machines 0 to 2 have the VMIDs 1 to 3, and there is no more.
+/// CPU 0 runs machine 2, CPU 1 machine 1, CPU 2 nothing; machines 0 to 2 have the VMIDs 1 to 3, and
+/// there is no more.
 fn exhausted(steps: Option<&'static Steps>) -> (Arc<World>, [Cpu; 3]) {
     let world = Arc::new(World::new(steps));
     let mut cpus = [0, 1, 2].map(Cpu::new);
@@ -158,7 +160,8 @@ fn stealing(steps: Option<&'static Steps>) {
     beside(&world, cpus[0], cpus[1], |world, cpu| cpu.run(world, 0), |world, cpu| cpu.run(world, 3));
 }
 
-/// The same, and then it takes a machine of the new generation: what it held under that VMID is another's.
+/// The same, and then it takes a machine of the new generation: what it held under that VMID is
+/// another's.
 fn returning(steps: Option<&'static Steps>) {
     let (world, cpus) = exhausted(steps);
     let on_first = |world: &World, cpu: &mut Cpu| {
@@ -178,8 +181,8 @@ fn both_rolling(steps: Option<&'static Steps>) {
     beside(&world, cpus[0], cpus[1], on_first, |world, cpu| cpu.run(world, 4));
 }
 
-/// CPU 2 runs machine 3 under the VMID that machine 0 had a generation ago. CPU 0 is about to enter machine 0 when CPU 1 begins
-/// the next generation.
+/// CPU 2 runs machine 3 under the VMID that machine 0 had a generation ago. CPU 0 is about to enter
+/// machine 0 when CPU 1 begins the next generation.
 fn long_ago(steps: Option<&'static Steps>) {
     let (world, mut cpus) = exhausted(steps);
     assert_eq!(cpus[2].enter(&world, 3), 1, "machine 0 does not run");
@@ -188,12 +191,14 @@ fn long_ago(steps: Option<&'static Steps>) {
     beside(&world, cpus[0], cpus[1], |world, cpu| cpu.run(world, 0), |world, cpu| cpu.run(world, 4));
 }
 
-/// CPU 2 stays with machine 3 for several generations; then another vCPU of that machine runs, twice.
+/// CPU 2 stays with machine 3 for several generations; then another vCPU of that machine runs,
+/// twice.
 fn staying(steps: Option<&'static Steps>) {
     let (world, mut cpus) = exhausted(steps);
     let vmid = cpus[2].enter(&world, 3);
     for _ in 0..2 {
-        // Machine 3 is renewed by a CPU that then leaves it, and others take what is left until generations end.
+        // Machine 3 is renewed by a CPU that then leaves it, and others take what is left until
+        // generations end.
         assert_eq!(cpus[1].enter(&world, 3), vmid, "two VMIDs for one machine");
         cpus[1].run(&world, 2);
         for machine in [0, 1, 4] {
@@ -203,7 +208,8 @@ fn staying(steps: Option<&'static Steps>) {
     assert_eq!(cpus[1].enter(&world, 3), vmid, "two VMIDs for one machine");
 }
 
-/// A CPU enters a machine under a new VMID while another one changes its tables, and learns under which VMID to invalidate.
+/// A CPU enters a machine under a new VMID while another one changes its tables, and learns under
+/// which VMID to invalidate.
 fn invalidating(steps: Option<&'static Steps>) {
     let (world, cpus) = exhausted(steps);
     let mut other = cpus[1];
@@ -331,7 +337,8 @@ mutant! {
 }
 
 mutant! {
-    /// A4: what a CPU between B and D has stored is taken for something that runs, though another has its VMID now.
+    /// A4: what a CPU between B and D has stored is taken for something that runs, though another
+    /// has its VMID now.
     a4_words_of_long_ago_are_reserved: long_ago, "one VMID for two machines",
     roll_over = |allocator, cpu| {
         roll_over_by(allocator, cpu, revoked, |active, _| (active & REVOKED == 0).then_some(active & !FLAGS))

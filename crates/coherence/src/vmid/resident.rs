@@ -1,12 +1,14 @@
 //! What a vCPU would meet on the CPU that it comes to, under its machine's VMID.
 //!
-//! All vCPUs of a machine have one VMID. A guest keeps its own translations in order by instructions that may act on one
-//! processor alone, and thinks of each vCPU as a processor. So two things must not be met:
+//! All vCPUs of a machine have one VMID. A guest keeps its own translations in order by
+//! instructions that may act on one processor alone, and thinks of each vCPU as a processor. So two
+//! things must not be met:
 //!
-//! * entries of *another vCPU* of the machine that ran here since (A3): the two may use one ASID for different address
-//!   spaces, or the same address for different things;
-//! * the vCPU's *own* entries of an earlier stay, if it has been elsewhere since and its local invalidations reached that CPU
-//!   alone (A21). With HCR_EL2.FB they are broadcast, and there is nothing to do. The same goes for instruction caches.
+//! * entries of *another vCPU* of the machine that ran here since (A3): the two may use one ASID
+//!   for different address spaces, or the same address for different things;
+//! * the vCPU's *own* entries of an earlier stay, if it has been elsewhere since and its local
+//!   invalidations reached that CPU alone (A21). With HCR_EL2.FB they are broadcast, and there is
+//!   nothing to do. The same goes for instruction caches.
 
 use crate::CpuId;
 

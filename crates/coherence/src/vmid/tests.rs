@@ -1,4 +1,5 @@
-//! VMIDs on a machine whose CPUs keep everything, one step after the other; `model.rs` has what happens at the same time.
+//! VMIDs on a machine whose CPUs keep everything, one step after the other; `model.rs` has what
+//! happens at the same time.
 
 use std::boxed::Box;
 use std::vec;
@@ -32,7 +33,8 @@ impl World {
         }
     }
 
-    /// The CPU enters a guest of the machine; `carries_out` is false if it is interrupted before it has flushed.
+    /// The CPU enters a guest of the machine; `carries_out` is false if it is interrupted before it
+    /// has flushed.
     fn enter(&mut self, cpu: usize, machine: usize, carries_out: bool) -> Result<(), TestCaseError> {
         self.running[cpu] = None;
         let assignment = self.allocator.assign(CpuId(cpu as u32), &self.slots[machine]);
@@ -91,7 +93,8 @@ fn cpu_beyond_those_in_use_is_not_served() {
 
 #[test]
 fn a4_as_many_vmids_as_cpus_in_use_are_enough_where_there_could_be_more_cpus() {
-    // Three VMIDs, three of 256 CPUs, and three machines that run: a fourth gets what its CPU gives up.
+    // Three VMIDs, three of 256 CPUs, and three machines that run: a fourth gets what its CPU gives
+    // up.
     let allocator = Box::new(VmidAllocator::<256>::new(2, 3).unwrap());
     let slots: [VmidSlot; 8] = core::array::from_fn(|_| VmidSlot::new());
     let enter = |cpu: usize, machine: usize| {
@@ -214,7 +217,8 @@ proptest! {
     ) {
         let reach = if is_broadcast { LocalMaintenance::Broadcast } else { LocalMaintenance::Local };
         let (mut residents, mut homes) = ([Resident::new(); 3], [Home::new(); 3]);
-        // By CPU: whose entries are held, and how often that vCPU had invalidated when it made them.
+        // By CPU: whose entries are held, and how often that vCPU had invalidated when it made
+        // them.
         let mut held = [const { Vec::<(u32, u32)>::new() }; 3];
         let mut invalidated = [0; 3];
         for (vcpu, cpu, invalidates) in steps {

@@ -49,8 +49,8 @@ words! {
     BootCpu {
         /// It runs vCPUs.
         Run = "run",
-        /// It leaves them to the others. For QEMU's multi-threaded emulation, in which other CPUs' FPU
-        /// instructions damage the SVM state of the first one: see `docs/qemu.md`.
+        /// It leaves them to the others. For QEMU's multi-threaded emulation, in which other CPUs'
+        /// FPU instructions damage the SVM state of the first one: see `docs/qemu.md`.
         Serve = "serve",
     }
 }

@@ -10,7 +10,8 @@ words! {
     ApicIds {
         /// Its VP index.
         Ascending = "ascending",
-        /// The first vCPU has id 0, and the others the ids from the number of vCPUs minus 1 down to 1.
+        /// The first vCPU has id 0, and the others the ids from the number of vCPUs minus 1 down to
+        /// 1.
         Reversed = "reversed",
     }
 
@@ -18,7 +19,8 @@ words! {
     Zap {
         /// Those of the slot.
         Slot = "slot",
-        /// All of the guest's. They come back fault by fault: what precision is worth is measured against this.
+        /// All of the guest's. They come back fault by fault: what precision is worth is measured
+        /// against this.
         Everything = "everything",
     }
 
@@ -34,9 +36,11 @@ words! {
 
     /// How translations go from a guest's stage 2 when memory goes.
     Stage2Unmap {
-        /// Leaves are gathered and one flush follows, by range instructions where the processor has them.
+        /// Leaves are gathered and one flush follows, by range instructions where the processor has
+        /// them.
         Range = "range",
-        /// Each leaf is cleared and flushed by itself: what ranges are worth is measured against this.
+        /// Each leaf is cleared and flushed by itself: what ranges are worth is measured against
+        /// this.
         Page = "page",
         /// Leaves are gathered, and the flush that follows is of all that the guest's VMID tags.
         Whole = "whole",
@@ -177,11 +181,13 @@ switches! {
     local_tlbi: LocalTlbi = word, Arm64;
     /// Bits of VMIDs; `None` for as many as the processor has. Few make generations roll over soon.
     vmid_bits: Option<u8> = number(1, 16, "most"), Arm64;
-    /// Entries of a CPU into the guest, from one time that a machine which is made up takes a VMID in between to the next; `None`
-    /// is never. With few bits, generations of VMIDs begin all the time.
+    /// Entries of a CPU into the guest, from one time that a machine which is made up takes a VMID
+    /// in between to the next; `None` is never. With few bits, generations of VMIDs begin all the
+    /// time.
     vmid_churn: Option<u32> = number(1, 1000000, "off"), Arm64;
-    /// Whether features are used that the processor lacks and that are sound to pretend where nothing is kept: clean bits, and flushes
-    /// of one ASID. For an emulator, and an image with an auditor built in.
+    /// Whether features are used that the processor lacks and that are sound to pretend where
+    /// nothing is kept: clean bits, and flushes of one ASID. For an emulator, and an image with an
+    /// auditor built in.
     pretend: bool = flag, Amd64;
     /// What is wrong on purpose; only an image with defects built in takes one.
     defect: Option<Defect> = defect, ;

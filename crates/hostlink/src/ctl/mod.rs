@@ -3,11 +3,11 @@
 //!
 //! A request is `NUMBER COMMAND ARGUMENTS`; [`Request`] lists them. The answer is any number of
 //! records `NUMBER : FIELDS`, and then either `NUMBER ok` or `NUMBER error MESSAGE`. The fields of
-//! each kind of record are listed in [`record`]. The number is the asker's: it tells what is left of
-//! an earlier asker's answer apart. For each record the asker sends [`NEXT`], upon which the next
-//! line comes: a serial line that leads into a socket has room for few bytes, and what does not fit
-//! is lost. An asker that sends anything else instead is taken for another one. Numbers in arguments
-//! and fields are decimal, or hexadecimal behind `0x`.
+//! each kind of record are listed in [`record`]. The number is the asker's: it tells what is left
+//! of an earlier asker's answer apart. For each record the asker sends [`NEXT`], upon which the
+//! next line comes: a serial line that leads into a socket has room for few bytes, and what does
+//! not fit is lost. An asker that sends anything else instead is taken for another one. Numbers in
+//! arguments and fields are decimal, or hexadecimal behind `0x`.
 
 pub mod record;
 pub mod request;
@@ -145,8 +145,8 @@ impl LineBuffer {
         Self { bytes: [0; LINE_MAX], len: 0, overlong: false }
     }
 
-    /// Takes a byte. When it ends a line, calls `act` with the line, without its end; lines that are too long or are not
-    /// UTF-8 come as empty ones.
+    /// Takes a byte. When it ends a line, calls `act` with the line, without its end; lines that
+    /// are too long or are not UTF-8 come as empty ones.
     pub fn push<R>(&mut self, byte: u8, act: impl FnOnce(&str) -> R) -> Option<R> {
         if byte != b'\n' {
             match self.bytes.get_mut(self.len) {

@@ -89,8 +89,8 @@ requests! {
     "vms" Vms
     /// `slots`: the memory slots, as a [`record::Slot`](super::record::Slot) each.
     "slots" Slots
-    /// `add GPA SIZE rw|ro`: adds zeroed memory, of which the guest is not told. Its number comes as
-    /// a [`record::Added`](super::record::Added).
+    /// `add GPA SIZE rw|ro`: adds zeroed memory, of which the guest is not told. Its number comes
+    /// as a [`record::Added`](super::record::Added).
     "add" Add {
         /// First guest physical address.
         gpa: u64 = "{:#x}" "a guest physical address",

@@ -43,7 +43,8 @@ impl<'m, F: Architecture> Visit<'_, 'm, F> {
         machine.note(|| format!("fault of vCPU {}.{number} at {gpa}: {answer:?}", vm.index));
         match answer {
             Answer::Installed(_) | Answer::Upgraded | Answer::Retry | Answer::OutOfTables => {}
-            // Stores to read-only memory are dropped; a walk that cannot mark an entry is the guest's fault.
+            // Stores to read-only memory are dropped; a walk that cannot mark an entry is the
+            // guest's fault.
             Answer::ReadOnly if is_over => {}
             Answer::ReadOnly => self.give_up(),
             Answer::Mmio(source) => {
@@ -84,7 +85,8 @@ impl<'m, F: Architecture> Visit<'_, 'm, F> {
                 return;
             }
         }
-        // There is no memory now, or there was none when the access began, or the slots changed in between.
+        // There is no memory now, or there was none when the access began, or the slots changed in
+        // between.
         if !was_absent && !is_absent(vm, gpa) && updates == vm.updates.get() {
             machine.fail(|| {
                 format!(
@@ -98,7 +100,8 @@ impl<'m, F: Architecture> Visit<'_, 'm, F> {
         }
     }
 
-    /// Looks at the code at a page, as is done about most exits, and holds what is remembered of the way there against a walk.
+    /// Looks at the code at a page, as is done about most exits, and holds what is remembered of
+    /// the way there against a walk.
     pub(crate) fn look_at_code(&mut self) {
         let (machine, number) = (self.cpu.machine, self.number);
         let page = machine.below(VA_PAGES);
@@ -131,7 +134,8 @@ impl Mistakes for Unseen<'_> {
     }
 }
 
-/// Walks the guest's tables by software, as an emulator does; the walk is held against what was promised.
+/// Walks the guest's tables by software, as an emulator does; the walk is held against what was
+/// promised.
 fn translate<F: Architecture>(
     vm: &Vm<'_, F>,
     number: usize,

@@ -26,8 +26,8 @@ use crate::program::FlushOp;
 /// Ranges that nobody uses, of a list that is to be long, and where they are.
 const FAR_RANGES: u64 = 20;
 const FAR: u64 = 0x5000_0000;
-/// Turns of waiting after which a target is taken for stuck (G5): each leaves within some instructions of its kick, which has not
-/// taken more than 208 turns in a million operations.
+/// Turns of waiting after which a target is taken for stuck (G5): each leaves within some
+/// instructions of its kick, which has not taken more than 208 turns in a million operations.
 const TURNS_MAX: u64 = 1_000;
 
 /// The calls of a flush, as a guest makes them whose vCPUs' VP indices begin with `first_vp`.
@@ -203,7 +203,8 @@ impl Cpu<'_> {
         }
         let op = call.op;
         vcpu.call = None;
-        // Words in memory may have been replaced meanwhile; then the call was another than was meant.
+        // Words in memory may have been replaced meanwhile; then the call was another than was
+        // meant.
         if done.matches(&op) {
             let mut oracle = self.machine.oracle.borrow_mut();
             for target in
@@ -250,7 +251,8 @@ pub(crate) enum FlushProof {
 impl FlushProof {
     /// One for a flush that was not made.
     pub(crate) fn forged() -> Self {
-        // SAFETY: the tables and the memory are the model's own, whose processors find out what is missing.
+        // SAFETY: the tables and the memory are the model's own, whose processors find out what is
+        // missing.
         Self::Forged(unsafe { NeverWalked::new() })
     }
 }
@@ -265,8 +267,8 @@ impl Proof for FlushProof {
 }
 
 impl<F: Architecture> Vm<'_, F> {
-    /// Flushes what `invalidation` names of what was translated by this guest's nested table, or more. Afterwards nobody uses what
-    /// was replaced before now.
+    /// Flushes what `invalidation` names of what was translated by this guest's nested table, or
+    /// more. Afterwards nobody uses what was replaced before now.
     pub(crate) fn flush(&self, invalidation: Invalidation<'_>) -> FlushProof {
         let machine = self.machine;
         machine.point();

@@ -40,7 +40,8 @@ pub(crate) fn run_host<F: Architecture>(vm: &Vm<'_, F>, ops: &[HostOp]) {
 type SpaceJob<'a, 'm, F> = Job<'a, F, TablePool<'m>>;
 
 impl<'m, F: Architecture> Vm<'m, F> {
-    /// Does an operation. What the state of the slots does not allow is refused, and nothing has changed then.
+    /// Does an operation. What the state of the slots does not allow is refused, and nothing has
+    /// changed then.
     fn host_op(&self, op: HostOp) -> Result<(), SlotError> {
         match op {
             HostOp::Add { slot, area, backing, read_only } => self.add(slot, area, backing, read_only),
@@ -97,7 +98,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
             return Err(SlotError::Full);
         };
         let op = HostOp::Add { slot: id, area: to, backing, read_only };
-        // SAFETY: the memory lives as long as the machine, and is free only after it was handed back.
+        // SAFETY: the memory lives as long as the machine, and is free only after it was handed
+        // back.
         match unsafe { self.space.add(slot) } {
             Ok(job) => self.run_job(op, job)?,
             Err(error) => {
@@ -299,8 +301,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
         }
     }
 
-    /// Steps a change of the tables alone to its end, flushes what it names, and frees what it holds. Returns what was
-    /// flushed last.
+    /// Steps a change of the tables alone to its end, flushes what it names, and frees what it
+    /// holds. Returns what was flushed last.
     fn finish(&self, mut change: paging::Change<'_, F, TablePool<'m>>) -> Option<Flushed> {
         let machine = self.machine;
         let mut flushed = None;
@@ -318,7 +320,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
         self.owe(change.into_gather()).or(flushed)
     }
 
-    /// Flushes what a gather asks for, and frees what it holds. Returns what was flushed, if anything.
+    /// Flushes what a gather asks for, and frees what it holds. Returns what was flushed, if
+    /// anything.
     fn owe(&self, gather: paging::Gather<TablePool<'m>>) -> Option<Flushed> {
         let machine = self.machine;
         machine.note(|| format!("{gather:?}"));

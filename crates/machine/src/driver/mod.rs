@@ -1,5 +1,5 @@
-//! What stands for the hypervisor: it joins the crates under test as the real one does, and can be told to make
-//! [mistakes](crate::bug::Bug).
+//! What stands for the hypervisor: it joins the crates under test as the real one does, and can be
+//! told to make [mistakes](crate::bug::Bug).
 
 mod cpu;
 mod fault;

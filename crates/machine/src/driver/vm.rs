@@ -66,7 +66,8 @@ impl Architecture for Arm64Stage2<4> {
     const ARCH: Arch = Arch::Arm64;
 }
 
-/// What a vCPU's translations are tagged with, and where they are. Whoever runs it has it to itself.
+/// What a vCPU's translations are tagged with, and where they are. Whoever runs it has it to
+/// itself.
 #[derive(Debug)]
 pub(crate) struct Tags {
     /// Of AMD64.
@@ -172,7 +173,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
         vm
     }
 
-    /// Puts the guest's tables into its memory, as a loader does. Every page that programs touch is mapped.
+    /// Puts the guest's tables into its memory, as a loader does. Every page that programs touch is
+    /// mapped.
     pub(crate) fn load(&self) {
         let Some(slot) = self.space.slots().memory().find(Gpa(0)).filter(|slot| slot.size == AREA_SIZE)
         else {
@@ -257,7 +259,8 @@ impl<F: Architecture> Targets for Vm<'_, F> {
     }
 }
 
-// SAFETY: the model's processors run for these targets alone, and what one of them does wrong ends the run.
+// SAFETY: the model's processors run for these targets alone, and what one of them does wrong ends
+// the run.
 unsafe impl<F: Architecture> Walkers for Vm<'_, F> {
     type Stamp = Stamp;
 

@@ -20,7 +20,8 @@ pub struct Bytes {
 
 impl Bytes {
     pub(super) fn new(len: u64) -> Self {
-        // Aligned by hand: an allocator that is asked for that writes the zeros, and nearly all of them are never looked at.
+        // Aligned by hand: an allocator that is asked for that writes the zeros, and nearly all of
+        // them are never looked at.
         let layout =
             Layout::from_size_align((len + REGION_SIZE) as usize, align_of::<u64>()).expect("a small size");
         // SAFETY: the layout has a size.
@@ -40,7 +41,8 @@ impl Bytes {
     pub fn word(&self, pa: u64) -> Option<&AtomicU64> {
         pa.checked_sub(self.start).filter(|offset| *offset < self.len)?;
         let offset = (pa & !7) as usize - self.allocation.as_ptr().addr();
-        // SAFETY: within the allocation, which lives as long as `self`, and aligned; Rust code uses atomics alone there.
+        // SAFETY: within the allocation, which lives as long as `self`, and aligned; Rust code uses
+        // atomics alone there.
         Some(unsafe { AtomicU64::from_ptr(self.allocation.as_ptr().add(offset).cast()) })
     }
 

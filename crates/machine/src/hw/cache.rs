@@ -1,23 +1,25 @@
 //! What the TLBs and walk caches of one CPU may hold under one tag.
 //!
-//! Nothing is stored there. A processor may hold whatever it could have loaded at some time while the tag was in use on
-//! it, unless an invalidation since then must have removed it. So there is a record of when the tag was in use, and of the
-//! invalidations; the tables know what they were at each time (`history.rs`). An invalidation removes
-//! no more than the architecture demands.
+//! Nothing is stored there. A processor may hold whatever it could have loaded at some time while
+//! the tag was in use on it, unless an invalidation since then must have removed it. So there is a
+//! record of when the tag was in use, and of the invalidations; the tables know what they were at
+//! each time (`history.rs`). An invalidation removes no more than the architecture demands.
 
 use std::collections::VecDeque;
 
 use paging::Level;
 
-/// Stays and invalidations that are remembered; what was loaded before the oldest is taken for gone.
+/// Stays and invalidations that are remembered; what was loaded before the oldest is taken for
+/// gone.
 const STAYS_MAX: usize = 12;
 const INVALIDATIONS_MAX: usize = 48;
 
 /// Something that a processor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// TLB: guest virtual to physical, from a guest's leaf and a nested leaf of these sizes. It translates the smaller of
-    /// the two: a large page of the guest over small nested ones lies in the TLB in pieces (A17).
+    /// TLB: guest virtual to physical, from a guest's leaf and a nested leaf of these sizes. It
+    /// translates the smaller of the two: a large page of the guest over small nested ones lies in
+    /// the TLB in pieces (A17).
     Combined {
         /// An address in it.
         va: u64,
@@ -26,7 +28,8 @@ pub enum Item {
         /// Size of the nested page.
         nested: Level,
     },
-    /// Walk cache: where the table is to which the guest's entry of this level points, as a physical address.
+    /// Walk cache: where the table is to which the guest's entry of this level points, as a
+    /// physical address.
     GuestWalk {
         /// An address below it.
         va: u64,
@@ -128,7 +131,8 @@ pub struct Stay {
 #[derive(Clone, Debug, Default)]
 pub struct Context {
     stays: VecDeque<Stay>,
-    /// Roots of the guest's tables, guest physical addresses, with the time from which each was in use.
+    /// Roots of the guest's tables, guest physical addresses, with the time from which each was in
+    /// use.
     roots: VecDeque<(u64, u64)>,
     /// With the time, and the one root that each is about, if it is.
     invalidations: VecDeque<(u64, Invalidation, Option<u64>)>,
@@ -185,7 +189,8 @@ impl Context {
         self.invalidations.push_back((time, what, guest_root));
     }
 
-    /// The latest time up to `time` at which the processor could load something that it may still hold.
+    /// The latest time up to `time` at which the processor could load something that it may still
+    /// hold.
     pub fn loadable(&self, time: u64) -> Option<u64> {
         let stay = self.stays.iter().rev().find(|stay| stay.enter <= time)?;
         Some(time.min(stay.exit)).filter(|&time| time > self.flushed)

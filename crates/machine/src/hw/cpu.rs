@@ -1,16 +1,16 @@
 //! Processors: guest mode, and the accesses of a guest.
 
 use super::cache::{Context, Invalidation};
-use super::format::{Arch, Entry, Format, Stage};
+use super::format::{Arch, Format, Stage};
 use super::instruction::Pending;
 use super::lives::Presence;
+use super::marks::ASSIST_BUDGET;
 use super::memory::Memory;
 use super::walk::{Fault, Nested, Place, Step, Translation, Walker};
 use crate::rng::Rng;
 
-/// How often one access may go back in time, and how often the walk by which a processor sets a bit may.
+/// How often one access may go back in time.
 const BUDGET: u32 = 4;
-const ASSIST_BUDGET: u32 = 1;
 
 /// Address space tag: an ASID on AMD64, a VMID on Arm64.
 pub type Tag = u32;
@@ -40,7 +40,8 @@ struct Cpu {
 pub struct Accessed {
     /// By which translation.
     pub translation: Translation,
-    /// Where the processor has stored: the data, and entries of the guest's tables whose bits it has set.
+    /// Where the processor has stored: the data, and entries of the guest's tables whose bits it
+    /// has set.
     pub stored: Vec<u64>,
 }
 
@@ -118,8 +119,8 @@ impl Hw {
         }
     }
 
-    /// Removes what is held under `tag` on `cpu` and was loaded under one of the guest's roots, whichever that is: so it is not known
-    /// what has gone.
+    /// Removes what is held under `tag` on `cpu` and was loaded under one of the guest's roots,
+    /// whichever that is: so it is not known what has gone.
     pub(super) fn invalidate_any_root(&mut self, cpu: usize, tag: Tag, what: Invalidation) {
         let time = self.memory.tick();
         let roots = self.context_mut(cpu, tag).roots();
@@ -131,7 +132,8 @@ impl Hw {
         &mut self.cpus[cpu].pending
     }
 
-    /// The tag comes into use, and no other: a write to VTTBR_EL2. From now on the processor may walk for it.
+    /// The tag comes into use, and no other: a write to VTTBR_EL2. From now on the processor may
+    /// walk for it.
     pub fn load(&mut self, cpu: usize, tag: Tag, roots: Roots) {
         self.put_away_tag(cpu);
         let time = self.memory.tick();
@@ -151,7 +153,8 @@ impl Hw {
         self.cpus[cpu].in_guest = true;
     }
 
-    /// The guest stops. On Arm64 the tag stays in use: until another is loaded, the processor may go on to walk for it.
+    /// The guest stops. On Arm64 the tag stays in use: until another is loaded, the processor may
+    /// go on to walk for it.
     pub fn leave(&mut self, cpu: usize) {
         self.cpus[cpu].in_guest = false;
         if self.arch == Arch::Amd64 {
@@ -186,8 +189,9 @@ impl Hw {
         self.cpus[cpu].interrupt = false;
     }
 
-    /// The guest on `cpu` loads a root. On AMD64, without PCIDs, that drops what it holds of its tables; on Arm64, and with PCIDs,
-    /// the root comes with an address space identifier of its own.
+    /// The guest on `cpu` loads a root. On AMD64, without PCIDs, that drops what it holds of its
+    /// tables; on Arm64, and with PCIDs, the root comes with an address space identifier of its
+    /// own.
     pub fn load_guest_root(&mut self, cpu: usize, root: u64) {
         let Some(tag) = self.cpus[cpu].tag else { return };
         if self.arch == Arch::Amd64 && !self.pcid {
@@ -197,7 +201,8 @@ impl Hw {
         self.context_mut(cpu, tag).set_root(time, root);
     }
 
-    /// The guest on `cpu` loads its root once more, so that what it holds of these tables goes: MOV to CR3 without bit 63.
+    /// The guest on `cpu` loads its root once more, so that what it holds of these tables goes: MOV
+    /// to CR3 without bit 63.
     pub fn reload_guest_root(&mut self, cpu: usize, root: u64) {
         let Some(tag) = self.cpus[cpu].tag else { return };
         let of = self.pcid.then_some(root);
@@ -205,8 +210,8 @@ impl Hw {
         self.context_mut(cpu, tag).invalidate_of(time, Invalidation::Guest, of);
     }
 
-    /// The guest on `cpu` drops its own translations of an address: INVLPG, or TLBI VAE1 on one CPU. The processor knows
-    /// that a page of the guest may lie in pieces.
+    /// The guest on `cpu` drops its own translations of an address: INVLPG, or TLBI VAE1 on one
+    /// CPU. The processor knows that a page of the guest may lie in pieces.
     pub fn invalidate_own(&mut self, cpu: usize, va: u64) {
         if let Some(tag) = self.cpus[cpu].tag {
             let what = Invalidation::GuestPage { va, level: None, pieces: true, walk: true };
@@ -219,7 +224,12 @@ impl Hw {
     }
 
     /// Runs `search` with a walker for the guest on `cpu`.
-    fn walk<T>(&mut self, cpu: usize, budget: u32, search: impl FnOnce(&mut Walker<'_>) -> T) -> Option<T> {
+    pub(super) fn walk<T>(
+        &mut self,
+        cpu: usize,
+        budget: u32,
+        search: impl FnOnce(&mut Walker<'_>) -> T,
+    ) -> Option<T> {
         let formats = [self.format(Stage::Guest), self.format(Stage::Nested)];
         let by_space = self.arch == Arch::Arm64 || self.pcid;
         let Self { memory, rng, steps, cpus, words, turns, .. } = self;
@@ -264,8 +274,8 @@ impl Hw {
         Ok(Accessed { translation, stored })
     }
 
-    /// The guest on `cpu` stores to `gpa` by a mapping of its own that never changes: a kernel's direct map. Returns where
-    /// that is.
+    /// The guest on `cpu` stores to `gpa` by a mapping of its own that never changes: a kernel's
+    /// direct map. Returns where that is.
     ///
     /// # Errors
     ///
@@ -297,79 +307,8 @@ impl Hw {
         Ok(held)
     }
 
-    /// Whether a store to `gpa` is noted in the nested leaf that is in memory now; `None` if there is none.
-    pub fn is_noted(&mut self, cpu: usize, gpa: u64) -> Option<bool> {
-        let (mark, now) = (self.steps.len(), self.memory.now());
-        let nested = self.walk(cpu, 0, |walker| walker.nested_walk(now, gpa, false));
-        self.steps.truncate(mark);
-        nested?.ok().map(|nested| nested.dirty)
-    }
-
-    /// Whether an entry that was read from memory just now is not marked as accessed.
-    fn has_unused_steps(&self) -> bool {
-        let now = self.memory.now();
-        self.steps.iter().any(|step| step.time == now && step.word_gpa.is_some() && !is_accessed(step))
-    }
-
-    /// Sets accessed and dirty bits in the guest's entries that were read just now: stores to guest memory, like any other.
-    fn set_guest_bits(
-        &mut self,
-        cpu: usize,
-        found: Translation,
-        store: bool,
-        stored: &mut Vec<u64>,
-    ) -> Result<(), Fault> {
-        let now = self.memory.now();
-        for index in 0..self.steps.len() {
-            let step = self.steps[index];
-            let Some(gpa) = step.word_gpa.filter(|_| step.time == now) else { continue };
-            let is_leaf = matches!(step.format.decode(step.entry, step.level), Entry::Leaf { .. });
-            let used = step.format.used(step.entry, store && is_leaf && found.write);
-            if used == step.entry {
-                continue;
-            }
-            let nested = self.nested_for_store(cpu, gpa, true)?;
-            self.check(nested.place)?;
-            if nested.place.pa == step.word {
-                self.memory.store(step.word, used);
-                stored.push(step.word);
-            }
-        }
-        Ok(())
-    }
-
-    /// A nested translation for a store, from memory: the processor records the store in the leaf.
-    fn nested_for_store(&mut self, cpu: usize, gpa: u64, in_walk: bool) -> Result<Nested, Fault> {
-        let now = self.memory.now();
-        let walk = |walker: &mut Walker<'_>| walker.nested_walk(now, gpa, in_walk);
-        let nested = self.walk(cpu, ASSIST_BUDGET, walk).ok_or(Fault::Guest)??;
-        if !nested.write {
-            return Err(Fault::Nested { gpa, in_walk, store: true });
-        }
-        if !nested.dirty {
-            self.set_word_used(nested.word, true);
-        }
-        Ok(Nested { dirty: true, ..nested })
-    }
-
-    /// Sets accessed bits in the nested entries that were read just now.
-    fn set_nested_bits(&mut self) {
-        for index in 0..self.steps.len() {
-            let step = self.steps[index];
-            if step.format.stage == Stage::Nested && !is_accessed(&step) {
-                self.set_word_used(step.word, false);
-            }
-        }
-    }
-
-    fn set_word_used(&mut self, word: u64, store: bool) {
-        let format = self.format(Stage::Nested);
-        let entry = self.memory.load(word);
-        self.memory.store(word, format.used(entry, store));
-    }
-
-    /// Whether the processor holds one translation of an address and would load another one: on Arm64 that must not be, for
-    /// it may then use either, or neither (break-before-make, D8.17.1).
+    /// Whether the processor holds one translation of an address and would load another one: on
+    /// Arm64 that must not be, for it may then use either, or neither (break-before-make, D8.17.1).
     fn check_break(&mut self, cpu: usize, gpa: u64, held: Nested) -> Result<(), Fault> {
         let now = self.memory.now();
         if self.arch != Arch::Arm64 || held.time >= now {
@@ -393,7 +332,7 @@ impl Hw {
     }
 
     /// Whether what a translation leads to is in use still, in the life that was meant.
-    fn check(&self, place: Place) -> Result<(), Fault> {
+    pub(super) fn check(&self, place: Place) -> Result<(), Fault> {
         match self.memory.presence(place.pa, self.memory.now()) {
             Presence::Alive(life) if life == place.life => Ok(()),
             _ => Err(Fault::Forbidden(format!(
@@ -401,12 +340,5 @@ impl Hw {
                 self.memory.name(place.pa)
             ))),
         }
-    }
-}
-
-fn is_accessed(step: &Step) -> bool {
-    match step.format.decode(step.entry, step.level) {
-        Entry::Table { accessed, .. } | Entry::Leaf { accessed, .. } => accessed,
-        Entry::Absent => true,
     }
 }

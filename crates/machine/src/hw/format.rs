@@ -1,16 +1,17 @@
 //! Entries of page tables as the hardware reads them.
 //!
-//! Written from the manuals and not from the crates under test, so that what a crate encodes is held against what a
-//! processor would make of it: AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42), 5.3, 5.4 and 15.25; Arm
-//! Architecture Reference Manual (DDI 0487), D8.3 "Translation table descriptor formats" and D8.5.5 "Hardware management
-//! of the dirty state".
+//! Written from the manuals and not from the crates under test, so that what a crate encodes is
+//! held against what a processor would make of it: AMD64 Architecture Programmer's Manual, volume 2
+//! (rev. 3.42), 5.3, 5.4 and 15.25; Arm Architecture Reference Manual (DDI 0487), D8.3 "Translation
+//! table descriptor formats" and D8.5.5 "Hardware management of the dirty state".
 
 use paging::Level;
 
 /// Whose processors the machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arch {
-    /// AMD64 with SVM and nested paging: address space tags per CPU, invalidation on the own CPU only.
+    /// AMD64 with SVM and nested paging: address space tags per CPU, invalidation on the own CPU
+    /// only.
     Amd64,
     /// Arm64 with two stages, 4 KiB granule: VMIDs, invalidation by broadcast.
     Arm64,
@@ -162,8 +163,9 @@ impl Format {
         }
     }
 
-    /// Whether a processor that uses `held` although memory has `now` uses what was replaced. That the processor itself
-    /// has set a bit since is no replacement, and accessed bits may be cleared at any time (P15); a dirty bit may not.
+    /// Whether a processor that uses `held` although memory has `now` uses what was replaced. That
+    /// the processor itself has set a bit since is no replacement, and accessed bits may be cleared
+    /// at any time (P15); a dirty bit may not.
     pub fn is_replaced(self, held: u64, now: u64, level: Level) -> bool {
         self.used(held, true) & !self.ignored() != self.used(now, true) & !self.ignored()
             || matches!(

@@ -70,7 +70,8 @@ impl History {
             .map(|change| change.time)
     }
 
-    /// When a word that was `held` at `time` became something for which `is_replaced` is true; `u64::MAX` if it has not.
+    /// When a word that was `held` at `time` became something for which `is_replaced` is true;
+    /// `u64::MAX` if it has not.
     pub(super) fn replaced_at(&self, index: usize, time: u64, is_replaced: impl Fn(u64) -> bool) -> u64 {
         // Backwards, the word being what it was after the change that is looked at.
         let (mut word, mut replaced) = (self.words[index], u64::MAX);

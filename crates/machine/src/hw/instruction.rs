@@ -1,8 +1,9 @@
 //! The instructions by which software invalidates.
 //!
-//! AMD64 Architecture Programmer's Manual, volume 2, 15.16 "TLB Control", and volume 3, INVLPGA. Arm Architecture
-//! Reference Manual, C5.5 "A64 System instructions for TLB maintenance": an instruction is done only when a DSB by the same
-//! processor has completed it, and where its TTL field names another level than the leaf's, it need not remove anything.
+//! AMD64 Architecture Programmer's Manual, volume 2, 15.16 "TLB Control", and volume 3, INVLPGA.
+//! Arm Architecture Reference Manual, C5.5 "A64 System instructions for TLB maintenance": an
+//! instruction is done only when a DSB by the same processor has completed it, and where its TTL
+//! field names another level than the leaf's, it need not remove anything.
 
 use coherence::asid::TlbControl;
 use paging::Level;
@@ -56,7 +57,8 @@ pub enum Tlbi {
 }
 
 impl Tlbi {
-    /// IPAS2E1IS with this operand, where the granule is 4 KiB; `None` if the architecture reserves it.
+    /// IPAS2E1IS with this operand, where the granule is 4 KiB; `None` if the architecture reserves
+    /// it.
     pub fn page(operand: u64) -> Option<Self> {
         let level = match (operand >> 46 & 3, operand >> 44 & 3) {
             (0, _) => None,
@@ -67,7 +69,8 @@ impl Tlbi {
         Some(Self::Stage2 { ipa, len: Level::Page4K.size(), level })
     }
 
-    /// RIPAS2E1IS with this operand; `None` if the architecture reserves it, or if it is for another granule than 4 KiB.
+    /// RIPAS2E1IS with this operand; `None` if the architecture reserves it, or if it is for
+    /// another granule than 4 KiB.
     pub fn range(operand: u64) -> Option<Self> {
         let (tg, scale, num) = (operand >> 46 & 3, operand >> 44 & 3, operand >> 39 & 31);
         let level = match operand >> 37 & 3 {
@@ -118,8 +121,9 @@ impl Hw {
         }
     }
 
-    /// INVLPGA. The manual does not promise that more than the one piece of a larger page goes (A17). There is no
-    /// instruction that keeps the entries of upper levels: without `walk` it is one that does not do what it should.
+    /// INVLPGA. The manual does not promise that more than the one piece of a larger page goes
+    /// (A17). There is no instruction that keeps the entries of upper levels: without `walk` it is
+    /// one that does not do what it should.
     ///
     /// Nor does it say of which PCID the entries go.
     pub fn invlpga(&mut self, cpu: usize, asid: Tag, va: u64, walk: bool) {

@@ -7,6 +7,7 @@ pub mod format;
 mod history;
 pub mod instruction;
 pub mod lives;
+mod marks;
 pub mod memory;
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,8 @@ const VA: u64 = 0x40_3000;
 const GPA: u64 = 0x7000;
 const TAG: u32 = 1;
 
-/// One CPU or two, and a guest whose tables are in the first frames of a region that is mapped to address 0.
+/// One CPU or two, and a guest whose tables are in the first frames of a region that is mapped to
+/// address 0.
 struct World {
     hw: Hw,
     region: u64,

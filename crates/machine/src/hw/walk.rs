@@ -1,8 +1,9 @@
 //! Translations that a processor may use at a moment: it picks among what it may hold, or walks.
 //!
-//! Everything is a walk as of some time. Which times are worth looking at is known: those just before a table changed. To
-//! use what was loaded at an earlier time is to walk as of that time, and to ask whether what was found survived; and each
-//! such walk may itself begin with what a still earlier one has left in a walk cache, and so on.
+//! Everything is a walk as of some time. Which times are worth looking at is known: those just
+//! before a table changed. To use what was loaded at an earlier time is to walk as of that time,
+//! and to ask whether what was found survived; and each such walk may itself begin with what a
+//! still earlier one has left in a walk cache, and so on.
 
 use paging::Level;
 
@@ -17,7 +18,8 @@ use crate::rng::Rng;
 pub struct Step {
     /// Of the guest's tables or of the nested ones.
     pub format: Format,
-    /// The address that was being translated: virtual for the guest's tables, guest physical for nested ones.
+    /// The address that was being translated: virtual for the guest's tables, guest physical for
+    /// nested ones.
     pub address: u64,
     /// Level of the entry.
     pub level: Level,
@@ -47,8 +49,8 @@ pub enum Fault {
     },
     /// Nobody knows any more what a table was at that time.
     Unknown,
-    /// What must never happen: the walk got to what is free or has become something else, or it met two translations of one
-    /// address.
+    /// What must never happen: the walk got to what is free or has become something else, or it met
+    /// two translations of one address.
     Forbidden(String),
 }
 
@@ -178,15 +180,15 @@ impl Walker<'_> {
         self.guest_walk(self.memory.now(), va)
     }
 
-    /// On Arm64 what is held of the guest's tables is tagged with the guest's own ASID, so it is of use in its own space
-    /// only. So it is on AMD64 with PCIDs, and is not without.
+    /// On Arm64 what is held of the guest's tables is tagged with the guest's own ASID, so it is of
+    /// use in its own space only. So it is on AMD64 with PCIDs, and is not without.
     fn demand_same_space(&self, loaded: u64, time: u64) -> Result<(), Fault> {
         let root = |time| self.context.roots_at(time).map(|(_, root)| root);
         if self.by_space && root(loaded) != root(time) { Err(Fault::Unknown) } else { Ok(()) }
     }
 
-    /// Perhaps what `load` finds as of some time before `time`, if it survived until then. What was not possible at that
-    /// time is no reason not to go on; what must never be possible is.
+    /// Perhaps what `load` finds as of some time before `time`, if it survived until then. What was
+    /// not possible at that time is no reason not to go on; what must never be possible is.
     fn earlier<T>(
         &mut self,
         time: u64,
@@ -235,7 +237,8 @@ impl Walker<'_> {
         self.guest_walk_from(time, va, cached.unwrap_or(root), None)?.map_err(|_| Fault::Unknown)
     }
 
-    /// Goes down the guest's tables from `table`, to the table below `cut` (`Err`) or to the leaf (`Ok`).
+    /// Goes down the guest's tables from `table`, to the table below `cut` (`Err`) or to the leaf
+    /// (`Ok`).
     fn guest_walk_from(
         &mut self,
         time: u64,

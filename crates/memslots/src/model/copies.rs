@@ -1,7 +1,7 @@
 //! Two copies of a value, readers and a writer.
 //!
-//! Every access to a copy is checked against every other: a writer that comes too early, or a reader without the
-//! writer's stores, is a race.
+//! Every access to a copy is checked against every other: a writer that comes too early, or a
+//! reader without the writer's stores, is a race.
 
 use core::mem;
 
@@ -84,8 +84,8 @@ fn crowded<P: Protocol>() {
     }
 }
 
-/// What a reader does with what it has read happens before the writer goes on (P5). Both copies have been current, and
-/// one was read, before.
+/// What a reader does with what it has read happens before the writer goes on (P5). Both copies
+/// have been current, and one was read, before.
 fn acting<P: Protocol>() {
     let snapshots = Arc::new(Snapshots::new(0));
     read::<P>(&snapshots);
@@ -160,7 +160,8 @@ mutant! {
 }
 
 mutant! {
-    /// The readers are counted before the copy is replaced: one that comes in between is not waited for.
+    /// The readers are counted before the copy is replaced: one that comes in between is not waited
+    /// for.
     PublishInTwoSteps fails p5_readers_counted_before_the_switch: acting::<PublishInTwoSteps>, "installed after the zap", {
         fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
             let Draft { snapshots, index } = draft;

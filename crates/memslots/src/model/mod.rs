@@ -1,8 +1,8 @@
 //! The protocols under the model checker, and proof that each of their orderings is needed.
 //!
-//! Each file has small programs, generic over the operations that they are made of: the real ones, or with a
-//! single one spoilt. [`copies`] is about the two copies of a list, [`slots`] about what faults and vCPUs derive from
-//! slots while they change, and [`log`] about dirty logs.
+//! Each file has small programs, generic over the operations that they are made of: the real ones,
+//! or with a single one spoilt. [`copies`] is about the two copies of a list, [`slots`] about what
+//! faults and vCPUs derive from slots while they change, and [`log`] about dirty logs.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-memslots --lib --release`.
 
@@ -23,7 +23,8 @@ fn relax() -> bool {
     true
 }
 
-/// Defines a mutant of the file's `Protocol`, and the test that it fails: a scenario, and what is seen to go wrong there.
+/// Defines a mutant of the file's `Protocol`, and the test that it fails: a scenario, and what is
+/// seen to go wrong there.
 macro_rules! mutant {
     ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:expr, $seen:literal, { $($body:tt)+ }) => {
         $(#[$doc])+

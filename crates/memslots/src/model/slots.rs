@@ -1,7 +1,7 @@
 //! Faults and MMIO caches while the slots of two address spaces change.
 //!
-//! Not here, because the model checker runs a read-modify-write never ahead of an earlier load: a generation that is not
-//! acquired when it is read.
+//! Not here, because the model checker runs a read-modify-write never ahead of an earlier load: a
+//! generation that is not acquired when it is read.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
@@ -42,8 +42,8 @@ trait Protocol: 'static {
         drop(memory);
     }
 
-    /// The slot goes to the other space. `shown` is called when the new slots are to be seen by everybody, `zap` removes
-    /// the translations of where it was.
+    /// The slot goes to the other space. `shown` is called when the new slots are to be seen by
+    /// everybody, `zap` removes the translations of where it was.
     fn carry_over(slots: &Slots, from: SpaceId, shown: impl FnOnce(), zap: impl FnOnce()) {
         let published = carried(slots, from).publish();
         shown();
@@ -109,7 +109,8 @@ fn faulting_in<P: Protocol>(space: SpaceId) {
     assert!(!leaf.load(Relaxed), "a leaf without a slot");
 }
 
-/// P10, P11: what is kept of a space is not used once its new slots have been shown, together with those of another.
+/// P10, P11: what is kept of a space is not used once its new slots have been shown, together with
+/// those of another.
 fn keeping<P: Protocol>() {
     let slots = Arc::new(with_slot(HERE));
     let is_shown = Arc::new(AtomicBool::new(false));

@@ -19,8 +19,9 @@ pub struct Audit {
 }
 
 impl<F: Format, M: TableMemory> GuestSpace<F, M> {
-    /// Compares the nested page table with what taking all translations away and letting every fault come again would
-    /// give: each translation must lead where the slots say and allow no more than they do.
+    /// Compares the nested page table with what taking all translations away and letting every
+    /// fault come again would give: each translation must lead where the slots say and allow no
+    /// more than they do.
     ///
     /// Faults may be served meanwhile, since they install what is right; jobs may not.
     ///

@@ -16,7 +16,8 @@ pub enum Fault {
     Installed(Level),
     /// There was one which lacked the right to store; now it has it.
     Upgraded,
-    /// There is one, perhaps another vCPU's that took the same fault; or the entry has just changed. The access is tried again.
+    /// There is one, perhaps another vCPU's that took the same fault; or the entry has just
+    /// changed. The access is tried again.
     Retry,
     /// A store to read-only memory.
     ReadOnly,
@@ -45,7 +46,8 @@ pub enum Found {
 impl<F: Format, M: TableMemory> GuestSpace<F, M> {
     /// Deals with a nested page fault at `gpa`; `is_store` says what the access was.
     ///
-    /// Call in a section that flushes wait for: the walk of the nested table counts as one by a processor.
+    /// Call in a section that flushes wait for: the walk of the nested table counts as one by a
+    /// processor.
     pub fn fault(&self, gpa: Gpa, is_store: bool) -> Fault {
         // Before anything is looked up.
         let generation = self.slots.generation();
@@ -81,7 +83,8 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
                 installed => return installed,
             }
         }
-        // There may be pages of 2 MiB between, which are no pieces: the next fault need not tell them apart.
+        // There may be pages of 2 MiB between, which are no pieces: the next fault need not tell
+        // them apart.
         self.expect_pieces();
         self.tables.install(gpa.0, host, level, rights)
     }
@@ -99,7 +102,8 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             Ok(Installed::Upgraded(_)) => Fault::Upgraded,
             Ok(Installed::Present(_)) => Fault::Retry,
             Err(MapError::OutOfTables) => return Fault::OutOfTables,
-            // An entry that is just changing. The slots are within what tables can express, so nothing else fails.
+            // An entry that is just changing. The slots are within what tables can express, so
+            // nothing else fails.
             Err(_) => return Fault::Retry,
         };
         if is_store && slot.is_logged_by_faults() {
@@ -110,12 +114,14 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         fault
     }
 
-    /// Notes that there is no memory, so that the next fault on this page, of any vCPU, need not search the slots.
+    /// Notes that there is no memory, so that the next fault on this page, of any vCPU, need not
+    /// search the slots.
     fn mark(&self, gpa: Gpa, generation: Generation) {
         if generation.is_in_progress() || generation.number() > F::MARK_MAX {
             return;
         }
-        // Where it needs no table, as often as anybody likes; with tables as long as there are any for this.
+        // Where it needs no table, as often as anybody likes; with tables as long as there are any
+        // for this.
         let has_tables = |left: u32| left.checked_sub(TABLES_OF_A_MARK);
         let taken = self.mark_tables.fetch_update(Relaxed, Relaxed, has_tables).is_ok();
         if taken || self.tables.has_table(gpa.0, Level::Page4K) {

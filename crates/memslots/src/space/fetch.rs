@@ -25,9 +25,9 @@ enum Stage<'a, 'w> {
 
 /// A fetch of a slot's dirty log that has begun.
 ///
-/// A page is in the result if there was a store to it since the last fetch that was visible when this one began. The page's contents
-/// are to be read after the fetch is done: stores until then may be in this result alone. Dropped before it is done, it leaves what it has
-/// found to the next.
+/// A page is in the result if there was a store to it since the last fetch that was visible when
+/// this one began. The page's contents are to be read after the fetch is done: stores until then
+/// may be in this result alone. Dropped before it is done, it leaves what it has found to the next.
 #[must_use = "a fetch does nothing until it is stepped"]
 pub struct FetchJob<'a, 'w, F: Format, M: TableMemory> {
     space: &'a GuestSpace<F, M>,
@@ -50,8 +50,8 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
             return Err(SlotError::NoLog);
         } else if slot.is_logged_by_faults() {
             let fetch = space.slots.memory().fetch_dirty(id, 0, words)?;
-            // From the first to the last page that is marked. A page in between that a fault has just made writable and
-            // marked keeps its mark.
+            // From the first to the last page that is marked. A page in between that a fault has
+            // just made writable and marked keeps its mark.
             let task = fetch.hull().map(Task::Protect);
             (Stage::Taken(fetch), task)
         } else {

@@ -12,24 +12,26 @@ use super::walk::Walk;
 use super::{GuestSpace, Turn, ZapWay};
 use crate::{Generation, Published, Quiesced, Retired, Slot, SlotChange, SpaceId};
 
-/// A change of a guest's memory, or a fetch of a dirty log: something that is done in steps, with flushes between them.
+/// A change of a guest's memory, or a fetch of a dirty log: something that is done in steps, with
+/// flushes between them.
 ///
-/// A step never ends in [`Progress::OutOfTables`]. It [waits](Progress::Waiting) while somebody still uses the former slots, or
-/// while somebody who is no job edits the page table.
+/// A step never ends in [`Progress::OutOfTables`]. It [waits](Progress::Waiting) while somebody
+/// still uses the former slots, or while somebody who is no job edits the page table.
 pub trait Steps {
-    /// Goes on, for at most `entries_max` entries. `retire` gets the memory and logs that are out of use in the end.
+    /// Goes on, for at most `entries_max` entries. `retire` gets the memory and logs that are out
+    /// of use in the end.
     ///
-    /// At [`Progress::Flush`] flush what was translated by this guest's nested table, everything or what
-    /// [`invalidation`](Self::invalidation) names, on all vCPUs, and pass the receipt [on](Self::flushed). A step does
-    /// nothing until then.
+    /// At [`Progress::Flush`] flush what was translated by this guest's nested table, everything or
+    /// what [`invalidation`](Self::invalidation) names, on all vCPUs, and pass the receipt
+    /// [on](Self::flushed). A step does nothing until then.
     fn step(&mut self, entries_max: u32, retire: impl FnMut(Retired)) -> Progress;
 
-    /// What has to be flushed at the least, at [`Progress::Flush`]. If that is nothing, translation sections that began
-    /// before are waited for all the same.
+    /// What has to be flushed at the least, at [`Progress::Flush`]. If that is nothing, translation
+    /// sections that began before are waited for all the same.
     fn invalidation(&self) -> Invalidation<'_>;
 
-    /// Takes note that what was asked for was flushed after the last step. False if the receipt is of an earlier flush:
-    /// then nothing has changed.
+    /// Takes note that what was asked for was flushed after the last step. False if the receipt is
+    /// of an earlier flush: then nothing has changed.
     #[must_use = "without a receipt there is no next step"]
     fn flushed(&mut self, receipt: &(impl FlushReceipt + ?Sized)) -> bool;
 }
@@ -66,9 +68,10 @@ enum Stage<'a> {
 
 /// A change of a guest's slots that has begun.
 ///
-/// From its beginning readers see the new slots. It must be stepped until it is done; dropped before, it leaves the slots'
-/// generation in progress for good, and translations of former slots in place: safe only for who takes the guest down. Once
-/// there is a [generation](Self::generation) only tables are left to be freed, and would leak.
+/// From its beginning readers see the new slots. It must be stepped until it is done; dropped
+/// before, it leaves the slots' generation in progress for good, and translations of former slots
+/// in place: safe only for who takes the guest down. Once there is a [generation](Self::generation)
+/// only tables are left to be freed, and would leak.
 #[must_use = "a job does nothing until it is stepped"]
 pub struct Job<'a, F: Format, M: TableMemory> {
     space: &'a GuestSpace<F, M>,
@@ -94,8 +97,8 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         Self { space, stage: Stage::Resizing, slot: Some(slot), tasks, walk: None, owed, _turn: turn }
     }
 
-    /// Takes the next step that is no walk: a walk that begins, or `None` if there is more that can be done now. A walk may
-    /// visit as many entries as `at_once` says already.
+    /// Takes the next step that is no walk: a walk that begins, or `None` if there is more that can
+    /// be done now. A walk may visit as many entries as `at_once` says already.
     fn advance(
         &mut self,
         entries_max: u32,
@@ -221,8 +224,8 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
         }
     }
 
-    /// Zaps what most often is done with the first entries. Somebody waits for the flush that follows, and a walk is large
-    /// to be moved about.
+    /// Zaps what most often is done with the first entries. Somebody waits for the flush that
+    /// follows, and a walk is large to be moved about.
     fn zap(
         &mut self,
         editor: Editor<'a, F, M>,
@@ -257,7 +260,8 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
             return Err(self.owed.await_flush());
         }
         let generation = match core::mem::replace(&mut self.stage, Stage::Stuck) {
-            // Does not fail after what was asked above; it would be left in progress, which is safe.
+            // Does not fail after what was asked above; it would be left in progress, which is
+            // safe.
             Stage::Treating { update, .. } => update.finish(retire).ok(),
             Stage::Resizing => Some(self.space.slots.generation()),
             _ => None,
@@ -268,9 +272,9 @@ impl<'a, F: Format, M: TableMemory> Job<'a, F, M> {
 }
 
 impl<F: Format, M: TableMemory> Steps for Job<'_, F, M> {
-    /// One that takes translations of whole tables away is at its flush after the first step that does not
-    /// [wait](Progress::Waiting), however many they are: the tables are gone through after the flush, when the slots are
-    /// settled and nobody waits any more, in steps of their own.
+    /// One that takes translations of whole tables away is at its flush after the first step that
+    /// does not [wait](Progress::Waiting), however many they are: the tables are gone through after
+    /// the flush, when the slots are settled and nobody waits any more, in steps of their own.
     fn step(&mut self, entries_max: u32, mut retire: impl FnMut(Retired)) -> Progress {
         if self.owed.awaits_flush() {
             return Progress::Flush;

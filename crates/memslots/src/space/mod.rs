@@ -1,8 +1,10 @@
-//! Guest memory as the guest sees it: the slots, and the nested page table that is derived from them.
+//! Guest memory as the guest sees it: the slots, and the nested page table that is derived from
+//! them.
 //!
-//! [`GuestSpace`] keeps the two together. [Faults](GuestSpace::fault) on any number of CPUs install translations of what the
-//! slots say; one [`Job`] at a time changes the slots or their dirty logs, takes the translations away that are no longer
-//! right, and gives back what was behind them when a flush has ended. Faults go on meanwhile: no lock is between the two.
+//! [`GuestSpace`] keeps the two together. [Faults](GuestSpace::fault) on any number of CPUs install
+//! translations of what the slots say; one [`Job`] at a time changes the slots or their dirty logs,
+//! takes the translations away that are no longer right, and gives back what was behind them when a
+//! flush has ended. Faults go on meanwhile: no lock is between the two.
 //!
 //! | a vCPU's fault, in a translation section | the job |
 //! |---|---|
@@ -12,13 +14,15 @@
 //! | d: ends the section | D: flush; it waits for sections that began before |
 //! | | E: ends the update, gives back memory, frees tables |
 //!
-//! A fault that saw the old slots has its b before C, so C finds what it installed (P5). One that saw the new ones
-//! installs nothing in a range that goes. So nothing comes back behind the job, and it visits each entry at most once (P6). A fault that
-//! is on its way through tables that C detaches may fill them still: D covers it, and it is over before E, which finds what it has put
-//! there. Where tables may not be replaced without a break (Arm), the entries that C cut stay frozen until D, and faults there are
-//! repeated.
+//! A fault that saw the old slots has its b before C, so C finds what it installed (P5). One that
+//! saw the new ones installs nothing in a range that goes. So nothing comes back behind the job,
+//! and it visits each entry at most once (P6). A fault that is on its way through tables that C
+//! detaches may fill them still: D covers it, and it is over before E, which finds what it has put
+//! there. Where tables may not be replaced without a break (Arm), the entries that C cut stay
+//! frozen until D, and faults there are repeated.
 //!
-//! Whole tables are detached in C with one store, so that the guest waits for D alone; all that takes time is in E.
+//! Whole tables are detached in C with one store, so that the guest waits for D alone; all that
+//! takes time is in E.
 //!
 //! The caller flushes: a job's [step](Steps::step) says when, and goes on for a receipt.
 
@@ -42,8 +46,8 @@ pub use fault::{Fault, Found};
 pub use fetch::FetchJob;
 pub use job::{Job, Report, Steps};
 
-/// Most tables that marks of MMIO addresses may take: a guest must not be able to use up memory by touching addresses
-/// that have none.
+/// Most tables that marks of MMIO addresses may take: a guest must not be able to use up memory by
+/// touching addresses that have none.
 const MARK_TABLES_MAX: u32 = 64;
 
 /// How stores to a slot whose log is on are noticed.
@@ -74,7 +78,8 @@ pub struct GuestSpace<F: Format, M: TableMemory> {
     zap: ZapWay,
 }
 
-/// How translations of a slot that goes are taken away. What the first is worth is measured against the others.
+/// How translations of a slot that goes are taken away. What the first is worth is measured against
+/// the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ZapWay {
@@ -83,7 +88,8 @@ pub enum ZapWay {
     Detach,
     /// All of the guest's, as hypervisors did that could not name those of a slot.
     Everything,
-    /// Those of the slot one at a time, with a flush for each, as hypervisors did that had no way to gather them.
+    /// Those of the slot one at a time, with a flush for each, as hypervisors did that had no way
+    /// to gather them.
     PageByPage,
 }
 
@@ -128,14 +134,16 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         &self.tables
     }
 
-    /// Whether a page of the guest may lie in the TLB in pieces of 4 KiB, because the nested page table has had such leaves.
-    /// Then to invalidate one address of a large page of the guest is not enough to be rid of the page (A17). Set before the
-    /// first such leaf is there, and never cleared.
+    /// Whether a page of the guest may lie in the TLB in pieces of 4 KiB, because the nested page
+    /// table has had such leaves. Then to invalidate one address of a large page of the guest is
+    /// not enough to be rid of the page (A17). Set before the first such leaf is there, and never
+    /// cleared.
     ///
     /// Ask when a flush is carried out, not when it is asked for.
     #[inline]
     pub fn has_pieces(&self) -> bool {
-        // Pairs with `expect_pieces`: who holds a piece, or flushes for somebody who does, finds it set.
+        // Pairs with `expect_pieces`: who holds a piece, or flushes for somebody who does, finds it
+        // set.
         self.has_pieces.load(Acquire)
     }
 
@@ -151,7 +159,8 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         self.tables.root()
     }
 
-    /// The latest change of the nested page table: sample it before a flush is issued, for its receipt.
+    /// The latest change of the nested page table: sample it before a flush is issued, for its
+    /// receipt.
     pub fn stamp(&self) -> Stamp {
         self.tables.stamp()
     }
@@ -160,7 +169,8 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
     ///
     /// # Errors
     ///
-    /// See [`SlotError`]; [`SlotError::Busy`] while there is another job. Nothing has changed then. The same holds for the other jobs.
+    /// See [`SlotError`]; [`SlotError::Busy`] while there is another job. Nothing has changed then.
+    /// The same holds for the other jobs.
     ///
     /// # Safety
     ///
@@ -204,7 +214,8 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         })
     }
 
-    /// Begins to log the stores to a slot. Pages that were stored to before the job is done may be in the log too.
+    /// Begins to log the stores to a slot. Pages that were stored to before the job is done may be
+    /// in the log too.
     ///
     /// # Errors
     ///
@@ -248,13 +259,13 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         })
     }
 
-    /// Begins to make the pages of a slot as large as they can be, where there are tables for smaller ones. The end of a
-    /// [log](Self::stop_log) does so by itself.
+    /// Begins to make the pages of a slot as large as they can be, where there are tables for
+    /// smaller ones. The end of a [log](Self::stop_log) does so by itself.
     ///
     /// # Errors
     ///
-    /// [`SlotError::HasLog`] if stores to it are logged, which takes small pages; [`SlotError::UnknownId`];
-    /// [`SlotError::Busy`].
+    /// [`SlotError::HasLog`] if stores to it are logged, which takes small pages;
+    /// [`SlotError::UnknownId`]; [`SlotError::Busy`].
     pub fn collapse(&self, id: SlotId) -> Result<Job<'_, F, M>, SlotError> {
         let turn = Turn::take(&self.has_job)?;
         let slot = self.slot(id)?;
@@ -264,7 +275,8 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         Ok(Job::collapsing(self, turn, slot))
     }
 
-    /// Begins to fetch a slot's log into `words`, a bit for each page of 4 KiB from the slot's first on.
+    /// Begins to fetch a slot's log into `words`, a bit for each page of 4 KiB from the slot's
+    /// first on.
     ///
     /// # Errors
     ///

@@ -10,7 +10,8 @@ use super::job::Report;
 pub(super) struct Owed<M: TableMemory> {
     gather: Option<Gather<M>>,
     freeing: Option<Freeing<M>>,
-    /// Entries that `gather`'s changes visited, and trees that they detached, as far as they are counted.
+    /// Entries that `gather`'s changes visited, and trees that they detached, as far as they are
+    /// counted.
     counted: (u64, usize),
     /// From the first to the last address that `gather`'s changes have zapped.
     zapped: Range<u64>,
@@ -86,8 +87,8 @@ impl<M: TableMemory> Owed<M> {
         self.invalidation() != Invalidation::Nothing
     }
 
-    /// What was owed has been flushed: what the receipt is for is freed from now on. `None` if it is for an earlier flush;
-    /// otherwise what is to be thawed, if anything.
+    /// What was owed has been flushed: what the receipt is for is freed from now on. `None` if it
+    /// is for an earlier flush; otherwise what is to be thawed, if anything.
     pub(super) fn release(
         &mut self,
         receipt: &(impl FlushReceipt + ?Sized),
@@ -124,7 +125,8 @@ impl<M: TableMemory> Owed<M> {
         self.freeing.is_some()
     }
 
-    /// Frees tables, for about as long as it takes to visit so many entries; false if there are none.
+    /// Frees tables, for about as long as it takes to visit so many entries; false if there are
+    /// none.
     pub(super) fn free(&mut self, entries_max: u32) -> bool {
         let Some(freeing) = &mut self.freeing else { return false };
         let (tables, visited) = (freeing.table_count(), freeing.visited_count());

@@ -48,7 +48,8 @@ pub(super) fn tasks(change: &SlotChange, zap: ZapWay) -> ArrayVec<Task, TASKS_MA
         }
         (Treatment::Collapse, Some(slot)) => return collapse(&slot),
         (Treatment::Zap, Some(slot)) if change.keeps_log => {
-            // What the processors note in leaves that go must not get lost: first nobody stores any more.
+            // What the processors note in leaves that go must not get lost: first nobody stores any
+            // more.
             tasks.push(Task::Protect(range.clone()));
             tasks.push(Task::Flush);
             tasks.push(Task::Transfer(range.clone(), slot.gpa.0.wrapping_sub(range.start)));

@@ -45,8 +45,8 @@ pub(super) enum Walk<'a, F: Format, M: TableMemory> {
 }
 
 impl<'a, F: Format, M: TableMemory> Walk<'a, F, M> {
-    /// Begins `task`, and adds what it comes to owe to `owed`; `None` if there is nothing to walk for it. The rights that
-    /// a large page gets are `rights`.
+    /// Begins `task`, and adds what it comes to owe to `owed`; `None` if there is nothing to walk
+    /// for it. The rights that a large page gets are `rights`.
     pub(super) fn begin(
         editor: Editor<'a, F, M>,
         slots: &'a Memslots,

@@ -4,7 +4,8 @@ use crate::{AccessError, Gpa, Memslots, Pattern, Slot, SlotFlags};
 fn memslots(slots: &[Slot]) -> Memslots {
     let mut memslots = Memslots::new(52);
     for slot in slots {
-        // SAFETY: the callers' backings live as long as the slots and are accessed through them only.
+        // SAFETY: the callers' backings live as long as the slots and are accessed through them
+        // only.
         unsafe { memslots.add(*slot) }.unwrap();
     }
     memslots

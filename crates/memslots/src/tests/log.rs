@@ -34,7 +34,8 @@ fn fetch(memslots: &Memslots, id: u16) -> u64 {
 fn logged(backings: &[Backing; 2]) -> Memslots {
     let mut memslots = Memslots::new(48);
     for slot in [backings[0].slot(1, 2), backings[1].slot(2, 8)] {
-        // SAFETY: the callers' backings live as long as the slots and are accessed through them only.
+        // SAFETY: the callers' backings live as long as the slots and are accessed through them
+        // only.
         unsafe { memslots.add(slot) }.unwrap();
     }
     start(&memslots, &[(1, log(1))]);
@@ -263,7 +264,8 @@ fn p14_the_mark_comes_after_the_store() {
     let backing = Backing::new(1);
     let slot = backing.slot(1, 0);
     let mut memslots = Memslots::new(48);
-    // SAFETY: the backing lives as long as the slots and is accessed through them only, or by atomics.
+    // SAFETY: the backing lives as long as the slots and is accessed through them only, or by
+    // atomics.
     unsafe { memslots.add(slot) }.unwrap();
     // SAFETY: aligned, in the backing, and accessed by atomics only.
     let word = unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(slot.host.0 as usize)) };

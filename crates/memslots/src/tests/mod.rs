@@ -1,6 +1,7 @@
 //! Tests of the slots, by what they catch.
 
 mod access;
+mod arena;
 mod audit;
 mod backing;
 mod log;

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use paging::{Amd64Nested, Arm64Stage2, FlushRange, Gpa, Invalidation, Level, PhysAddr, Progress};
 
-use super::space::{Arena, Flushed, fetch, leaf_count, run, slot, space_of, store, touch};
+use super::arena::{Arena, Flushed, fetch, leaf_count, run, slot, space_of, store, touch};
 use crate::space::{Fault, GuestSpace, Job, LogWay, Steps, ZapWay};
 use crate::{DirtyLog, Retired, Slot, SlotError, SlotFlags, SlotId};
 

@@ -3,7 +3,8 @@ use crate::sync::AtomicU64;
 use crate::treatment::SlotChange;
 use crate::{DirtyLog, Gpa, Memslots, PhysAddr, Retired, Slot, SlotFlags, SlotId, SpaceId, Treatment};
 
-/// What an update of slot 1 is: read-only or not and its log, before and after; and where it is after.
+/// What an update of slot 1 is: read-only or not and its log, before and after; and where it is
+/// after.
 fn treatment(
     (was_rom, old_log): (bool, Option<DirtyLog>),
     (is_rom, new_log): (bool, Option<DirtyLog>),
@@ -39,7 +40,8 @@ fn p8_every_pair_of_changes_has_the_treatment_that_serves_both() {
         for ((was_rom, is_rom), expected) in kinds.into_iter().zip(expected) {
             let decided = treatment((was_rom, before), (is_rom, after), |slot| slot);
             assert_eq!(decided, expected, "{was_rom} {before:?} to {is_rom} {after:?}");
-            // Elsewhere, of another size, or with other memory behind it: nothing is right any more.
+            // Elsewhere, of another size, or with other memory behind it: nothing is right any
+            // more.
             for place in [
                 |slot| Slot { gpa: Gpa(17 * PAGE), ..slot },
                 |slot| Slot { size: 3 * PAGE, ..slot },

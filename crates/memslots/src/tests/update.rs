@@ -143,7 +143,8 @@ fn p2_removed_memory_is_given_back_only_for_a_receipt() {
     assert_eq!(freed, [memory(slot(1, 0, 1, 0)), memory(slot(2, 4, 4, 0))]);
 }
 
-/// P13: whoever has kept the old address of a slot, or the knowledge that there was nothing at the new one.
+/// P13: whoever has kept the old address of a slot, or the knowledge that there was nothing at the
+/// new one.
 #[test]
 fn p13_what_was_kept_of_a_slot_is_void_once_it_has_moved() {
     let backing = Backing::new(1);
@@ -229,8 +230,8 @@ fn p9_no_generation_comes_twice() {
     assert_eq!(memslots.begin_update().unwrap_err(), SlotError::Busy);
 }
 
-/// A writer replaces the memory behind two pages again and again, and poisons what it gets back. No reader
-/// ever sees poison, or the pages from two different updates.
+/// A writer replaces the memory behind two pages again and again, and poisons what it gets back. No
+/// reader ever sees poison, or the pages from two different updates.
 #[test]
 fn p12_readers_never_see_given_back_memory_or_half_an_update() {
     const POISON: u64 = 0xdead;

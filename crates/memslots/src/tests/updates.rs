@@ -1,4 +1,5 @@
-//! Random updates of two spaces against lists and maps, with the translations that faults would make meanwhile.
+//! Random updates of two spaces against lists and maps, with the translations that faults would
+//! make meanwhile.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! What the walker runs on here: small tables, and processors that walk them and store by what they find.
+//! What the walker runs on here: small tables, and processors that walk them and store by what they
+//! find.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::Arc;
@@ -107,7 +108,8 @@ unsafe impl TableMemory for Memory {
         assert!(self.0.freed.fetch_or(bit, Relaxed) & bit == 0, "a table is freed twice");
     }
     unsafe fn clear(&self, table: PhysAddr) {
-        // SAFETY: as the caller promises. Loom does not order a store after an exchange that it overwrites.
+        // SAFETY: as the caller promises. Loom does not order a store after an exchange that it
+        // overwrites.
         unsafe { self.entries(table) }.iter().for_each(|entry| {
             entry.swap(0, Relaxed);
         });
@@ -124,8 +126,9 @@ pub(super) fn walk<const N: u32>(table: &Table<N>, address: u64) -> (&AtomicU64,
     walk_by(table, address, |cell| cell.load(Acquire))
 }
 
-/// What is in an entry in the end. Loom lets a load find a value that an exchange has replaced, if the
-/// exchange and the latest store are not ordered otherwise; a read-modify-write finds the latest.
+/// What is in an entry in the end. Loom lets a load find a value that an exchange has replaced, if
+/// the exchange and the latest store are not ordered otherwise; a read-modify-write finds the
+/// latest.
 fn latest(cell: &AtomicU64) -> u64 {
     cell.fetch_or(0, AcqRel)
 }

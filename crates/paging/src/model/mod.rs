@@ -1,8 +1,9 @@
 //! The walker under loom, and proof that what it does by exchange must be done so.
 //!
-//! [`machine`] has tables of two entries and processors that walk them. [`scenarios`] are small programs,
-//! generic over a [`Protocol`]: the real operations, or such with one of them spoilt. [`mutants`] spoil
-//! them, one by one. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-paging --release --lib`.
+//! [`machine`] has tables of two entries and processors that walk them. [`scenarios`] are small
+//! programs, generic over a [`Protocol`]: the real operations, or such with one of them spoilt.
+//! [`mutants`] spoil them, one by one. Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-paging
+//! --release --lib`.
 
 mod machine;
 mod mutants;
@@ -12,8 +13,8 @@ use machine::{Memory, Table, Tiny};
 
 use crate::{Gather, Installed, Level, MapError, PageTable, Permissions, PhysAddr, Progress, Tables};
 
-/// Pages of the smallest size; two make one of the next level, which is all that a root entry covers
-/// in two levels.
+/// Pages of the smallest size; two make one of the next level, which is all that a root entry
+/// covers in two levels.
 const PAGE: u64 = 4096;
 const LARGE: u64 = 2 * PAGE;
 
@@ -22,7 +23,8 @@ fn target(address: u64) -> PhysAddr {
     PhysAddr((1 << 20) + address)
 }
 
-/// The operations that a mutant can replace. Changes are for all that the first entry of the root covers.
+/// The operations that a mutant can replace. Changes are for all that the first entry of the root
+/// covers.
 trait Protocol: 'static {
     fn install<const N: u32>(
         table: &Table<N>,
@@ -32,7 +34,8 @@ trait Protocol: 'static {
         table.install(address, target(address), Level::Page4K, permissions)
     }
 
-    /// The frames' owner wants to know them before the flush: the tables are gone through, and frozen.
+    /// The frames' owner wants to know them before the flush: the tables are gone through, and
+    /// frozen.
     fn zap<const N: u32>(table: &Table<N>, tables: Tables) -> Gather<Memory> {
         let len = Tiny::<N>::entry_len();
         let mut change = table.edit().unwrap().zap(0..len, tables).with_frames();

@@ -1,7 +1,7 @@
 //! The protocol with one operation spoilt, and the scenario that notices.
 //!
-//! Each mutant does by load and store what the real operation does by exchange, or does it in another
-//! order, or leaves out what its comment names.
+//! Each mutant does by load and store what the real operation does by exchange, or does it in
+//! another order, or leaves out what its comment names.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -249,7 +249,8 @@ mutant! {
     }
 }
 
-/// The real cutting off of the first table of the root, with other ways to link what goes and to tell what is to be flushed.
+/// The real cutting off of the first table of the root, with other ways to link what goes and to
+/// tell what is to be flushed.
 fn detach_by<const N: u32>(
     table: &Table<N>,
     hold: impl FnOnce(&mut Gather<Memory>, PhysAddr, Level),
@@ -272,7 +273,8 @@ fn tell_all(gather: &mut Gather<Memory>) {
 }
 
 mutant! {
-    /// The first entry of a detached table is linked by load and store: a table that a fault has just put there is lost.
+    /// The first entry of a detached table is linked by load and store: a table that a fault has
+    /// just put there is lost.
     LinkByStore fails p1_link_by_load_and_store: install_at_link, "a table was lost", {
         fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
             detach_by(table, |gather, next, level| {
@@ -287,7 +289,8 @@ mutant! {
 }
 
 mutant! {
-    /// Tables below are looked for when the tree is detached, and not again: one that a fault puts there is lost.
+    /// Tables below are looked for when the tree is detached, and not again: one that a fault puts
+    /// there is lost.
     ReclaimEarly fails p1_tables_below_counted_before_the_flush: install_below, "a table was lost", {
         fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
             detach_by(table, |gather, next, level| {

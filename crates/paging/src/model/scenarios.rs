@@ -77,7 +77,8 @@ pub(super) fn install_below_a_cut<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A fault in a table that is detached, which may fill it until the flush; what it has put there goes with it.
+/// A fault in a table that is detached, which may fill it until the flush; what it has put there
+/// goes with it.
 pub(super) fn install_and_detach<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, RWX).unwrap();
@@ -113,7 +114,8 @@ pub(super) fn install_below_a_detached<P: Protocol, const FIRST: bool>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A detached table is freed while a fault may be on its way through it: not before its section has ended.
+/// A detached table is freed while a fault may be on its way through it: not before its section has
+/// ended.
 pub(super) fn install_and_reclaim<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, RWX).unwrap();
@@ -262,8 +264,8 @@ pub(super) fn install_and_collapse<P: Protocol>() {
     check_tables(unshared(shared), &memory, gather);
 }
 
-/// A flush that is issued while a page is zapped: if its receipt is taken, nobody who walks after the
-/// flush finds the page.
+/// A flush that is issued while a page is zapped: if its receipt is taken, nobody who walks after
+/// the flush finds the page.
 pub(super) fn zap_and_flush<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, RWX).unwrap();

@@ -56,8 +56,8 @@ fn p6_parallel_faults_have_one_winner_and_leak_no_table() {
     storm(&addresses.iter().map(|address| address & !0x1f_ffff).collect::<Vec<_>>(), Level::Page2M);
 }
 
-/// The walks that are under way, as a flush engine knows them: one counter for each thread, odd during
-/// a walk.
+/// The walks that are under way, as a flush engine knows them: one counter for each thread, odd
+/// during a walk.
 struct Walks(Vec<AtomicU64>);
 
 impl Walks {

@@ -1,4 +1,5 @@
-//! Changes in small steps, with faults and stores in between, against processors that cache all they can.
+//! Changes in small steps, with faults and stores in between, against processors that cache all
+//! they can.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

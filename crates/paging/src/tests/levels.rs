@@ -51,8 +51,8 @@ fn p18_ranges_of_leaves_have_one_level_each() {
 #[test]
 fn p18_a_table_that_goes_is_told_and_so_is_the_smallest_leaf() {
     let arena = Arena::new(8);
-    // Below 1 GiB there are both sizes. What is in a table that is cut off is not looked at: a table of 2 MiB pages may
-    // always have had tables below.
+    // Below 1 GiB there are both sizes. What is in a table that is cut off is not looked at: a
+    // table of 2 MiB pages may always have had tables below.
     let expected = [tables(0, G, Level::Page4K), leaves(G, G, Level::Page1G)];
     assert_eq!(ranges(mixed(&arena).zap(0..4 * G, Tables::Free)), expected);
     let mut large = PageTable::<Amd64Nested, _>::new(&arena).unwrap();

@@ -250,8 +250,8 @@ fn drive<'a, F: Format, S: DirtySink>(
     gathers
 }
 
-/// Every page whose translation was removed or lost something is in an invalidation, and only what was
-/// touched is.
+/// Every page whose translation was removed or lost something is in an invalidation, and only what
+/// was touched is.
 fn check_covers(gathers: &[Gather<&Arena>], before: &Model, after: &Model, touched: &Range<u64>) {
     let mut ranges = Vec::new();
     for gather in gathers {

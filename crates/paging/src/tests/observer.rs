@@ -1,7 +1,8 @@
 //! An automaton for the rules of break-before-make and publication.
 //!
-//! It takes every entry that was ever valid for cached, until an invalidation of what it covers finds it
-//! invalid. A valid entry that replaces a cached one of another kind, size, or target is an error.
+//! It takes every entry that was ever valid for cached, until an invalidation of what it covers
+//! finds it invalid. A valid entry that replaces a cached one of another kind, size, or target is
+//! an error.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
@@ -22,8 +23,8 @@ pub(super) struct Observer {
     /// What tables held when they were last published before the tree had them.
     published: BTreeMap<PhysAddr, Vec<u64>>,
     reachable: Vec<PhysAddr>,
-    /// Whether to look at the tree at every publication, which is slow: what is in the tree by then was
-    /// not published before.
+    /// Whether to look at the tree at every publication, which is slow: what is in the tree by then
+    /// was not published before.
     pub(super) is_strict: bool,
     pub(super) break_count: usize,
     pub(super) publish_count: usize,

@@ -25,7 +25,8 @@ pub(super) enum Op {
     Collapse { pages: Range<u64>, level: Level, permissions: Permissions },
 }
 
-/// How a change is driven: entries for each step in turn, and whether the gather is taken in between.
+/// How a change is driven: entries for each step in turn, and whether the gather is taken in
+/// between.
 pub(super) type Pace = (Vec<u32>, bool);
 
 /// Borders of large pages come up often.

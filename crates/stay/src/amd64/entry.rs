@@ -9,8 +9,9 @@
 //! ```
 //!
 //! * Interrupts are held from before P to Q: a kick that comes after P ends guest mode at once.
-//! * If P finds B, the entry is called off: **nothing of what it was to drop has been dropped**, and S is left out. The request is
-//!   taken, which adds to what is owed, and the tag is assigned anew.
+//! * If P finds B, the entry is called off: **nothing of what it was to drop has been dropped**,
+//!   and S is left out. The request is taken, which adds to what is owed, and the tag is assigned
+//!   anew.
 //! * If the processor refuses the guest's state, S is left out as well.
 //!
 //! Source: APM volume 2 (24593, revision 3.42), sections 15.16 and 15.5.

@@ -10,7 +10,8 @@ const EFER_LMA: u64 = 1 << 10;
 /// CR4: PSE, PAE, PGE, PCIDE, SMEP.
 const CR4_TRANSLATIONS: u64 = 1 << 4 | 1 << 5 | 1 << 7 | CR4_PCIDE | 1 << 20;
 
-/// Control registers of a guest, as far as translations depend on them and a hypervisor sees them change.
+/// Control registers of a guest, as far as translations depend on them and a hypervisor sees them
+/// change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TranslationControls {
     /// CR3.
@@ -24,24 +25,27 @@ pub struct TranslationControls {
 }
 
 impl TranslationControls {
-    /// The only address space of which the guest's TLB can hold entries that are not global, for a vCPU that halts: with PCIDs that
-    /// is not known, and without long mode CR3 says less. Loading CR3 drops all others (APM volume 2, section 5.5.2).
+    /// The only address space of which the guest's TLB can hold entries that are not global, for a
+    /// vCPU that halts: with PCIDs that is not known, and without long mode CR3 says less. Loading
+    /// CR3 drops all others (APM volume 2, section 5.5.2).
     #[inline(always)]
     pub const fn space(&self) -> Space {
         let is_known = self.efer & EFER_LMA != 0 && self.cr4 & CR4_PCIDE == 0;
         if is_known { Space::only(self.cr3 & CR3_ADDRESS) } else { Space::UNKNOWN }
     }
 
-    /// The address space that a flush call names. The low bits may be a PCID or flags, and bit 63 says "no flush" (pitfall A11).
+    /// The address space that a flush call names. The low bits may be a PCID or flags, and bit 63
+    /// says "no flush" (pitfall A11).
     #[inline(always)]
     pub const fn named_space(address_space: u64) -> u64 {
         address_space & CR3_ADDRESS
     }
 }
 
-/// Whether what the TLB holds under `old` must not be used under `new`: translations hold the effect of these bits, and the memory
-/// types of PAT (APM volume 2, section 5.5.2; pitfall A13). The processor drops them when a guest writes these registers by
-/// itself; whoever writes them on its behalf owes a flush.
+/// Whether what the TLB holds under `old` must not be used under `new`: translations hold the
+/// effect of these bits, and the memory types of PAT (APM volume 2, section 5.5.2; pitfall A13).
+/// The processor drops them when a guest writes these registers by itself; whoever writes them on
+/// its behalf owes a flush.
 #[inline(always)]
 pub const fn changes_translations(old: TranslationControls, new: TranslationControls) -> bool {
     (old.cr4 ^ new.cr4) & CR4_TRANSLATIONS != 0 || (old.efer ^ new.efer) & EFER_NXE != 0 || old.pat != new.pat

@@ -1,4 +1,5 @@
-//! The two words of every hypercall: the control word that goes in, the result value that comes out.
+//! The two words of every hypercall: the control word that goes in, the result value that comes
+//! out.
 
 use bitfield_struct::bitfield;
 
@@ -9,8 +10,8 @@ use crate::{MAX_BANKS, Profile, Status};
 pub struct CallCode(pub u16);
 
 impl CallCode {
-    /// What the call's input looks like; `None` if the call is not known. Whether a partition offers the
-    /// call is its [profile](Profile::shape)'s to say.
+    /// What the call's input looks like; `None` if the call is not known. Whether a partition
+    /// offers the call is its [profile](Profile::shape)'s to say.
     #[inline]
     pub const fn shape(self) -> Option<&'static CallShape> {
         if self.0 as usize >= SHAPES.len() {
@@ -28,8 +29,8 @@ pub(crate) enum CallKind {
     LongSpinWait,
 }
 
-/// The calls: name, code, kind, whether there is a list, whether there is a header of variable size, and
-/// the words of the fixed header. TLFS, the page of each call.
+/// The calls: name, code, kind, whether there is a list, whether there is a header of variable
+/// size, and the words of the fixed header. TLFS, the page of each call.
 macro_rules! calls {
     ($($(#[$about:meta])* $name:ident = $code:literal, $kind:ident, $rep:literal, $variable:literal, $words:literal;)+) => {
         impl CallCode {
@@ -76,8 +77,8 @@ calls! {
     SEND_SYNTHETIC_CLUSTER_IPI_EX = 0x0015, ClusterIpi, false, true, 3;
 }
 
-/// What the input of a call looks like: a fixed header, perhaps a variable header, perhaps a list of
-/// 8-byte elements, one after the other.
+/// What the input of a call looks like: a fixed header, perhaps a variable header, perhaps a list
+/// of 8-byte elements, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallShape {
     /// The call takes a list of elements; otherwise it is a simple call.
@@ -139,15 +140,17 @@ impl Control {
 
     /// Checks every rule on the control word that needs nothing but the control word.
     ///
-    /// The order in which errors are found is ours to choose (TLFS, "Ordering of Error Conditions"):
-    /// an unknown call is reported as such whatever the other fields say, so that a guest can probe.
+    /// The order in which errors are found is ours to choose (TLFS, "Ordering of Error
+    /// Conditions"): an unknown call is reported as such whatever the other fields say, so that a
+    /// guest can probe.
     ///
     /// # Errors
     ///
-    /// `INVALID_HYPERCALL_CODE` for a call that `profile` does not offer. `INVALID_HYPERCALL_INPUT` for a reserved bit, for
-    /// the nested bit (no nested hypervisor is offered), a variable header on a call without one or of
-    /// more words than a VP set has banks, a rep count or start index on a simple call, and a start
-    /// index that is not below the rep count on a rep call, which includes a rep count of 0.
+    /// `INVALID_HYPERCALL_CODE` for a call that `profile` does not offer. `INVALID_HYPERCALL_INPUT`
+    /// for a reserved bit, for the nested bit (no nested hypervisor is offered), a variable header
+    /// on a call without one or of more words than a VP set has banks, a rep count or start index
+    /// on a simple call, and a start index that is not below the rep count on a rep call, which
+    /// includes a rep count of 0.
     pub const fn check(self, profile: &Profile) -> Result<&'static CallShape, Status> {
         let Some(shape) = profile.shape(self.code()) else {
             return Err(Status::INVALID_HYPERCALL_CODE);
@@ -159,9 +162,10 @@ impl Control {
     }
 
     /// The word with which the same call goes on at element `element`, counted from element 0. A
-    /// hypervisor that has done a part of a list puts it back into the guest's register without advancing
-    /// the instruction pointer, so that interrupts come in between (TLFS, "Hypercall Continuation"); a
-    /// guest makes the call again with it. Only the low 12 bits of the index have a place.
+    /// hypervisor that has done a part of a list puts it back into the guest's register without
+    /// advancing the instruction pointer, so that interrupts come in between (TLFS, "Hypercall
+    /// Continuation"); a guest makes the call again with it. Only the low 12 bits of the index have
+    /// a place.
     pub const fn resumed_at(self, element: u16) -> Self {
         self.with_rep_start(element & 0xfff)
     }

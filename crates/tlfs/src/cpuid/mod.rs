@@ -1,4 +1,5 @@
-//! CPUID leaves of the hypervisor interface: numbers and bits. TLFS, "Feature and Interface Discovery".
+//! CPUID leaves of the hypervisor interface: numbers and bits. TLFS, "Feature and Interface
+//! Discovery".
 
 /// Highest leaf, and the vendor's name in EBX, ECX, EDX.
 pub const LEAF_VENDOR: u32 = 0x4000_0000;

@@ -19,16 +19,17 @@ pub enum Reject {
     Failed(HvResult),
     /// The instruction is undefined: #UD. The input is passed in a way that is not offered.
     UndefinedOpcode,
-    /// There is no readable memory at the input's address. The TLFS has the hypervisor send a memory
-    /// intercept to the parent partition; no status is returned.
+    /// There is no readable memory at the input's address. The TLFS has the hypervisor send a
+    /// memory intercept to the parent partition; no status is returned.
     InputNotMemory {
         /// Address of the input.
         gpa: u64,
     },
 }
 
-/// Decodes a hypercall. All of its input is copied into `page` first, in one go and no more than there
-/// is; nothing looks at guest memory afterwards, so a guest that changes it meanwhile changes nothing.
+/// Decodes a hypercall. All of its input is copied into `page` first, in one go and no more than
+/// there is; nothing looks at guest memory afterwards, so a guest that changes it meanwhile changes
+/// nothing.
 ///
 /// The caller has seen to it that the guest may call at all: mode, privilege level, and that its
 /// hypercall page is enabled.
@@ -38,21 +39,21 @@ pub enum Reject {
 /// In the order in which they are looked for:
 ///
 /// 1. `INVALID_HYPERCALL_CODE` if the call is not known or not offered.
-/// 2. [`Reject::UndefinedOpcode`] for a fast call whose header needs more than two registers, if the
-///    form with XMM registers is not offered. Every flush is such a call, since its header has at least
-///    24 bytes.
+/// 2. [`Reject::UndefinedOpcode`] for a fast call whose header needs more than two registers, if
+///    the form with XMM registers is not offered. Every flush is such a call, since its header has
+///    at least 24 bytes.
 /// 3. `INVALID_HYPERCALL_INPUT` by [`Control::check`], and for a fast call with more input than the
 ///    registers hold.
-/// 4. `INVALID_ALIGNMENT` if the input's address is not a multiple of 8, if the input crosses a page,
-///    or if it lies outside the guest physical address space.
+/// 4. `INVALID_ALIGNMENT` if the input's address is not a multiple of 8, if the input crosses a
+///    page, or if it lies outside the guest physical address space.
 /// 5. [`Reject::InputNotMemory`].
-/// 6. `INVALID_PARAMETER` for a reserved flag, for a vector below 0x10 or above 0xff, and for a trust level
-///    other than 0; `INVALID_HYPERCALL_INPUT` for a VP set whose size is not
-///    that of the variable header, `INVALID_PARAMETER` for a set of unknown format, and for no targets
-///    at all under [`EmptyTargets::Strict`].
+/// 6. `INVALID_PARAMETER` for a reserved flag, for a vector below 0x10 or above 0xff, and for a
+///    trust level other than 0; `INVALID_HYPERCALL_INPUT` for a VP set whose size is not that of
+///    the variable header, `INVALID_PARAMETER` for a set of unknown format, and for no targets at
+///    all under [`EmptyTargets::Strict`].
 ///
-/// From 4 on a failed rep call reports the elements before its rep start index as complete: they have
-/// been done by earlier invocations.
+/// From 4 on a failed rep call reports the elements before its rep start index as complete: they
+/// have been done by earlier invocations.
 #[inline]
 pub fn decode<'a>(
     registers: CallRegisters,
@@ -119,8 +120,8 @@ fn copy_input<'a>(
     Ok(words)
 }
 
-/// Copies headers and list of a fast call from general and XMM registers into `page`; `None` if they do
-/// not hold that much.
+/// Copies headers and list of a fast call from general and XMM registers into `page`; `None` if
+/// they do not hold that much.
 #[inline(never)]
 fn copy_registers<'a>(
     control: Control,
@@ -139,8 +140,8 @@ fn copy_registers<'a>(
     page.words.get(..count)
 }
 
-/// Fixed header, banks of the variable header, and list. The sizes are those that the copy was made by, so
-/// this cannot fail; if it could, the guest would have passed too little.
+/// Fixed header, banks of the variable header, and list. The sizes are those that the copy was made
+/// by, so this cannot fail; if it could, the guest would have passed too little.
 type Parts<'a> = (&'a [u64], &'a [u64], &'a [u64]);
 
 #[inline]
@@ -167,8 +168,8 @@ fn decode_flush<'a>(
 
     let flags = FlushFlags::from_bits(*flags);
     if !flags.is_within(profile.flush_flags()) {
-        // The extended range format may be among them. To read such a list by the plain format would flush
-        // too little; an error makes the guest flush by its own means.
+        // The extended range format may be among them. To read such a list by the plain format
+        // would flush too little; an error makes the guest flush by its own means.
         return Err(failed(Status::INVALID_PARAMETER));
     }
     let targets = match set {
@@ -191,8 +192,8 @@ fn decode_flush<'a>(
     Ok(Call::Flush(FlushCall { targets, address_space, flags, scope, rep_count }))
 }
 
-/// Reads a call that sends an interrupt from the words of its input. Bytes 5 to 7 are padding, which says
-/// nothing.
+/// Reads a call that sends an interrupt from the words of its input. Bytes 5 to 7 are padding,
+/// which says nothing.
 #[inline(never)]
 fn decode_cluster_ipi<'a>(
     control: Control,
@@ -224,8 +225,8 @@ fn mask_targets<'a>(mask: &'a u64, profile: &Profile) -> Result<Targets<'a>, Sta
     }
 }
 
-/// The targets that a VP set names. A set of all processors may carry a bank mask and banks; they say
-/// nothing, and the header's size alone says where the list starts.
+/// The targets that a VP set names. A set of all processors may carry a bank mask and banks; they
+/// say nothing, and the header's size alone says where the list starts.
 fn set_targets<'a>(
     format: u64,
     valid_banks: u64,

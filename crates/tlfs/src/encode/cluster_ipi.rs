@@ -14,8 +14,8 @@ pub enum IpiError {
     NeedsVpSets,
 }
 
-/// Writes the input of a call that sends `ipi` into `page` and says how to make the call; `None` if there
-/// are no targets. A call with a mask needs two words, so it is always a fast one.
+/// Writes the input of a call that sends `ipi` into `page` and says how to make the call; `None` if
+/// there are no targets. A call with a mask needs two words, so it is always a fast one.
 ///
 /// # Errors
 ///

@@ -16,8 +16,8 @@ pub struct FlushRequest<'a> {
     pub non_global_only: bool,
 }
 
-/// The longest list for which it is worth naming addresses. What is longer is flushed as a whole: the
-/// hypervisor's work grows with the pages, the number of calls with the elements.
+/// The longest list for which it is worth naming addresses. What is longer is flushed as a whole:
+/// the hypervisor's work grows with the pages, the number of calls with the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListLimit {
     /// Pages in all, of the size that the list counts them in.
@@ -65,13 +65,16 @@ impl<'a> FlushCalls<'a, core::iter::Empty<VaRange>> {
 }
 
 impl<'a, R: Iterator<Item = VaRange> + Clone> FlushCalls<'a, R> {
-    /// Flushes the pages of `ranges`, and more if that would take a list beyond `limit`. Ranges without an
-    /// address make no call. `ranges` is gone through twice; the first time only as far as the limit.
+    /// Flushes the pages of `ranges`, and more if that would take a list beyond `limit`. Ranges
+    /// without an address make no call. `ranges` is gone through twice; the first time only as far
+    /// as the limit.
     ///
-    /// Elements have the extended format if a range is mapped with large pages and `interface` offers it.
+    /// Elements have the extended format if a range is mapped with large pages and `interface`
+    /// offers it.
     pub fn list(request: FlushRequest<'a>, interface: Interface, ranges: R, limit: ListLimit) -> Self {
         let is_large = |range: VaRange| range.page_size != PageSize::Small;
-        // As many ranges as the limit has elements tell enough: more of them are flushed as a whole.
+        // As many ranges as the limit has elements tell enough: more of them are flushed as a
+        // whole.
         let looked_at = usize::try_from(limit.elements).unwrap_or(usize::MAX);
         let extended = interface.extended_ranges && ranges.clone().take(looked_at).any(is_large);
         let format = if extended { Format::Extended } else { Format::Plain };
@@ -102,8 +105,8 @@ impl<'a, R: Iterator<Item = VaRange> + Clone> FlushCalls<'a, R> {
     /// Writes the next call's input into `page` and says how to make the call; `None` once there is
     /// nothing left to flush. What was in the page before is lost, so the last call must be over.
     ///
-    /// A call to all processors is one with a mask, which every hypervisor has and which leaves the most
-    /// room. Input that fits into registers goes there if the interface offers it.
+    /// A call to all processors is one with a mask, which every hypervisor has and which leaves the
+    /// most room. Input that fits into registers goes there if the interface offers it.
     pub fn next_into(&mut self, page: &mut [u64; PAGE_WORDS]) -> Option<EncodedCall> {
         let targets = self.targets?;
         let mut writer = Writer::new(page);

@@ -27,7 +27,8 @@
 //! # Ok::<(), quell_tlfs::BankCountError>(())
 //! ```
 //!
-//! Nothing here allocates; every page is the caller's, and is written within its bounds by construction.
+//! Nothing here allocates; every page is the caller's, and is written within its bounds by
+//! construction.
 
 mod cluster_ipi;
 mod flush;
@@ -44,8 +45,8 @@ use crate::{Control, HvResult, PAGE_WORDS, Status, XMM_FAST_WORDS};
 /// What of the interface the hypervisor offers to a guest that calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// The calls that take VP sets. Without them, and with a target beyond index 63, a flush is one of all
-    /// processors: more than was asked for, never less.
+    /// The calls that take VP sets. Without them, and with a target beyond index 63, a flush is one
+    /// of all processors: more than was asked for, never less.
     pub vp_sets: bool,
     /// Input in XMM registers. Leave it off if the caller may not use them.
     pub xmm_input: bool,
@@ -67,9 +68,9 @@ impl Interface {
 
 /// A call that is ready to be made: its control word, and how much of the page is its input.
 ///
-/// A [fast](Control::fast) call takes its input from registers: words 0 and 1 in RDX and R8, the following
-/// ones in XMM0 to XMM5, low word first ([`EncodedCall::registers`]). Any other takes the guest physical
-/// address of the page.
+/// A [fast](Control::fast) call takes its input from registers: words 0 and 1 in RDX and R8, the
+/// following ones in XMM0 to XMM5, low word first ([`EncodedCall::registers`]). Any other takes the
+/// guest physical address of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedCall {
     /// The control word.
@@ -88,14 +89,16 @@ impl EncodedCall {
         page.get(..self.count).unwrap_or_default()
     }
 
-    /// What a fast call has in its registers: RDX, R8, XMM0 to XMM5. Those that it does not use are 0.
+    /// What a fast call has in its registers: RDX, R8, XMM0 to XMM5. Those that it does not use are
+    /// 0.
     pub fn registers(&self, page: &[u64; PAGE_WORDS]) -> [u64; XMM_FAST_WORDS] {
         let mut registers = [0; XMM_FAST_WORDS];
         registers.iter_mut().zip(self.words(page)).for_each(|(register, word)| *register = *word);
         registers
     }
 
-    /// What to do after the hypervisor has returned `result` for this call. TLFS, "Hypercall Outputs".
+    /// What to do after the hypervisor has returned `result` for this call. TLFS, "Hypercall
+    /// Outputs".
     pub const fn progress(&self, result: HvResult) -> CallProgress {
         let (start, count) = (self.control.rep_start(), self.control.rep_count());
         let done = result.reps_complete();
@@ -117,11 +120,11 @@ impl EncodedCall {
 pub enum CallProgress {
     /// All of it has been done.
     Done,
-    /// A part of the list has been done; the call to make next, with the same page or registers, does the
-    /// rest.
+    /// A part of the list has been done; the call to make next, with the same page or registers,
+    /// does the rest.
     Unfinished(EncodedCall),
-    /// The call failed. `SUCCESS` here is a list call without progress: a hypervisor that reports no
-    /// elements as complete would have its caller spin forever.
+    /// The call failed. `SUCCESS` here is a list call without progress: a hypervisor that reports
+    /// no elements as complete would have its caller spin forever.
     Failed {
         /// How it ended.
         status: Status,

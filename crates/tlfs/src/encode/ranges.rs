@@ -2,16 +2,17 @@
 
 use crate::{ExtendedGvaEntry, GvaEntry, PageSize};
 
-/// Virtual addresses from `first` to `last`, both included, so that a range can end with the address space.
-/// Every page that has one of them is meant. There are none if `last` is below `first`.
+/// Virtual addresses from `first` to `last`, both included, so that a range can end with the
+/// address space. Every page that has one of them is meant. There are none if `last` is below
+/// `first`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VaRange {
     /// The first address.
     pub first: u64,
     /// The last address.
     pub last: u64,
-    /// Size of the pages that the range is mapped with, or a smaller one. The larger, the fewer elements,
-    /// if the hypervisor offers that.
+    /// Size of the pages that the range is mapped with, or a smaller one. The larger, the fewer
+    /// elements, if the hypervisor offers that.
     pub page_size: PageSize,
 }
 

@@ -31,8 +31,8 @@ impl<'a> TargetForm<'a> {
         }
     }
 
-    /// The same in a form that `interface` has. A set that it cannot name becomes all processors, which
-    /// flushes too much, but must not be done with interrupts.
+    /// The same in a form that `interface` has. A set that it cannot name becomes all processors,
+    /// which flushes too much, but must not be done with interrupts.
     pub(super) const fn widened(self, interface: Interface) -> Self {
         match self {
             Self::Banks { .. } if !interface.vp_sets => Self::All,
@@ -56,7 +56,8 @@ impl<'a> TargetForm<'a> {
             Self::Banks { valid_banks, set } => {
                 writer.push(SET_SPARSE);
                 writer.push(valid_banks);
-                // Exactly the banks of the mask, so that the count agrees with the header's whatever the set is.
+                // Exactly the banks of the mask, so that the count agrees with the header's
+                // whatever the set is.
                 set.banks()
                     .filter(|(bank, _)| valid_banks >> bank & 1 != 0)
                     .for_each(|(_, contents)| writer.push(contents));

@@ -70,12 +70,13 @@ impl PageSize {
     }
 }
 
-/// What of the pages `first` to `last` can be translated: `None` if nothing. `first <= last`, and `last` is
-/// a page number.
+/// What of the pages `first` to `last` can be translated: `None` if nothing. `first <= last`, and
+/// `last` is a page number.
 ///
-/// Pages that are not canonical are ignored, as the flush instructions ignore them. No element names as
-/// many pages as the hole between the halves has, so what is left is one piece: a range that starts in the
-/// lower half ends with it, and one that starts in the hole begins with the upper half.
+/// Pages that are not canonical are ignored, as the flush instructions ignore them. No element
+/// names as many pages as the hole between the halves has, so what is left is one piece: a range
+/// that starts in the lower half ends with it, and one that starts in the hole begins with the
+/// upper half.
 #[inline]
 fn canonical(first: u64, last: u64, width: VaWidth) -> Option<PageRange> {
     let half = width.half_pages();
@@ -101,8 +102,8 @@ impl GvaEntry {
     /// Pages that an element names at most.
     pub const PAGES_MAX: u64 = 1 << 12;
 
-    /// The part of the range that can be translated: `None` if there is none. A range does not wrap: it
-    /// ends with the address space.
+    /// The part of the range that can be translated: `None` if there is none. A range does not
+    /// wrap: it ends with the address space.
     #[inline]
     pub fn canonical(self, width: VaWidth) -> Option<PageRange> {
         let first = self.page_number();
@@ -110,9 +111,10 @@ impl GvaEntry {
     }
 }
 
-/// An element of a flush list in the extended format, HV_GVA_RANGE_EXTENDED: 1 to 2048 pages of 4 KiB, of
-/// 2 MiB or of 1 GiB. Lists have it if [`FlushFlags::extended_ranges`](crate::FlushFlags::extended_ranges)
-/// is set. It is not in the published TLFS; the layout is that of Microsoft's own headers.
+/// An element of a flush list in the extended format, HV_GVA_RANGE_EXTENDED: 1 to 2048 pages of 4
+/// KiB, of 2 MiB or of 1 GiB. Lists have it if
+/// [`FlushFlags::extended_ranges`](crate::FlushFlags::extended_ranges) is set. It is not in the
+/// published TLFS; the layout is that of Microsoft's own headers.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct ExtendedGvaEntry {
@@ -144,11 +146,11 @@ impl ExtendedGvaEntry {
         }
     }
 
-    /// The part of the range that can be translated, in pages of 4 KiB: `None` if there is none. A range
-    /// does not wrap: it ends with the address space.
+    /// The part of the range that can be translated, in pages of 4 KiB: `None` if there is none. A
+    /// range does not wrap: it ends with the address space.
     ///
-    /// An address of 1 GiB pages that is not a multiple of their size stands for every page that the range
-    /// touches from there: rather one more than one too few.
+    /// An address of 1 GiB pages that is not a multiple of their size stands for every page that
+    /// the range touches from there: rather one more than one too few.
     pub fn canonical(self, width: VaWidth) -> Option<PageRange> {
         let pages = u64::from(self.additional_pages()) + 1;
         let shift = self.size().shift();
@@ -202,15 +204,16 @@ impl<'a> GvaList<'a> {
         self.entries
     }
 
-    /// The canonical pages that the elements name, in list order; elements without any are left out.
+    /// The canonical pages that the elements name, in list order; elements without any are left
+    /// out.
     #[inline]
     pub fn ranges(&self) -> impl Iterator<Item = PageRange> + Clone + use<'a> {
         let Self { width, extended, .. } = *self;
         self.entries.iter().filter_map(move |entry| element(*entry, extended, width))
     }
 
-    /// Each element's index, counted from element 0 of the whole list, and the canonical pages that it
-    /// names, `None` if there are none. Who stops before element `index` goes on from there with
+    /// Each element's index, counted from element 0 of the whole list, and the canonical pages that
+    /// it names, `None` if there are none. Who stops before element `index` goes on from there with
     /// [`CallRegisters::resumed_at`](crate::CallRegisters::resumed_at).
     #[inline]
     pub fn elements(&self) -> impl Iterator<Item = (u16, Option<PageRange>)> + Clone + use<'a> {

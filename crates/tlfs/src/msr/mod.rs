@@ -3,7 +3,8 @@
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Identity of the guest's operating system; partition-wide. TLFS, "Reporting the Guest OS Identity".
+/// Identity of the guest's operating system; partition-wide. TLFS, "Reporting the Guest OS
+/// Identity".
 pub const GUEST_OS_ID: u32 = 0x4000_0000;
 /// Place of the hypercall page, [`HypercallMsr`]; partition-wide.
 pub const HYPERCALL: u32 = 0x4000_0001;

@@ -1,4 +1,5 @@
-//! Leaves of CPUID that are not all zeroes, and which bits of them may be set. APM volume 3, appendix E; TLFS, section 2.4.
+//! Leaves of CPUID that are not all zeroes, and which bits of them may be set. APM volume 3,
+//! appendix E; TLFS, section 2.4.
 
 /// Leaves, from the first to the last.
 #[derive(Clone, Copy, Debug)]
@@ -29,11 +30,13 @@ const ALL: u32 = u32::MAX;
 const HIDDEN_1C: u32 = 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 15 | 1 << 18;
 /// Leaf 1, EDX: MCE, MTRR, MCA, DS, ACPI, TM, PBE.
 const HIDDEN_1D: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 21 | 1 << 22 | 1 << 29 | 1 << 31;
-/// Leaf 7, EBX: what is instructions alone, SMEP, SMAP, TSC_ADJUST; not PQM, MPX, Intel PT and the like.
+/// Leaf 7, EBX: what is instructions alone, SMEP, SMAP, TSC_ADJUST; not PQM, MPX, Intel PT and the
+/// like.
 const SHOWN_7B: u32 = 0xf1bf_07ab;
 /// Leaf 7, ECX: vector instructions, UMIP, RDPID; not PKU, LA57 and the like.
 const SHOWN_7C: u32 = 0x0040_5f46;
-/// Leaf 8000_0001, ECX: SVM, extended APIC space, OSVW, IBS, SKINIT, WDT, LWP, NodeId, topology, counters, DBX, PTSC, MWAITX.
+/// Leaf 8000_0001, ECX: SVM, extended APIC space, OSVW, IBS, SKINIT, WDT, LWP, NodeId, topology,
+/// counters, DBX, PTSC, MWAITX.
 const HIDDEN_E1C: u32 = 0x3dc8_b60c;
 /// Leaf 8000_0001, EDX: MCE, MTRR, MCA, 1 GiB pages.
 const HIDDEN_E1D: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 26;

@@ -1,4 +1,5 @@
-//! The tables of what a guest is to find, with the reasons. Whatever is in none has to fault, or to read as if nothing were there.
+//! The tables of what a guest is to find, with the reasons. Whatever is in none has to fault, or to
+//! read as if nothing were there.
 
 pub mod cpuid;
 pub mod msrs;
@@ -8,8 +9,8 @@ pub mod sysregs;
 /// What a register is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The vCPU's own: exchanged with the vCPU, or made from its state. Tests change these bits, for a moment. Where a processor has
-    /// nothing there, they stay as they are.
+    /// The vCPU's own: exchanged with the vCPU, or made from its state. Tests change these bits,
+    /// for a moment. Where a processor has nothing there, they stay as they are.
     Own(u64),
     /// The same for ever, for each vCPU; writes are undefined or have no effect.
     Constant,

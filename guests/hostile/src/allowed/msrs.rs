@@ -1,4 +1,5 @@
-//! MSRs that a guest may find. APM volume 2, appendix A; SDM volume 3, table 12-6 (x2APIC); TLFS, appendix F.
+//! MSRs that a guest may find. APM volume 2, appendix A; SDM volume 3, table 12-6 (x2APIC); TLFS,
+//! appendix F.
 
 use super::Kind::{self, Constant, Kept, Moves, Own, Written};
 

@@ -1,4 +1,5 @@
-//! System registers and instructions of Arm64 that a guest at EL1 may find. Names and fields: DDI 0487 M.b, chapters C5 and D24.
+//! System registers and instructions of Arm64 that a guest at EL1 may find. Names and fields: DDI
+//! 0487 M.b, chapters C5 and D24.
 
 use super::Kind;
 use super::Kind::{Constant, Instruction, Kept, Moves, Own, Written};
@@ -86,7 +87,8 @@ const TIMER: &str = "the vCPU's own timer: exchanged, or trapped and emulated";
 const CACHES: &str = "describes the caches";
 const MODEL: &str = "the model's own: HCR_EL2.TIDCP traps it, which QEMU heeds from 8.0 on; constant there";
 
-/// The table, one register a row as far as that says more. What is in several rows is the first one's.
+/// The table, one register a row as far as that says more. What is in several rows is the first
+/// one's.
 pub const ROWS: &[Row] = &[
     // Debug.
     one([2, 0, 1, 0, 4], "OSLAR_EL1", Written(0), DEBUG),

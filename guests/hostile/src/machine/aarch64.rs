@@ -13,7 +13,8 @@ pub(crate) use baremetal::aarch64::power::off;
 /// Exception class of what has no class of its own: undefined instructions.
 const CLASS_UNKNOWN: u8 = 0;
 
-/// Finds the processors and lets the first one take interrupts. Returns how many processors there are.
+/// Finds the processors and lets the first one take interrupts. Returns how many processors there
+/// are.
 pub(super) fn prepare(info: &BootInfo) -> usize {
     processors::find(&info.processors)
 }

@@ -39,8 +39,8 @@ pub(crate) fn count() -> usize {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// Turns of a loop after which what is waited for never comes: some minutes at least where each is an exit, and half a minute
-/// where none is. The clock may be one of the things that tests change.
+/// Turns of a loop after which what is waited for never comes: some minutes at least where each is
+/// an exit, and half a minute where none is. The clock may be one of the things that tests change.
 pub(crate) const TURNS_MAX: u64 = 1 << 31;
 
 /// Has all processors do `job`, this one included, and waits for them.
@@ -50,7 +50,8 @@ pub(crate) fn on_all(job: processors::Job) {
     (1..count()).for_each(await_end);
 }
 
-/// Waits until processor `number` has done its job. Where that never comes, says whether it has slept through its beginning.
+/// Waits until processor `number` has done its job. Where that never comes, says whether it has
+/// slept through its beginning.
 pub(crate) fn await_end(number: usize) {
     if ends(number, TURNS_MAX) {
         return;

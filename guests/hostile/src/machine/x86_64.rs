@@ -11,7 +11,8 @@ use spin::Once;
 
 static SWITCH: Once<Option<Switch>> = Once::new();
 
-/// Finds processors and switch, and enables the first one's APIC. Returns how many processors there are.
+/// Finds processors and switch, and enables the first one's APIC. Returns how many processors there
+/// are.
 pub(super) fn prepare(info: &BootInfo) -> usize {
     // SAFETY: the address is what the loader passed.
     let firmware = unsafe { firmware::read(info.rsdp) }.unwrap_or_else(|why| panic!("{why}"));

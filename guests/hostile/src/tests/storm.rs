@@ -1,7 +1,8 @@
-//! A storm: every processor does random things, as many as it is told to, and afterwards all has to be as it was.
+//! A storm: every processor does random things, as many as it is told to, and afterwards all has to
+//! be as it was.
 //!
-//! All follows from the seed but how the processors' actions interleave. What would end the guest in a way that it is entitled to is left
-//! out where `operation` of each machine says so.
+//! All follows from the seed but how the processors' actions interleave. What would end the guest
+//! in a way that it is entitled to is left out where `operation` of each machine says so.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -22,7 +23,8 @@ use super::x86_64::operation as own;
 
 /// What each processor does where it is not told how much.
 const COUNT: u64 = 2000;
-/// Turns of the first processor's loop, each some exits long, in which others that can get on do so many times.
+/// Turns of the first processor's loop, each some exits long, in which others that can get on do so
+/// many times.
 const STANDSTILL: u64 = 1 << 19;
 /// Kinds of operations.
 pub(super) const KINDS: u64 = 1 << KIND_BITS;
@@ -88,7 +90,8 @@ fn progress() -> u64 {
     (0..machine::count()).fold(0, |sum, number| sum.wrapping_add(LAST[number].load(Ordering::Relaxed)))
 }
 
-/// Waits until all processors have been counted. If none of them gets on for many turns, says what each has last begun.
+/// Waits until all processors have been counted. If none of them gets on for many turns, says what
+/// each has last begun.
 fn await_all(count: &AtomicUsize, number: usize) {
     let (mut seen, mut turns) = (progress(), 0u64);
     while count.load(Ordering::Acquire) < machine::count() {

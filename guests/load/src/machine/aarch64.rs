@@ -47,8 +47,8 @@ pub(crate) fn prepare(info: &BootInfo) {
     PROCESSORS.store(processors::find(&info.processors), Ordering::Relaxed);
 }
 
-/// Has other processors begin `job`, up to number `limit` - 1, and starts them if need be. Returns how many there are with the first
-/// one; numbers have no gaps.
+/// Has other processors begin `job`, up to number `limit` - 1, and starts them if need be. Returns
+/// how many there are with the first one; numbers have no gaps.
 pub(crate) fn begin_on_others(limit: usize, job: processors::Job) -> usize {
     let count = PROCESSORS.load(Ordering::Relaxed).min(limit);
     for number in 1..count {
@@ -75,7 +75,8 @@ pub(crate) fn idle() {
 pub(crate) fn hint(number: u8) -> Result<u64, Absent> {
     let index = usize::from(number.checked_sub(HINT_FIRST).filter(|index| *index < 32).ok_or(Absent)?);
     let function = (&raw const hint_functions).wrapping_add(index * HINT_SIZE);
-    // SAFETY: a function of that number is there, which changes no register; these hints do nothing.
+    // SAFETY: a function of that number is there, which changes no register; these hints do
+    // nothing.
     unsafe { asm!("blr {}", in(reg) function, out("x30") _, options(nostack, preserves_flags)) };
     Ok(1)
 }

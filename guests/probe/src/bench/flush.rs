@@ -43,8 +43,8 @@ fn idle_targets() -> Verdict {
     Ok(())
 }
 
-/// Writes the input of a flush of everything for the VPs from 1 to `targets`, in the form that kernels choose; returns
-/// the control word.
+/// Writes the input of a flush of everything for the VPs from 1 to `targets`, in the form that
+/// kernels choose; returns the control word.
 fn space_call(targets: u32) -> Control {
     let mut banks = [0; BANKS];
     (1..=targets).for_each(|vp| banks[vp as usize / 64] |= 1 << (vp % 64));

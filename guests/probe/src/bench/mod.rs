@@ -1,7 +1,9 @@
-//! `bench=exits`, `bench=flush`, `bench=memslot` and others: what operations of the hypervisor take.
+//! `bench=exits`, `bench=flush`, `bench=memslot` and others: what operations of the hypervisor
+//! take.
 //!
 //! The unit is the TSC's. On a machine whose clock is the number of instructions executed (QEMU's
-//! `-icount shift=0`) that is instructions, those of the guest's own loop not counted unless a case says otherwise.
+//! `-icount shift=0`) that is instructions, those of the guest's own loop not counted unless a case
+//! says otherwise.
 
 mod flush;
 mod memslot;

@@ -1,8 +1,10 @@
-//! `bench=list-R-running-N`, `bench=merge-8x7`: flushes of vCPUs that are in guest mode, each on a CPU of its own.
+//! `bench=list-R-running-N`, `bench=merge-8x7`: flushes of vCPUs that are in guest mode, each on a
+//! CPU of its own.
 //!
-//! The probe makes the calls, as many as the command line says; what they do to the targets shows in the hypervisor's
-//! counters. The host tool runs a case twice, with more calls the second time: the difference is theirs alone, for
-//! the clock that counts instructions makes the rest of both runs the same.
+//! The probe makes the calls, as many as the command line says; what they do to the targets shows
+//! in the hypervisor's counters. The host tool runs a case twice, with more calls the second time:
+//! the difference is theirs alone, for the clock that counts instructions makes the rest of both
+//! runs the same.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -52,8 +54,8 @@ fn spin() {
     }
 }
 
-/// Flushes of single pages for processors that run, beside one more that runs and is not asked; `sizes` is `R-running-N`.
-/// Returns the ticks of all calls.
+/// Flushes of single pages for processors that run, beside one more that runs and is not asked;
+/// `sizes` is `R-running-N`. Returns the ticks of all calls.
 fn list(sizes: &str, calls: u32) -> Result<u64, Failure> {
     let sizes = sizes.split_once("-running-").and_then(|(ranges, targets)| {
         let ranges = ranges.parse().ok().filter(|ranges| (1..=RANGES_MAX).contains(ranges))?;
@@ -98,7 +100,8 @@ fn call_lists(ranges: u16, targets: u32, calls: u32) -> Result<u64, Failure> {
     Ok(clock::now() - start)
 }
 
-/// Rounds of [`flush_others`], how often somebody has arrived at the beginning of one, and calls that failed.
+/// Rounds of [`flush_others`], how often somebody has arrived at the beginning of one, and calls
+/// that failed.
 static ROUNDS: AtomicU32 = AtomicU32::new(0);
 static ARRIVALS: AtomicU32 = AtomicU32::new(0);
 static FAILURES: AtomicU32 = AtomicU32::new(0);

@@ -1,7 +1,9 @@
-//! The hypercall page goes from place to place, and two processors execute both places before and after (H18).
+//! The hypercall page goes from place to place, and two processors execute both places before and
+//! after (H18).
 //!
-//! During the move itself neither does: QEMU forgets what it has made of a page's code before it changes the page, not
-//! after, so another processor that executes the page in between keeps the old code for good.
+//! During the move itself neither does: QEMU forgets what it has made of a page's code before it
+//! changes the page, not after, so another processor that executes the page in between keeps the
+//! old code for good.
 
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,8 +20,8 @@ use crate::report::{Verdict, ensure};
 const MOVES: u32 = 100;
 const PATIENCE_MS: u64 = 2000;
 
-/// `SMSW EAX; RET`, which returns CR0, then a pattern: what is at each place when the hypercall page is not. The
-/// hypercall page begins with `VMMCALL; RET`.
+/// `SMSW EAX; RET`, which returns CR0, then a pattern: what is at each place when the hypercall
+/// page is not. The hypercall page begins with `VMMCALL; RET`.
 const FORMER_CODE: u64 = 0x600d_c0de_c3e0_010f;
 
 static PLACES: [Page; 2] = [const { Page::new() }; 2];
@@ -51,8 +53,8 @@ fn execute(place: &Page) -> Code {
     }
 }
 
-/// How often the page has been moved, after how many moves the second processor has looked, and how often what it
-/// executed was wrong.
+/// How often the page has been moved, after how many moves the second processor has looked, and how
+/// often what it executed was wrong.
 static MOVED: AtomicU32 = AtomicU32::new(0);
 static CHECKED: AtomicU32 = AtomicU32::new(0);
 static WRONG: AtomicU32 = AtomicU32::new(0);
@@ -69,7 +71,8 @@ fn execute_both() {
             core::hint::spin_loop();
             continue;
         }
-        // Code that another processor has changed: APM volume 2, section 7.6.1, asks for a serializing instruction.
+        // Code that another processor has changed: APM volume 2, section 7.6.1, asks for a
+        // serializing instruction.
         let _ = __cpuid(0);
         for _ in 0..EXECUTIONS {
             let found = [place_after(moved), place_after(moved + 1)].map(execute);

@@ -6,8 +6,9 @@ use crate::apic;
 use crate::guarded::{Fault, rdmsr, wrmsr};
 use crate::report::{Verdict, ensure};
 
-/// No MSR here, or none that this platform shows: from the gaps of all ranges and from their edges, of
-/// SVM, VMX, machine checks, memory types, the synthetic interrupt controller, and the registers of the xAPIC.
+/// No MSR here, or none that this platform shows: from the gaps of all ranges and from their edges,
+/// of SVM, VMX, machine checks, memory types, the synthetic interrupt controller, and the registers
+/// of the xAPIC.
 const UNKNOWN: [u32; 32] = [
     0x0000_0017,
     0x0000_001f,
@@ -101,7 +102,8 @@ const REFUSED: [(u32, u64); 34] = [
     (apic::APIC_BASE, 0xfee0_0800),
 ];
 
-/// A refused write to the x2APIC is #GP(0) and changes nothing; registers without reading cannot be read.
+/// A refused write to the x2APIC is #GP(0) and changes nothing; registers without reading cannot be
+/// read.
 pub(super) fn x2apic_reserved() -> Verdict {
     for (number, value) in REFUSED {
         let before = rdmsr(number);

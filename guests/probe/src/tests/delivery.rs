@@ -49,7 +49,8 @@ const RAX: u64 = 0x0123_4567_89ab_cdef;
 macro_rules! without_stack {
     ($($instruction:literal),+) => {{
         let (rax, at, start, fault, error): (u64, u64, u64, u64, u64);
-        // SAFETY: either nothing is pushed, or the double fault goes on here with the stack that R12 kept.
+        // SAFETY: either nothing is pushed, or the double fault goes on here with the stack that
+        // R12 kept.
         unsafe {
             asm!(
                 "mov r12, rsp", "lea r13, [rip + 3f]", "lea r8, [rip + 2f]", "xor r9d, r9d",
@@ -65,14 +66,16 @@ macro_rules! without_stack {
     }};
 }
 
-/// An event that cannot be pushed is a double fault at the instruction that it interrupted, which has not been executed.
+/// An event that cannot be pushed is a double fault at the instruction that it interrupted, which
+/// has not been executed.
 pub(super) fn stack_in_nothing() -> Verdict {
     // SAFETY: it is a handler of the vector, and no other processor is in need of it.
     unsafe { tables::set_gate_apart(VECTOR_DF, (&raw const delivery_failed).addr() as u64) };
     const DOUBLE: Result<(), Fault> = Err(Fault { vector: VECTOR_DF, error: 0 });
     let before = count(VECTOR);
     apic::send_fixed(apic::id(), VECTOR);
-    // STI and NOP have two bytes, MOV two; the interrupt comes in front of the MOV, which reads a device.
+    // STI and NOP have two bytes, MOV two; the interrupt comes in front of the MOV, which reads a
+    // device.
     let interrupt = without_stack!("sti", "nop", "mov eax, [rdi]", "ud2");
     ensure!(interrupt.fault == DOUBLE, "an interrupt: {:?}", interrupt.fault);
     ensure!((interrupt.at, interrupt.rax) == (2, RAX), "at {}, RAX {:#x}", interrupt.at, interrupt.rax);
@@ -90,7 +93,8 @@ pub(super) fn stack_in_nothing() -> Verdict {
     Ok(())
 }
 
-/// With an IDT that cannot be read no exception has a handler, that of a double fault neither: it shuts down.
+/// With an IDT that cannot be read no exception has a handler, that of a double fault neither: it
+/// shuts down.
 pub(super) fn idt_in_nothing() -> ! {
     // SAFETY: there is no way on from here, which is what is wanted.
     unsafe {

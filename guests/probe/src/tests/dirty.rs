@@ -1,4 +1,5 @@
-//! What a processor did by a translation is done, and told in the entry, when the flush of it returns (O2).
+//! What a processor did by a translation is done, and told in the entry, when the flush of it
+//! returns (O2).
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -47,8 +48,9 @@ fn write_by_emulation() {
     }
 }
 
-/// The second processor reads and writes a page that the first takes away, by one exchange of its entry. After the flush
-/// neither the page changes nor the entry, and if the page has been written to, then the entry said so when it was taken.
+/// The second processor reads and writes a page that the first takes away, by one exchange of its
+/// entry. After the flush neither the page changes nor the entry, and if the page has been written
+/// to, then the entry said so when it was taken.
 pub(super) fn dirty_bits() -> Verdict {
     race(read_and_write)
 }

@@ -75,7 +75,8 @@ fn expect(what: &str, vector: u8, before: u32, wanted: u32, wait: Wait) -> Verdi
     Ok(())
 }
 
-/// Every timer interrupts, not too early, as often as it should, whether the processor spins or halts.
+/// Every timer interrupts, not too early, as often as it should, whether the processor spins or
+/// halts.
 pub(super) fn timer() -> Verdict {
     hypercall::enable()?;
     for wait in [Wait::Spin, Wait::Halt] {
@@ -97,7 +98,8 @@ pub(super) fn debug_registers() -> Verdict {
         asm!(
             "lea {at}, [rip + 2f]", "mov dr0, {at}", "mov dr1, {one}", "mov dr2, {two}", "mov dr3, {three}",
             "jmp 4f",
-            // The place that the breakpoint is for; the code below comes here with R10 and R11 zero.
+            // The place that the breakpoint is for; the code below comes here with R10 and R11
+            // zero.
             guarded!("nop"),
             "jmp r9",
             "4:",
@@ -130,8 +132,8 @@ pub(super) fn debug_registers() -> Verdict {
     Ok(())
 }
 
-/// The task priority changes while an interrupt waits for interrupts to be on: nothing comes of it until they are, and then it
-/// counts.
+/// The task priority changes while an interrupt waits for interrupts to be on: nothing comes of it
+/// until they are, and then it counts.
 pub(super) fn task_priority() -> Verdict {
     const VECTOR: u8 = VECTOR_TEST + 4;
     let before = count(VECTOR);

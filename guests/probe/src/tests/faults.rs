@@ -1,4 +1,5 @@
-//! What a fault looks like that the hypervisor raises, or an instruction that it has completed; and NMIs in pairs.
+//! What a fault looks like that the hypervisor raises, or an instruction that it has completed; and
+//! NMIs in pairs.
 
 use core::arch::asm;
 
@@ -13,7 +14,8 @@ use crate::{apic, clock, tables};
 const RFLAGS_RF: u64 = 1 << 16;
 const VECTOR_DB: u8 = 1;
 
-/// The flags that a fault pushes have RF set, so that its instruction has no breakpoint when it is executed again.
+/// The flags that a fault pushes have RF set, so that its instruction has no breakpoint when it is
+/// executed again.
 pub(super) fn resume_flag() -> Verdict {
     // SAFETY: it is refused.
     let cr4 = unsafe { write_cr4(x86_64::registers::control::Cr4::read_raw() | 1 << 63) };
@@ -82,8 +84,8 @@ pub(super) fn refused() -> Verdict {
 
 /// Two NMIs to a processor that has no CPU at the moment are two. Two processors, one CPU.
 ///
-/// Each pair finds the handler of the one before at its end, or its NMIs would rightly become one: a processor that does a job has
-/// executed the handler's IRET.
+/// Each pair finds the handler of the one before at its end, or its NMIs would rightly become one:
+/// a processor that does a job has executed the handler's IRET.
 pub(super) fn second_nmi() -> Verdict {
     const PAIRS: u32 = 200;
     const PATIENCE_MS: u64 = 2000;

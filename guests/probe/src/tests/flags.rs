@@ -1,7 +1,9 @@
-//! What the flags and the address space of a flush leave out, and what they must not: pages that are global or not.
+//! What the flags and the address space of a flush leave out, and what they must not: pages that
+//! are global or not.
 //!
-//! TLFS, "HvCallFlushVirtualAddressSpace": without HV_FLUSH_NON_GLOBAL_MAPPINGS_ONLY global pages go too, and without
-//! HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only what belongs to the address space that is named. To flush more is allowed.
+//! TLFS, "HvCallFlushVirtualAddressSpace": without HV_FLUSH_NON_GLOBAL_MAPPINGS_ONLY global pages
+//! go too, and without HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only what belongs to the address space
+//! that is named. To flush more is allowed.
 
 use tlfs::msr;
 
@@ -55,7 +57,8 @@ impl Cell {
     }
 }
 
-/// The matrix of pages, flags and address spaces, where the caller is the target and where the second processor is.
+/// The matrix of pages, flags and address spaces, where the caller is the target and where the
+/// second processor is.
 pub(super) fn flush_flags() -> Verdict {
     enable()?;
     let other = 1 << second_vp()?;

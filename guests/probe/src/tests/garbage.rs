@@ -1,5 +1,5 @@
-//! Hypercalls of all kinds of nonsense: each ends in a status or a fault that is documented for it, and changes
-//! nothing but what is documented to change.
+//! Hypercalls of all kinds of nonsense: each ends in a status or a fault that is documented for it,
+//! and changes nothing but what is documented to change.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -284,8 +284,8 @@ fn range(random: &mut Random) -> u64 {
 }
 
 impl Attempt {
-    /// Makes another call of an interrupt on a vector whose handler expects something else: an exception, or a
-    /// spurious interrupt, which must not be ended.
+    /// Makes another call of an interrupt on a vector whose handler expects something else: an
+    /// exception, or a spurious interrupt, which must not be ended.
     fn spare_exceptions(&mut self, words: &[u64; WORDS_MAX]) {
         const IPI: [CallCode; 2] =
             [CallCode::SEND_SYNTHETIC_CLUSTER_IPI, CallCode::SEND_SYNTHETIC_CLUSTER_IPI_EX];
@@ -326,7 +326,8 @@ impl Attempt {
             }
             4 => words[random.below(4) as usize] = random.one_of([0, 1, 2, 1 << 63, wild, 1 << (wild % 64)]),
             5 => self.input = self.input.wrapping_add(random.one_of([1, 4, 8, 16, 4088, 4096, wild & 0xfff])),
-            // Near the end of a memory of 64 MiB, in devices' space, and past what an address can be.
+            // Near the end of a memory of 64 MiB, in devices' space, and past what an address can
+            // be.
             6 => {
                 let top = 64 << 20;
                 self.input = random.one_of([

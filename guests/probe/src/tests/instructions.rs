@@ -9,7 +9,8 @@ use crate::guarded::{Fault, attempt, attempt_in_ring3, guarded, write_cr4};
 use crate::hypercall;
 use crate::report::{Verdict, ensure};
 
-/// CR0.NW without CD: a processor refuses it with #GP; QEMU takes it, and then VMRUN refuses the state.
+/// CR0.NW without CD: a processor refuses it with #GP; QEMU takes it, and then VMRUN refuses the
+/// state.
 pub(super) fn no_write_through() {
     const NW: u64 = 1 << 29;
     const CD: u64 = 1 << 30;
@@ -47,7 +48,8 @@ pub(super) fn not_shown() -> Verdict {
     Ok(())
 }
 
-/// Reserved bits of CR4 and what must not change in long mode are #GP(0); a bit that is there can be set.
+/// Reserved bits of CR4 and what must not change in long mode are #GP(0); a bit that is there can
+/// be set.
 pub(super) fn cr4_reserved() -> Verdict {
     const PAE: u64 = 1 << 5;
     const PGE: u64 = 1 << 7;

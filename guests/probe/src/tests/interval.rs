@@ -42,7 +42,8 @@ fn start(port: u16, word: u8, count: u16) -> (u64, u64) {
     (before, clock::now())
 }
 
-/// The count of a counter, of which a latch takes both bytes at once; and the TSC before and behind that.
+/// The count of a counter, of which a latch takes both bytes at once; and the TSC before and behind
+/// that.
 fn latched(port: u16, latch: u8) -> (u16, u64, u64) {
     let before = clock::now();
     write(CONTROL, latch);

@@ -8,8 +8,8 @@ use crate::guarded::{Fault, guarded, wrmsr};
 use crate::paging::{self, PAGE, Page, WINDOW};
 use crate::report::{Verdict, ensure};
 
-/// No device: DMA, interrupt controllers, beside the timer, keyboard, beside the clock, progress, the ports before and behind PCI's, the second
-/// half of a word port, and the last.
+/// No device: DMA, interrupt controllers, beside the timer, keyboard, beside the clock, progress,
+/// the ports before and behind PCI's, the second half of a word port, and the last.
 const UNKNOWN_PORTS: [u16; 14] =
     [0x00, 0x20, 0x21, 0x3f, 0x44, 0x60, 0x64, 0x6f, 0x72, 0x80, 0xcf4, 0xd00, 0x3f6, 0xffff];
 
@@ -124,7 +124,8 @@ pub(super) fn string_io() -> Verdict {
     string_segments()
 }
 
-/// OUTS from other segments: in 64-bit code FS has a base, ES, CS, SS and DS have none. INS stores to ES in any case.
+/// OUTS from other segments: in 64-bit code FS has a base, ES, CS, SS and DS have none. INS stores
+/// to ES in any case.
 fn string_segments() -> Verdict {
     const FS_BASE: u32 = 0xc000_0100;
     const BASE: u64 = 64;
@@ -171,7 +172,8 @@ fn string_faults() -> Verdict {
     Ok(())
 }
 
-/// No memory and no device: above the RAM of every machine that the probe runs on, and below the devices.
+/// No memory and no device: above the RAM of every machine that the probe runs on, and below the
+/// devices.
 pub(super) const HOLE: u64 = 0xd000_0000;
 pub(super) const IOAPIC: u64 = 0xfec0_0000;
 /// The version register of an I/O APIC with 24 pins.
@@ -187,7 +189,8 @@ macro_rules! load {
     }};
 }
 
-/// Where there is nothing loads give all ones and stores are lost; the I/O APIC is where it should be.
+/// Where there is nothing loads give all ones and stores are lost; the I/O APIC is where it should
+/// be.
 pub(super) fn mmio_hole() -> Verdict {
     let loads: [(&str, u64, u64); 8] = [
         ("mov al", load!("mov al, [rdi]", HOLE), 0x0123_4567_89ab_cdff),

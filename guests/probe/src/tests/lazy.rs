@@ -29,7 +29,8 @@ pub(super) fn debug_names() -> Verdict {
     unsafe {
         asm!(
             "lea {at}, [rip + 2f]", "mov dr0, {at}", "jmp 4f",
-            // The place that the breakpoint is for; the code below comes here with R10 and R11 zero.
+            // The place that the breakpoint is for; the code below comes here with R10 and R11
+            // zero.
             guarded!("nop"),
             "jmp r9",
             "4:",
@@ -38,7 +39,8 @@ pub(super) fn debug_names() -> Verdict {
     }
     processors::run(SECOND, use_others)?;
     let (fault, error): (u64, u64);
-    // SAFETY: CR4.DE is clear, so that DR5 is DR7. The instruction with the breakpoint is guarded, and jumps back here.
+    // SAFETY: CR4.DE is clear, so that DR5 is DR7. The instruction with the breakpoint is guarded,
+    // and jumps back here.
     unsafe {
         asm!(
             "mov dr5, {on}", "lea r9, [rip + 5f]", "xor r10d, r10d", "xor r11d, r11d", "jmp {place}",

@@ -38,7 +38,8 @@ macro_rules! case {
             name: $instruction,
             run: |address, state| {
                 let (fault, error): (u64, u64);
-                // SAFETY: the tests pass addresses that they have to themselves; a fault is guarded.
+                // SAFETY: the tests pass addresses that they have to themselves; a fault is
+                // guarded.
                 unsafe {
                     asm!(
                         "push {flags}", "popfq", guarded!($instruction), "pushfq", "pop {flags}",
@@ -139,8 +140,8 @@ const NOTHING: Device = Device { address: HOLE, fill: |_| {} };
 const NO_REGISTER: Device = Device { address: IOWIN, fill: |_| {} };
 
 impl Device {
-    /// Runs a case on memory and on the device, both of which hold `value`, and checks that it does the same to the
-    /// registers. Returns what it has left in memory.
+    /// Runs a case on memory and on the device, both of which hold `value`, and checks that it does
+    /// the same to the registers. Returns what it has left in memory.
     fn compare(&self, case: &Case, value: u64, rax: u64, rdx: u64) -> Result<u64, Failure> {
         let Case { name, run } = case;
         let is_logical = name.split(' ').any(|word| matches!(word, "and" | "or" | "xor" | "test"));
@@ -162,7 +163,8 @@ impl Device {
     }
 }
 
-/// Registers and flags are as on memory, and so is the device's register, as far as it can be written.
+/// Registers and flags are as on memory, and so is the device's register, as far as it can be
+/// written.
 pub(super) fn mmio_arithmetic() -> Verdict {
     write(IOAPIC, ENTRY);
     for case in &CASES_32 {
@@ -222,7 +224,8 @@ macro_rules! string {
     }};
 }
 
-/// Moves four bytes of ones, which is what is read where there is nothing, to `address`, if a page is there.
+/// Moves four bytes of ones, which is what is read where there is nothing, to `address`, if a page
+/// is there.
 pub(super) fn move_ones(address: u64) -> Result<(), Fault> {
     string!("movsd", HOLE, address, 0u64, 0u64).fault
 }

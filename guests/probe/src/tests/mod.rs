@@ -120,8 +120,8 @@ fn is_name(asked: &str, name: &str) -> bool {
     asked.bytes().map(|byte| if byte == b'_' { b'-' } else { byte }).eq(name.bytes())
 }
 
-/// Runs the test of that name, or all of them. With a count a test does as much of what it does, all of them garbage
-/// alone.
+/// Runs the test of that name, or all of them. With a count a test does as much of what it does,
+/// all of them garbage alone.
 pub(crate) fn run(asked: &'static str, count: Option<u32>) {
     if let Some(count) = count {
         garbage::set_count(count);

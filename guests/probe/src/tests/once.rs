@@ -1,8 +1,9 @@
 //! Interrupts that come once each.
 //!
-//! QEMU delivers what EVENTINJ injects, and keeps a note of it until the next exit or exception. If its loop over translated code
-//! ends for another reason before, it delivers the interrupt again (`docs/qemu.md`). Where time is counted in instructions that
-//! reason is a timer: so one goes off at a random place in a handler that exits late.
+//! QEMU delivers what EVENTINJ injects, and keeps a note of it until the next exit or exception. If
+//! its loop over translated code ends for another reason before, it delivers the interrupt again
+//! (`docs/qemu.md`). Where time is counted in instructions that reason is a timer: so one goes off
+//! at a random place in a handler that exits late.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

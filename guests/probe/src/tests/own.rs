@@ -11,8 +11,8 @@ use crate::report::{Failure, Verdict, ensure, failure};
 /// Times that nothing is done, one of which has to be noticed.
 const TRIES: u32 = 1000;
 
-/// Uses a page of the window, which is global or not, puts another one in its place, does `act`, and returns whether the
-/// other one is seen then.
+/// Uses a page of the window, which is global or not, puts another one in its place, does `act`,
+/// and returns whether the other one is seen then.
 pub(super) fn sees_new_after(is_global: bool, act: impl FnOnce() -> Verdict) -> Result<bool, Failure> {
     let drop_translation = || tlb::flush(VirtAddr::new(WINDOW));
     replace(0, is_global);

@@ -24,8 +24,9 @@ const DELAY_MAX_US: u64 = 500;
 
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// The caller takes interrupts between the parts of a call, and then goes on with it: a handler sees the call's own
-/// instruction with a rep start index in its control word, and the call ends with all elements done.
+/// The caller takes interrupts between the parts of a call, and then goes on with it: a handler
+/// sees the call's own instruction with a rep start index in its control word, and the call ends
+/// with all elements done.
 pub(super) fn list_in_parts() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;

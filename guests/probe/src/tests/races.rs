@@ -15,11 +15,12 @@ use baremetal::random::Random;
 
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// Calls of each kind at least, and how many of them at least whose input has changed since the one before: the other processor may
-/// have no turn for thousands of calls.
+/// Calls of each kind at least, and how many of them at least whose input has changed since the one
+/// before: the other processor may have no turn for thousands of calls.
 const RACED: u32 = 1500;
 const CHANGED: u32 = 100;
-/// How long a kind takes at most, in milliseconds: only where the other processor has stopped for good does time end it.
+/// How long a kind takes at most, in milliseconds: only where the other processor has stopped for
+/// good does time end it.
 const PATIENCE_MS: u64 = 20_000;
 
 /// How often the input has been changed.
@@ -42,7 +43,8 @@ fn change_input() {
     }
 }
 
-/// A call whose input another processor changes meanwhile ends as it would with one of the inputs that there were (H7).
+/// A call whose input another processor changes meanwhile ends as it would with one of the inputs
+/// that there were (H7).
 pub(super) fn changing_input() -> Verdict {
     enable()?;
     second_vp()?;
@@ -94,15 +96,15 @@ const CALLS: u64 = 2000;
 /// What each of the two has: the page of its input, and two that take turns in the window.
 static INPUTS: [Page; 2] = [const { Page::new() }; 2];
 static PAGES: [[Page; 2]; 2] = [const { [const { Page::new() }; 2] }; 2];
-/// Both as a mask of VPs; how many have come to the beginning; calls that did not end as they should, and own
-/// translations that outlived them.
+/// Both as a mask of VPs; how many have come to the beginning; calls that did not end as they
+/// should, and own translations that outlived them.
 static BOTH: AtomicU64 = AtomicU64::new(0);
 static ARRIVALS: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
 static STALE: AtomicU32 = AtomicU32::new(0);
 
-/// Two processors flush each other and themselves, and both come to their end (O13); after each call the caller sees no
-/// page that it has taken away before (H27).
+/// Two processors flush each other and themselves, and both come to their end (O13); after each
+/// call the caller sees no page that it has taken away before (H27).
 pub(super) fn mutual_flush() -> Verdict {
     enable()?;
     let other = 1 << second_vp()?;

@@ -16,7 +16,8 @@ use crate::report::{Verdict, ensure};
 /// Addresses for the ROM, in the window of the bus.
 pub(super) const PLACES: [u32; 2] = [0xe000_0000, 0xe7f0_0000];
 
-/// Where a good call's input is in the image's header: an address space, no flags, and processor 5 alone.
+/// Where a good call's input is in the image's header: an address space, no flags, and processor 5
+/// alone.
 pub(super) const INPUT: u64 = 8;
 
 /// Offset in the image where a read at `base` finds something else.
@@ -124,7 +125,8 @@ fn not_written() -> Verdict {
     input_in_rom(base)
 }
 
-/// A call whose input is in the ROM is like any other, to its last byte; with input behind it there is none (H5, H6).
+/// A call whose input is in the ROM is like any other, to its last byte; with input behind it there
+/// is none (H5, H6).
 fn input_in_rom(base: u64) -> Verdict {
     enable()?;
     let inside = call(hypercalls::space(), base + INPUT, 0);

@@ -17,7 +17,8 @@ use baremetal::random::Random;
 
 /// Changes that each test makes, unless `count=` says more.
 static CHANGES: AtomicU64 = AtomicU64::new(500);
-/// Of so many changes one is followed by a wait for a look of each processor: after changes to each place.
+/// Of so many changes one is followed by a wait for a look of each processor: after changes to each
+/// place.
 const CHANGES_PER_WAIT: u64 = 7;
 const PATIENCE_MS: u64 = 10_000;
 /// Changes that a processor sees at one spot.
@@ -25,7 +26,8 @@ const CHANGES_PER_SPOT: u64 = 4;
 
 /// Where the ROM is, in the low bits; above them the number of the change.
 static STATE: AtomicU64 = AtomicU64::new(AWAY);
-/// Values of the low bits: it is away, or at the first place, or at the second; or a change is under way.
+/// Values of the low bits: it is away, or at the first place, or at the second; or a change is
+/// under way.
 const AWAY: u64 = 0;
 const MOVING: u64 = 3;
 const PLACE_BITS: u64 = 3;
@@ -104,7 +106,8 @@ fn changes_made() -> u64 {
     STATE.load(Ordering::Acquire) >> 2
 }
 
-/// Looks, and counts what there is to see. The state before and after says whether the answer counts.
+/// Looks, and counts what there is to see. The state before and after says whether the answer
+/// counts.
 fn look_once(look: Look, looks: &Looks, spot: Spot) {
     let before = STATE.load(Ordering::SeqCst);
     let seen = look(spot);
@@ -121,8 +124,8 @@ fn look_once(look: Look, looks: &Looks, spot: Spot) {
     counter.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Looks at one spot after the other, at each while the ROM changes several times: between two changes that is without an
-/// exit then, by a translation that only a flush can take away.
+/// Looks at one spot after the other, at each while the ROM changes several times: between two
+/// changes that is without an exit then, by a translation that only a flush can take away.
 fn look_on(look: Look) {
     let id = apic::id();
     let mut random = Random::new(0x20d + u64::from(id));
@@ -140,12 +143,14 @@ pub(super) fn set_count(count: u32) {
     CHANGES.store(count.into(), Ordering::Relaxed);
 }
 
-/// A ROM that comes and goes is there or away, and nothing between; after the write only what was written (P9, P10).
+/// A ROM that comes and goes is there or away, and nothing between; after the write only what was
+/// written (P9, P10).
 pub(super) fn rom_toggles() -> Verdict {
     race(|| look_on(by_load), by_load, |number| number % 2)
 }
 
-/// A ROM that moves is gone from the old place and seen at the new one when the write returns (P13).
+/// A ROM that moves is gone from the old place and seen at the new one when the write returns
+/// (P13).
 pub(super) fn rom_moves() -> Verdict {
     race(|| look_on(by_load), by_load, |number| number % 2 + 1)
 }
@@ -156,7 +161,8 @@ pub(super) fn rom_under_calls() -> Verdict {
     race(|| look_on(by_call), by_call, |number| number % 3)
 }
 
-/// Has the first processor change the ROM's place while all others, and it between two changes, look.
+/// Has the first processor change the ROM's place while all others, and it between two changes,
+/// look.
 fn race(others: fn(), look: Look, next: fn(u64) -> u64) -> Verdict {
     let changes = CHANGES.load(Ordering::Relaxed);
     let readers = processors::count() - 1;

@@ -77,7 +77,8 @@ static LOOKS: AtomicU64 = AtomicU64::new(0);
 /// NMIs during flushes.
 const NMIS: u32 = 200;
 
-/// NMIs reach a processor that is flushed all the time, and their handler sees nothing stale either (P25).
+/// NMIs reach a processor that is flushed all the time, and their handler sees nothing stale either
+/// (P25).
 pub(super) fn nmi_in_flush() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;

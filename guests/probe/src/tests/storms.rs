@@ -1,4 +1,5 @@
-//! What keeps a hypervisor busy. What does not come back says so first: the host asks the hypervisor meanwhile.
+//! What keeps a hypervisor busy. What does not come back says so first: the host asks the
+//! hypervisor meanwhile.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +19,8 @@ const PATIENCE_MS: u64 = 10_000;
 /// Processors that halt with interrupts off.
 static HALTED: AtomicU32 = AtomicU32::new(0);
 
-/// All processors halt with interrupts off, their timers expired and about to expire again: each is woken for nothing.
+/// All processors halt with interrupts off, their timers expired and about to expire again: each is
+/// woken for nothing.
 pub(super) fn halted_timers() -> Verdict {
     hypercall::enable()?;
     let others = processors::count() - 1;

@@ -88,8 +88,8 @@ static mut TASKS_AREA: Area = Area {
     called: EMPTY,
 };
 
-// Memory is where it is with paging: below 4 GiB it is mapped one to one. A task that ends by IRET goes on behind it when it is
-// entered again.
+// Memory is where it is with paging: below 4 GiB it is mapped one to one. A task that ends by IRET
+// goes on behind it when it is entered again.
 global_asm!(
     r#"
 .section .bss.tasks, "aw", @nobits
@@ -262,8 +262,8 @@ fn task(code: *const u8, stack_top: *const u8, cr3: u64) -> Tss {
     }
 }
 
-/// Tasks are switched as on a processor, the second NMI comes when the first one's task has ended by IRET, and no flag that is
-/// not the guest's stays in its state.
+/// Tasks are switched as on a processor, the second NMI comes when the first one's task has ended
+/// by IRET, and no flag that is not the guest's stays in its state.
 pub(super) fn task_switch() -> Verdict {
     let (cr3, _) = x86_64::registers::control::Cr3::read();
     let cr3 = cr3.start_address().as_u64();
@@ -281,7 +281,8 @@ pub(super) fn task_switch() -> Verdict {
     area.idt_pointer =
         Pointer { limit: size_of_val(&area.idt) as u16 - 1, base: (&raw const area.idt).addr() as u64 };
     (area.apic_id, area.exits, area.calls, area.nmis) = (apic::id(), EXITS, 0, 0);
-    // SAFETY: all of the image lies below 4 GiB, where memory is mapped one to one; the state that the code changes it puts back.
+    // SAFETY: all of the image lies below 4 GiB, where memory is mapped one to one; the state that
+    // the code changes it puts back.
     unsafe { tasks_run() };
     // SAFETY: the area is this processor's, and the code that writes to it has come back.
     let Area { calls, nmis, nmi: Tss { eflags: flags, .. }, .. } =

@@ -21,7 +21,8 @@ const CR4_PCIDE: u64 = 1 << 17;
 const EFER: u32 = 0xc000_0080;
 const EFER_NXE: u64 = 1 << 11;
 const PAT: u32 = 0x277;
-/// The type of PAT's last entry, which no page has, and another one for it: uncacheable, write-back.
+/// The type of PAT's last entry, which no page has, and another one for it: uncacheable,
+/// write-back.
 const PAT_CHANGE: u64 = 6 << 56;
 
 const ROUNDS: u32 = 50;
@@ -38,9 +39,9 @@ const fn toggle(name: &'static str, run: fn() -> Verdict) -> Toggle {
     Toggle { name, run, spares_global: false }
 }
 
-/// What drops all translations by APM volume 2, section 5.5 "Translation-Lookaside Buffer", CR3 those that are not
-/// global; and NXE and PAT, of which translations hold the effect, so that the hypervisor drops them where it changes
-/// them.
+/// What drops all translations by APM volume 2, section 5.5 "Translation-Lookaside Buffer", CR3
+/// those that are not global; and NXE and PAT, of which translations hold the effect, so that the
+/// hypervisor drops them where it changes them.
 const TOGGLES: [Toggle; 8] = [
     Toggle { name: "CR3", run: write_cr3, spares_global: true },
     Toggle { name: "CR3 of another space", run: change_space, spares_global: true },
@@ -94,7 +95,8 @@ fn toggle_cr4(bit: u64) -> Verdict {
     Ok(())
 }
 
-/// PCIDs on and off: the second drops everything. Where there are none, both are refused and the page is dropped by hand.
+/// PCIDs on and off: the second drops everything. Where there are none, both are refused and the
+/// page is dropped by hand.
 fn toggle_pcide() -> Verdict {
     const ECX_PCID: u32 = 1 << 17;
     if __cpuid(1).ecx & ECX_PCID != 0 {
@@ -118,8 +120,8 @@ fn toggle_msr(number: u32, bits: u64) -> Verdict {
     Ok(())
 }
 
-// Paging ends and begins in 32-bit code: APM volume 2, sections 14.6.1 and 14.7. What only 64-bit code has of the
-// registers, and RSP's upper half, is undefined afterwards.
+// Paging ends and begins in 32-bit code: APM volume 2, sections 14.6.1 and 14.7. What only 64-bit
+// code has of the registers, and RSP's upper half, is undefined afterwards.
 global_asm!(
     r#"
 .section .text

@@ -14,8 +14,8 @@ use crate::report::{Verdict, ensure, failure};
 use crate::{apic, clock};
 
 const PATIENCE_MS: u64 = 2000;
-/// More than a call ever takes that waits for nobody. The fastest of many is measured against it, since this processor
-/// may itself have to wait for the machine's.
+/// More than a call ever takes that waits for nobody. The fastest of many is measured against it,
+/// since this processor may itself have to wait for the machine's.
 const AT_ONCE_US: u64 = 1000;
 const ROUNDS: u32 = 5;
 
@@ -42,7 +42,8 @@ pub(super) fn flush_not_started() -> Verdict {
 
 static TURNS: AtomicU32 = AtomicU32::new(0);
 
-/// A processor that is reset: when it halts, when it is in guest mode, and then while it waits for its start.
+/// A processor that is reset: when it halts, when it is in guest mode, and then while it waits for
+/// its start.
 pub(super) fn flush_reset() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
@@ -72,7 +73,8 @@ pub(super) fn flush_reset() -> Verdict {
 static HALTS: AtomicBool = AtomicBool::new(false);
 static AWAKE: AtomicBool = AtomicBool::new(false);
 
-/// A processor in HLT that takes no interrupts: the flush neither waits for it nor wakes it, and an NMI does wake it.
+/// A processor in HLT that takes no interrupts: the flush neither waits for it nor wakes it, and an
+/// NMI does wake it.
 pub(super) fn flush_halted() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;

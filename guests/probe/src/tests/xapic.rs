@@ -55,7 +55,8 @@ fn send_when_told() {
 }
 
 fn read_at(page: u64, offset: u64) -> u32 {
-    // SAFETY: the page is mapped; whatever is there, reading it changes nothing that the test does not look at.
+    // SAFETY: the page is mapped; whatever is there, reading it changes nothing that the test does
+    // not look at.
     unsafe { ((page + offset) as *const u32).read_volatile() }
 }
 
@@ -69,7 +70,8 @@ fn write(offset: u64, value: u32) {
 }
 
 fn set_base(value: u64) -> Result<(), Fault> {
-    // SAFETY: the test goes back to x2APIC mode, and takes interrupts in between only where it says so.
+    // SAFETY: the test goes back to x2APIC mode, and takes interrupts in between only where it says
+    // so.
     unsafe { wrmsr(apic::APIC_BASE, value) }
 }
 
@@ -200,7 +202,8 @@ fn messages() -> Verdict {
         write(ICR, low | vector);
         take(before, what)?;
     }
-    // Members of clusters; in x2APIC mode, where the other one is, the bits of these are members 2 and up.
+    // Members of clusters; in x2APIC mode, where the other one is, the bits of these are members 2
+    // and up.
     write(DFR, 0);
     write(LDR, 0x34 << 24);
     for (high, is_own) in [(0x34 << 24, true), (0x44 << 24, false), (0x38 << 24, false)] {

@@ -15,18 +15,19 @@ use hostlink::counters::Counter;
 /// Threads, vCPUs, and CPUs that they share.
 const THREADS: u32 = 8;
 const CPUS: u32 = 2;
-/// Times that all threads make a pass over their memory while the ROM is switched on, read with one system call for each
-/// page, for which Linux decodes it each time, and switched off.
+/// Times that all threads make a pass over their memory while the ROM is switched on, read with one
+/// system call for each page, for which Linux decodes it each time, and switched off.
 const ROUNDS: u32 = 20;
 /// Memory that is left to the guest's kernel.
 const KERNEL_MEMORY: u64 = 256 * MIB;
 /// Idle time before and after, for the counters.
 const SETTLE_MS: u64 = 300;
-/// Most time relative to zapping everything: what the authors of Linux' series gained (S3, 89.117 ms to 84.768 ms).
+/// Most time relative to zapping everything: what the authors of Linux' series gained (S3, 89.117
+/// ms to 84.768 ms).
 const RATIO_MAX: f64 = 0.951;
 
-/// Most memory that the threads use together where nested pages have 4 KiB: with everything zapped, all of it comes back
-/// page by page in each round.
+/// Most memory that the threads use together where nested pages have 4 KiB: with everything zapped,
+/// all of it comes back page by page in each round.
 const SMALL_PAGES_MEMORY: u64 = 256 * MIB;
 
 /// What both ways to zap are compared with.

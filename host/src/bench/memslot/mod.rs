@@ -70,8 +70,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// A machine with the bare guest, of one CPU that counts instructions. Small pages only: then memory elsewhere has
-    /// the most entries.
+    /// A machine with the bare guest, of one CPU that counts instructions. Small pages only: then
+    /// memory elsewhere has the most entries.
     fn start(
         &self,
         cmdline: String,

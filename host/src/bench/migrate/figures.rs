@@ -5,7 +5,8 @@ use crate::arch::Platform;
 use crate::results::{Samples, Subject};
 use crate::table::{judge, table};
 
-/// Most that the guest may stand still while the migration is undone, in ms by the clock: what S5's author came to from 7 s.
+/// Most that the guest may stand still while the migration is undone, in ms by the clock: what S5's
+/// author came to from 7 s.
 const STOP_MS_MAX: f64 = 1000.0;
 /// The same in instructions, an own target: a thousandth of that at an instruction per nanosecond.
 const STOP_MAX: f64 = 1e6;

@@ -1,7 +1,8 @@
 //! `quell bench migrate`: how long a guest stands still while its memory is migrated in vain.
 //!
-//! A GiB in one page of the nested table is split into pages of 4 KiB, whose stores are logged, and becomes one page again. What the guest says
-//! of its own stops counts; the hypervisor's steps are shown beside it.
+//! A GiB in one page of the nested table is split into pages of 4 KiB, whose stores are logged, and
+//! becomes one page again. What the guest says of its own stops counts; the hypervisor's steps are
+//! shown beside it.
 
 mod figures;
 pub(crate) mod writer;
@@ -77,7 +78,8 @@ pub(crate) fn migrate(args: &MigrateArgs, signals: &Signals) -> Result<u8> {
     Ok(u8::from(!good))
 }
 
-/// How pages go when they become one again. On AMD64 a flush of nested translations takes all of a vCPU's.
+/// How pages go when they become one again. On AMD64 a flush of nested translations takes all of a
+/// vCPU's.
 const fn ways(platform: Platform) -> &'static [(&'static str, Stage2Unmap)] {
     match platform.arch() {
         Arch::X86_64 => &[(RANGED, Stage2Unmap::Range)],

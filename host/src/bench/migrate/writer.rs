@@ -1,4 +1,5 @@
-//! A bare guest that keeps writing to memory that was added to it, and says how long it stood still.
+//! A bare guest that keeps writing to memory that was added to it, and says how long it stood
+//! still.
 
 use crate::arch::{Arch, Platform};
 use crate::ctl::fields::Fields;
@@ -26,8 +27,8 @@ const MEMORY: u64 = 64 * MIB;
 const READY: &str = "load: ready";
 const DONE: &str = "load: done: ";
 const DIRTY: &str = "load: dirty: ";
-/// It says how long it stood still each second, and at each byte that is typed: a line that comes so many milliseconds
-/// after the one before it came for a byte.
+/// It says how long it stood still each second, and at each byte that is typed: a line that comes
+/// so many milliseconds after the one before it came for a byte.
 const SECOND_MS: u64 = 990;
 
 /// What is started.
@@ -68,7 +69,8 @@ pub(crate) struct Stops {
 }
 
 impl Writer {
-    /// Starts the guest on a machine of one CPU, adds the memory, and has the guest write one word of each page.
+    /// Starts the guest on a machine of one CPU, adds the memory, and has the guest write one word
+    /// of each page.
     pub(crate) fn start(setup: &Setup<'_>, signals: &Signals) -> Result<Self> {
         let arch = setup.platform.arch();
         let guest = Guest {
@@ -145,7 +147,8 @@ impl Writer {
             let line = self.line(DIRTY)?;
             let (stop, after_ms) = self.take((line, self.read))?;
             longest = longest.max(stop);
-            // If it came by itself, the one for the byte is about to come, and what happens while it is printed is lost.
+            // If it came by itself, the one for the byte is about to come, and what happens while
+            // it is printed is lost.
             if after_ms < SECOND_MS {
                 break;
             }
@@ -178,8 +181,8 @@ impl Writer {
         done.number("count").with_context(|| format!("the guest says '{line}'"))
     }
 
-    /// Checks that the last of so many stores to each page is in the memory. On AMD64 for machines without memory above 4 GiB
-    /// only, which is elsewhere in the file behind it.
+    /// Checks that the last of so many stores to each page is in the memory. On AMD64 for machines
+    /// without memory above 4 GiB only, which is elsewhere in the file behind it.
     pub(crate) fn check(&self, stores: u64) -> Result<()> {
         let pages = self.size / PAGE;
         for page in 0..pages {
@@ -233,8 +236,8 @@ fn stop_of(line: &str) -> Result<(u64, u64)> {
     ms.zip(stop).with_context(|| format!("the guest says '{line}'"))
 }
 
-/// What a page holds after so many stores to all pages in turn, each of which writes its number. Before them the page had its
-/// own.
+/// What a page holds after so many stores to all pages in turn, each of which writes its number.
+/// Before them the page had its own.
 const fn last_store(page: u64, pages: u64, stores: u64) -> u64 {
     if stores <= page { page } else { page + (stores - 1 - page) / pages * pages }
 }

@@ -1,4 +1,5 @@
-//! The machines of the benchmark: a bare guest that uses memory, and what is asked of its hypervisor meanwhile.
+//! The machines of the benchmark: a bare guest that uses memory, and what is asked of its
+//! hypervisor meanwhile.
 
 use super::super::phases::Phases;
 use crate::arch::Platform;
@@ -76,8 +77,8 @@ pub(super) struct Load {
 
 /// What came of it.
 pub(super) struct Done {
-    /// How long the hypervisor was at work taking the memory away, without the pauses that it made for its guest; 0 if it was not asked
-    /// to.
+    /// How long the hypervisor was at work taking the memory away, without the pauses that it made
+    /// for its guest; 0 if it was not asked to.
     pub(super) busy: Duration,
     /// From that request to its answer.
     pub(super) asked: Duration,
@@ -138,7 +139,8 @@ impl Load {
     }
 }
 
-/// What the guest says on its console when it takes commands, a line each, and when it is done with one.
+/// What the guest says on its console when it takes commands, a line each, and when it is done with
+/// one.
 const READY: &str = "load: ready";
 const DONE: &str = "load: done: ";
 
@@ -186,7 +188,8 @@ impl Script {
                 let hz = machine.clock_hz()?.context("the hypervisor says nothing of its clock")?;
                 self.busy = busy_of(ticks, hz)?;
             }
-            // By dirty bits where the processor sets them; elsewhere the hypervisor takes write protection by itself.
+            // By dirty bits where the processor sets them; elsewhere the hypervisor takes write
+            // protection by itself.
             Step::LogStart => {
                 self.control(machine)?.ask(&Request::LogStart { slot, way: LogWay::DirtyBits })?;
             }

@@ -1,9 +1,11 @@
-//! `quell bench unmap`: what it costs on Arm to take memory away from a guest, to log its stores, and to give it pages.
+//! `quell bench unmap`: what it costs on Arm to take memory away from a guest, to log its stores,
+//! and to give it pages.
 //!
-//! A bare guest uses a GiB that was added to it, in pages of 4 KiB, on a machine of one CPU that counts instructions; the hypervisor
-//! says by hints which phase it is in (`hostlink::phase`). The same deletion is then made by the clock, where nothing counts: how
-//! long the hypervisor was at work (`wall`), and when the answer came (`answered`). In between it gives the CPU to the guest after each step,
-//! which page by page makes most of the time.
+//! A bare guest uses a GiB that was added to it, in pages of 4 KiB, on a machine of one CPU that
+//! counts instructions; the hypervisor says by hints which phase it is in (`hostlink::phase`). The
+//! same deletion is then made by the clock, where nothing counts: how long the hypervisor was at
+//! work (`wall`), and when the answer came (`answered`). In between it gives the CPU to the guest
+//! after each step, which page by page makes most of the time.
 
 mod load;
 mod targets;
@@ -109,7 +111,8 @@ impl Bench<'_> {
         }
     }
 
-    /// The guest's first touch of all pages is a phase: a fault for each, and the few instructions of its own loop.
+    /// The guest's first touch of all pages is a phase: a fault for each, and the few instructions
+    /// of its own loop.
     fn add_faults(&self, phases: &Phases, samples: &mut Samples) -> Result<()> {
         let touched = phases.of(Phase::FaultIn)?;
         #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]

@@ -5,16 +5,16 @@ use crate::arch::ArmCpu;
 use crate::results::Samples;
 use crate::table::{judge, table};
 
-/// Most that the ranged deletion takes of the time that the one page by page takes: what S5's author reports for 1 GiB, more
-/// than 500 ms against 16 ms.
+/// Most that the ranged deletion takes of the time that the one page by page takes: what S5's
+/// author reports for 1 GiB, more than 500 ms against 16 ms.
 const WALL_RATIO_MAX: f64 = 1.0 / 31.0;
 
 /// One row of the table.
 struct Budget {
     name: &'static str,
     label: &'static str,
-    /// Instructions of Linux KVM 6.1 and 6.12 in the same machine, by the same method; 0 where that was not measured. KVM's
-    /// deletion is one piece: the guest waits for all of it.
+    /// Instructions of Linux KVM 6.1 and 6.12 in the same machine, by the same method; 0 where that
+    /// was not measured. KVM's deletion is one piece: the guest waits for all of it.
     kvm: fn(ArmCpu) -> [f64; 2],
     /// Most instructions, and most TLB maintenance instructions.
     limits: fn(ArmCpu) -> [f64; 2],

@@ -83,8 +83,8 @@ pub(super) const ROWS: &[Case] = &[
     date("u25_arm_guests_know_the_date", "and on Arm64").on(MAX),
 ];
 
-/// Starts `ctl` where a machine takes the conversation and never answers, and ends it. One that does not care for the signal ends by itself
-/// when it has waited long enough, with a status.
+/// Starts `ctl` where a machine takes the conversation and never answers, and ends it. One that
+/// does not care for the signal ends by itself when it has waited long enough, with a status.
 fn ctl_ends_by_signal(directory: &Path) -> Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(0o700))?;
     let machines = directory.join("quell");

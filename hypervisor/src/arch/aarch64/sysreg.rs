@@ -4,8 +4,8 @@
 macro_rules! read {
     ($($name:literal)+) => {{
         let value: u64;
-        // SAFETY: reading the registers that are named here changes nothing that the compiler knows of. Not `pure`: some
-        // change by themselves, and an interrupt's acknowledgement is a read.
+        // SAFETY: reading the registers that are named here changes nothing that the compiler knows
+        // of. Not `pure`: some change by themselves, and an interrupt's acknowledgement is a read.
         #[allow(unused_unsafe, reason = "it may be used among unsafe operations")]
         unsafe {
             core::arch::asm!(concat!("mrs {}, ", $($name),+), out(reg) value, options(nostack, preserves_flags));
@@ -14,7 +14,8 @@ macro_rules! read {
     }};
 }
 
-/// Writes a system register. What follows from it is for the caller to argue, where it is more than the register's value.
+/// Writes a system register. What follows from it is for the caller to argue, where it is more than
+/// the register's value.
 macro_rules! write {
     ($name:expr, $value:expr) => {{
         let value: u64 = $value;

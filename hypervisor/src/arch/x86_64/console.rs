@@ -1,8 +1,9 @@
 //! Output of the hypervisor's own log, and the real serial ports that stand behind the guest's.
 //!
-//! The log goes to the debug console (port 0xe9) where there is one, else to COM1 beside the guest's
-//! output. The guest's COM1 and COM2 are emulated; what it sends goes to the real port of the same
-//! number, what the real COM1 receives goes to the guest. The real COM4 is the control channel.
+//! The log goes to the debug console (port 0xe9) where there is one, else to COM1 beside the
+//! guest's output. The guest's COM1 and COM2 are emulated; what it sends goes to the real port of
+//! the same number, what the real COM1 receives goes to the guest. The real COM4 is the control
+//! channel.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

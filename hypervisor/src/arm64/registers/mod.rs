@@ -1,6 +1,7 @@
 //! What trapped system registers and system instructions do. What is not named is undefined.
 //!
-//! `docs/arm-registers.md` has the whole table: what traps, what a vCPU takes along, and what is the guest's anyway.
+//! `docs/arm-registers.md` has the whole table: what traps, what a vCPU takes along, and what is
+//! the guest's anyway.
 
 use super::debug::Register;
 
@@ -33,8 +34,8 @@ pub enum Treatment {
     Deactivate,
     /// A debug register.
     Debug(Register),
-    /// Data cache maintenance by set and way: nothing has to be done, for it is for a processor's own power-down, and
-    /// stage 2 keeps memory coherent (HCR_EL2.TSW).
+    /// Data cache maintenance by set and way: nothing has to be done, for it is for a processor's
+    /// own power-down, and stage 2 keeps memory coherent (HCR_EL2.TSW).
     SetWay,
 }
 
@@ -61,7 +62,8 @@ impl Treatment {
         }
     }
 
-    /// The same for an access from EL0, which has the debug channel and nothing else, and that only if the guest opens it.
+    /// The same for an access from EL0, which has the debug channel and nothing else, and that only
+    /// if the guest opens it.
     #[must_use]
     pub const fn at_el0(self, opens_channel: bool) -> Self {
         match self {

@@ -1,7 +1,8 @@
 //! The ACPI tables that describe the platform to the guest (ACPI 6.5, hardware-reduced).
 //!
-//! RSDP, XSDT, FADT, MADT and a DSDT with soft-off, the PCI bus and the two serial ports. There is no FACS, no SCI,
-//! no fixed power management hardware; the boot architecture flags say that the PC's legacy devices are absent.
+//! RSDP, XSDT, FADT, MADT and a DSDT with soft-off, the PCI bus and the two serial ports. There is
+//! no FACS, no SCI, no fixed power management hardware; the boot architecture flags say that the
+//! PC's legacy devices are absent.
 
 use super::cmos;
 use super::ioapic;
@@ -52,8 +53,8 @@ pub struct Tables {
     pub rsdp: u64,
 }
 
-/// Builds the tables for the vCPUs with these APIC ids, to be put at `base` (aligned to 16, and low enough
-/// for the tables to end below 2^64). 255 vCPUs take less than 8 KiB.
+/// Builds the tables for the vCPUs with these APIC ids, to be put at `base` (aligned to 16, and low
+/// enough for the tables to end below 2^64). 255 vCPUs take less than 8 KiB.
 #[must_use]
 pub fn build(apic_ids: &[u32], base: u64) -> Tables {
     let mut area = Area { base, bytes: Vec::new() };
@@ -194,7 +195,8 @@ fn dsdt() -> Dsdt {
     Dsdt(table)
 }
 
-/// The host bridge: its one bus, its ports, the memory that it passes on. Without interrupts there is no _PRT.
+/// The host bridge: its one bus, its ports, the memory that it passes on. Without interrupts there
+/// is no _PRT.
 fn pci_root(code: &mut Vec<u8>) {
     let (first, last) = (pci::WINDOW.start as u32, (pci::WINDOW.end - 1) as u32);
     // Software may look for devices on these buses, one by one: there is no other.
@@ -227,7 +229,8 @@ mod tests {
             let offset = address - self.0.base as usize;
             let region = &self.0.bytes[offset..offset + size];
             let start = NonNull::from(region).cast();
-            // SAFETY: `start` points to `size` bytes that outlive the handler; the parser only reads them.
+            // SAFETY: `start` points to `size` bytes that outlive the handler; the parser only
+            // reads them.
             unsafe { PhysicalMapping::new(address, start, size, size, self.clone()) }
         }
 

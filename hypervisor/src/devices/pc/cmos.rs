@@ -1,9 +1,12 @@
-//! The PC's clock: Motorola's MC146818A behind ports 0x70 (index) and 0x71 (data), with the CMOS memory beside it.
+//! The PC's clock: Motorola's MC146818A behind ports 0x70 (index) and 0x71 (data), with the CMOS
+//! memory beside it.
 //!
-//! It tells the time and can be set; it has no interrupts, so its alarm and its periodic ticks never come. Hours are of 24, numbers BCD, as
-//! firmware leaves them. The same formats are read from the machine's own clock, in [`Fields::unix`].
+//! It tells the time and can be set; it has no interrupts, so its alarm and its periodic ticks
+//! never come. Hours are of 24, numbers BCD, as firmware leaves them. The same formats are read
+//! from the machine's own clock, in [`Fields::unix`].
 //!
-//! Source: Motorola, MC146818A data sheet, "Register A" to "Register D" and "Update cycle"; for the century ACPI 6.5, FADT.
+//! Source: Motorola, MC146818A data sheet, "Register A" to "Register D" and "Update cycle"; for the
+//! century ACPI 6.5, FADT.
 
 use crate::devices::wall_clock::NS;
 use time::{Date, Month, OffsetDateTime, Time};
@@ -27,7 +30,8 @@ const STATUS_B: u8 = 0xb;
 const STATUS_C: u8 = 0xc;
 const STATUS_D: u8 = 0xd;
 
-/// Register A: an update is about to come, so that what is read now may not fit together; and the usual divider and rate.
+/// Register A: an update is about to come, so that what is read now may not fit together; and the
+/// usual divider and rate.
 const UPDATE_IN_PROGRESS: u8 = 1 << 7;
 const DIVIDER: u8 = 0x26;
 /// Register B: the time is being set; numbers are binary; hours are of 24.
@@ -56,8 +60,9 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// Reads them from a clock that `read` reads bytes of; `century` is its byte's index, if it has one. Two readings that are alike are
-    /// one of one time; `None` if there are none, as without a clock.
+    /// Reads them from a clock that `read` reads bytes of; `century` is its byte's index, if it has
+    /// one. Two readings that are alike are one of one time; `None` if there are none, as without a
+    /// clock.
     pub fn read(mut read: impl FnMut(u8) -> u8, century: Option<u8>) -> Option<(Self, u8)> {
         /// An update takes 2 ms at most, and reading a byte a microsecond.
         const TRIES: u32 = 1 << 16;
@@ -83,7 +88,8 @@ impl Fields {
         None
     }
 
-    /// The same time in seconds since the beginning of 1970, by the formats that register B names; `None` if they are no date.
+    /// The same time in seconds since the beginning of 1970, by the formats that register B names;
+    /// `None` if they are no date.
     #[must_use]
     pub fn unix(&self, status_b: u8) -> Option<u64> {
         let number = |byte: u8| match (status_b & BINARY != 0, byte >> 4, byte & 0xf) {
@@ -222,7 +228,8 @@ impl Cmos {
         }
     }
 
-    /// Makes the bytes the time, from the beginning of a second on. What is no date is as if it had not been written.
+    /// Makes the bytes the time, from the beginning of a second on. What is no date is as if it had
+    /// not been written.
     fn take_over(&mut self, wall_ns: u64) {
         let byte = |index: u8| self.bytes[usize::from(index)];
         let fields = Fields {

@@ -1,4 +1,5 @@
-//! The I/O APIC: 24 pins, version 0x20 (Intel 82093AA data sheet, and the EOI register of its successors).
+//! The I/O APIC: 24 pins, version 0x20 (Intel 82093AA data sheet, and the EOI register of its
+//! successors).
 
 use super::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
 use arrayvec::ArrayVec;
@@ -57,7 +58,8 @@ impl Entry {
         if self.level() && self.mode() <= 1 { Trigger::Level } else { Trigger::Edge }
     }
 
-    /// The message of this entry. `None` for SMI, ExtINT and the reserved modes, which have no target here.
+    /// The message of this entry. `None` for SMI, ExtINT and the reserved modes, which have no
+    /// target here.
     fn message(self) -> Option<Message> {
         let kind = match self.mode() {
             0 => MessageKind::Fixed(self.vector()),
@@ -82,7 +84,8 @@ pub struct IoApic {
     select: u8,
     id: u8,
     entries: [Entry; PINS],
-    /// Pins whose line is asserted, one bit each. Lines say asserted or not: polarity is the wire's affair.
+    /// Pins whose line is asserted, one bit each. Lines say asserted or not: polarity is the wire's
+    /// affair.
     lines: u32,
 }
 
@@ -133,7 +136,8 @@ impl IoApic {
         }
     }
 
-    /// An EOI for `vector` came in: level-triggered pins with this vector that are still asserted send again.
+    /// An EOI for `vector` came in: level-triggered pins with this vector that are still asserted
+    /// send again.
     pub fn eoi(&mut self, vector: u8) -> Messages {
         let mut messages = Messages::new();
         for pin in 0..PINS {
@@ -183,7 +187,8 @@ impl IoApic {
         let bits = self.entries[pin].into_bits();
         let mut entry = Entry::from_bits(bits & !mask | u64::from(value) << shift & mask);
         if entry.trigger() == Trigger::Edge {
-            // Going to edge and back is how software without the EOI register clears a stuck remote IRR.
+            // Going to edge and back is how software without the EOI register clears a stuck remote
+            // IRR.
             entry.set_remote_irr(false);
         }
         self.entries[pin] = entry;

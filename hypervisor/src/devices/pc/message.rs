@@ -75,8 +75,8 @@ pub struct Message {
     pub trigger: Trigger,
 }
 
-/// Logical x2APIC id of a local APIC: cluster `id[31:4]` in the high half, bit `id[3:0]` in the low half
-/// (SDM vol. 3 section 12.12.10.2, APM vol. 2 section 16.13).
+/// Logical x2APIC id of a local APIC: cluster `id[31:4]` in the high half, bit `id[3:0]` in the low
+/// half (SDM vol. 3 section 12.12.10.2, APM vol. 2 section 16.13).
 #[must_use]
 pub const fn logical_id(apic_id: u32) -> u32 {
     (apic_id >> 4) << 16 | 1 << (apic_id & 0xf)
@@ -110,7 +110,8 @@ impl Logical {
         }
     }
 
-    /// Whether the local APIC `apic_id` is one of those that `destination` names, which is not [`BROADCAST`].
+    /// Whether the local APIC `apic_id` is one of those that `destination` names, which is not
+    /// [`BROADCAST`].
     const fn is_in(self, destination: u32, apic_id: u32) -> bool {
         // Those of 8 bits mean everyone by all ones (SDM vol. 3 section 12.6.2.2).
         match self {
@@ -130,8 +131,8 @@ impl Logical {
 }
 
 impl Destination {
-    /// Whether the local APIC at `target` is meant by a message that `sender` sent. Messages that have no
-    /// sender among the local APICs are never [`Self::SelfOnly`] or [`Self::AllButSelf`].
+    /// Whether the local APIC at `target` is meant by a message that `sender` sent. Messages that
+    /// have no sender among the local APICs are never [`Self::SelfOnly`] or [`Self::AllButSelf`].
     #[must_use]
     pub const fn matches(self, target: Address, sender: u32) -> bool {
         if matches!(target.logical, Logical::Off) {
@@ -146,8 +147,8 @@ impl Destination {
         }
     }
 
-    /// The only local APIC that can match, if the form of the destination says so: spares the search
-    /// through all of them.
+    /// The only local APIC that can match, if the form of the destination says so: spares the
+    /// search through all of them.
     #[must_use]
     pub const fn single(self, sender: u32) -> Option<u32> {
         match self {
@@ -157,9 +158,9 @@ impl Destination {
         }
     }
 
-    /// The target that accepts a [`MessageKind::Lowest`] message, out of all local APICs of the VM, or
-    /// `None` if none matches. The vector picks it: real priorities belong to other CPUs, and this spreads
-    /// vectors evenly while each stays with one vCPU.
+    /// The target that accepts a [`MessageKind::Lowest`] message, out of all local APICs of the VM,
+    /// or `None` if none matches. The vector picks it: real priorities belong to other CPUs, and
+    /// this spreads vectors evenly while each stays with one vCPU.
     #[must_use]
     pub fn arbitrate<I>(self, vector: u8, targets: I, sender: u32) -> Option<u32>
     where
@@ -167,7 +168,8 @@ impl Destination {
     {
         let matching = targets.filter(|&target| self.matches(target, sender));
         let count = matching.clone().count();
-        // Local APICs may change mode between the two searches; then it may be nobody's, as on a bus.
+        // Local APICs may change mode between the two searches; then it may be nobody's, as on a
+        // bus.
         matching.clone().nth(usize::from(vector).checked_rem(count)?).map(|target| target.id)
     }
 }

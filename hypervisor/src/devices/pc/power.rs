@@ -1,4 +1,5 @@
-//! Power-off and reset: the ACPI sleep registers of a hardware-reduced platform, and the reset register.
+//! Power-off and reset: the ACPI sleep registers of a hardware-reduced platform, and the reset
+//! register.
 
 /// Port of the sleep control register (ACPI 6.5 section 4.8.3.7).
 pub const SLEEP_CONTROL: u16 = 0x600;
@@ -11,8 +12,8 @@ pub const RESET_VALUE: u8 = 0x06;
 /// SLP_TYP of soft-off, as in the DSDT's `\_S5`.
 pub const SLEEP_TYPE_S5: u8 = 5;
 
-/// Where a PC's firmware has its reset vector. Linux jumps there in real mode when it knows no other way to
-/// reset; on a hardware-reduced platform without EFI it tries nothing else.
+/// Where a PC's firmware has its reset vector. Linux jumps there in real mode when it knows no
+/// other way to reset; on a hardware-reduced platform without EFI it tries nothing else.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// What lies there: `mov dx, RESET; mov al, RESET_VALUE; out dx, al; hlt; jmp` back to the `hlt`.
 pub const RESET_CODE: [u8; 9] =
@@ -31,8 +32,8 @@ pub enum PowerEvent {
     Reset,
 }
 
-/// Reads one of the three registers; `None` for another port. The guest never wakes from a sleep, so the
-/// status stays 0; sleep control is write-only.
+/// Reads one of the three registers; `None` for another port. The guest never wakes from a sleep,
+/// so the status stays 0; sleep control is write-only.
 #[must_use]
 pub const fn read(port: u16) -> Option<u8> {
     match port {

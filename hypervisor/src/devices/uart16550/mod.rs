@@ -1,7 +1,7 @@
 //! The guest's serial port: a 16550A (TI PC16550D data sheet, SNLS378).
 //!
-//! It transmits at once and knows no bit rate, so the transmitter is always empty and a byte that waits in
-//! the receive FIFO below the trigger level is a character timeout already.
+//! It transmits at once and knows no bit rate, so the transmitter is always empty and a byte that
+//! waits in the receive FIFO below the trigger level is a character timeout already.
 
 #[cfg(test)]
 mod tests;
@@ -63,7 +63,8 @@ pub struct Uart16550 {
     fifo_enabled: bool,
     /// Bytes in the FIFO that make data available rather than timed out.
     trigger: usize,
-    /// The holding register became empty, or its interrupt was enabled, and IIR has not said so yet.
+    /// The holding register became empty, or its interrupt was enabled, and IIR has not said so
+    /// yet.
     thre_pending: bool,
     overrun: bool,
     divisor: [u8; 2],
@@ -139,8 +140,9 @@ impl Uart16550 {
         Effect::None
     }
 
-    /// Takes in a byte from outside. `false` if it must be offered again later: the FIFO is full, or the
-    /// receiver is disconnected by loopback. Nothing is ever lost by overrun, there being no bit rate.
+    /// Takes in a byte from outside. `false` if it must be offered again later: the FIFO is full,
+    /// or the receiver is disconnected by loopback. Nothing is ever lost by overrun, there being no
+    /// bit rate.
     #[must_use]
     pub fn receive(&mut self, byte: u8) -> bool {
         let room = self.can_receive();
@@ -191,8 +193,8 @@ impl Uart16550 {
         cause | if self.fifo_enabled { IIR_FIFOS } else { 0 }
     }
 
-    /// Enabling the transmitter's interrupt while it is empty raises it at once: drivers rely on it to
-    /// start sending, and Linux tests for it.
+    /// Enabling the transmitter's interrupt while it is empty raises it at once: drivers rely on it
+    /// to start sending, and Linux tests for it.
     const fn write_ier(&mut self, value: u8) {
         let value = value & 0x0f;
         if (value ^ self.ier) & IER_THRE != 0 {

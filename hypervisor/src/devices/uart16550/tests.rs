@@ -197,8 +197,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Against vm-superio's port, in what both model: its FIFO is always on and 64 bytes deep, it has no
-    /// FCR, and its IIR and MSR know fewer causes, so those are not compared.
+    /// Against vm-superio's port, in what both model: its FIFO is always on and 64 bytes deep, it
+    /// has no FCR, and its IIR and MSR know fewer causes, so those are not compared.
     #[test]
     fn behaves_like_another_implementation(steps in steps()) {
         let wire = Wire::default();

@@ -1,4 +1,5 @@
-//! The device tree of an Arm64 guest (Devicetree Specification 0.4, and Linux' bindings for what is in it).
+//! The device tree of an Arm64 guest (Devicetree Specification 0.4, and Linux' bindings for what is
+//! in it).
 
 use super::gic::affinity;
 use super::map;
@@ -130,7 +131,8 @@ fn psci() -> DeviceTreeNode {
     psci
 }
 
-/// The binding wants the interrupts in this order: secure and non-secure EL1 physical, virtual, EL2 physical.
+/// The binding wants the interrupts in this order: secure and non-secure EL1 physical, virtual, EL2
+/// physical.
 fn timer() -> DeviceTreeNode {
     let mut timer = node("timer");
     let intids =

@@ -17,7 +17,8 @@ pub const GICD: u64 = 0x0800_0000;
 pub const GICD_SIZE: u64 = 0x1_0000;
 /// The redistributors, if all of them fit between here and [`UART`].
 const GICR_NEAR: u64 = 0x080a_0000;
-/// The redistributors of a guest with more vCPUs than that: QEMU's window for PCI devices, which we do not have.
+/// The redistributors of a guest with more vCPUs than that: QEMU's window for PCI devices, which we
+/// do not have.
 const GICR_FAR: u64 = 0x1000_0000;
 /// Bytes of one vCPU's redistributor: the RD and the SGI frame of 64 KiB each.
 pub const GICR_SIZE: u64 = 0x2_0000;

@@ -1,5 +1,5 @@
-//! Arm's clock: PrimeCell PL031 (Arm DDI 0224C). It tells the time and can be set. Its interrupt is not connected, and the device tree
-//! names none: there is no alarm.
+//! Arm's clock: PrimeCell PL031 (Arm DDI 0224C). It tells the time and can be set. Its interrupt is
+//! not connected, and the device tree names none: there is no alarm.
 
 use crate::devices::wall_clock::NS;
 

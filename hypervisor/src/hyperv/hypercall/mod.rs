@@ -16,7 +16,8 @@ pub struct Caller {
     pub protected_mode: bool,
     /// RFLAGS.VM.
     pub virtual_8086: bool,
-    /// EFER.LMA and CS.L: 64-bit code. Anything else passes its parameters in pairs of 32-bit registers.
+    /// EFER.LMA and CS.L: 64-bit code. Anything else passes its parameters in pairs of 32-bit
+    /// registers.
     pub long_mode_64: bool,
 }
 
@@ -50,8 +51,8 @@ impl Caller {
         }
     }
 
-    /// Writes a control word back to where the caller passed it; 32-bit writes clear the upper half, as
-    /// they always do.
+    /// Writes a control word back to where the caller passed it; 32-bit writes clear the upper
+    /// half, as they always do.
     pub const fn set_control(&self, gprs: &mut Gprs, control: u64) {
         if self.long_mode_64 {
             gprs[RCX] = control;
@@ -82,12 +83,13 @@ const fn pair(high: u64, low: u64) -> u64 {
 
 /// Who does what calls ask for. VP indices that the partition does not have are ignored.
 pub trait Services {
-    /// Flushes, and returns when all effects of the flush have occurred on all targets; of those the
-    /// caller is one if it is named. To flush more than was asked is correct.
+    /// Flushes, and returns when all effects of the flush have occurred on all targets; of those
+    /// the caller is one if it is named. To flush more than was asked is correct.
     ///
-    /// Returns how many elements of the list are done, counted from element 0 and so with those that earlier
-    /// steps did. It is at least one more than before; if it is less than all, the guest goes on with the
-    /// rest after it has had a chance to take interrupts. For a call without a list it means nothing.
+    /// Returns how many elements of the list are done, counted from element 0 and so with those
+    /// that earlier steps did. It is at least one more than before; if it is less than all, the
+    /// guest goes on with the rest after it has had a chance to take interrupts. For a call without
+    /// a list it means nothing.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16;
 
     /// Sends a fixed, edge-triggered interrupt to each target.
@@ -100,12 +102,12 @@ pub trait Services {
 pub enum CallOutcome {
     /// Write the result ([`Caller::set_result`]) and go on after the instruction.
     Complete(HvResult),
-    /// The same, and let another vCPU have the CPU: the caller waits for one that is not running. It is
-    /// a hint; it comes back in its turn, and learns nothing from how long that took.
+    /// The same, and let another vCPU have the CPU: the caller waits for one that is not running.
+    /// It is a hint; it comes back in its turn, and learns nothing from how long that took.
     Yield(HvResult),
     /// A part of a list is done: the control word of this value goes back to the guest
-    /// ([`Caller::set_control`]), which stays at the instruction and takes interrupts before it executes it
-    /// again. TLFS, "Hypercall Continuation".
+    /// ([`Caller::set_control`]), which stays at the instruction and takes interrupts before it
+    /// executes it again. TLFS, "Hypercall Continuation".
     Continue(u64),
     /// #UD at the instruction: the guest may not call in this mode, or not in this way, or has not
     /// enabled hypercalls.
@@ -115,10 +117,11 @@ pub enum CallOutcome {
     GeneralProtection,
 }
 
-/// Performs the hypercall with these [parameters](Caller::parameters), for which `page` is room to copy its input.
+/// Performs the hypercall with these [parameters](Caller::parameters), for which `page` is room to
+/// copy its input.
 ///
-/// The guest must have identified itself and enabled the hypercall page; before that the instruction is
-/// undefined. From where it is executed does not matter.
+/// The guest must have identified itself and enabled the hypercall page; before that the
+/// instruction is undefined. From where it is executed does not matter.
 pub fn handle(
     caller: &Caller,
     parameters: CallRegisters,

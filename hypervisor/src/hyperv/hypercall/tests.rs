@@ -27,8 +27,8 @@ fn enabled() -> Partition {
     partition
 }
 
-/// Memory from 0x1000 to 0x3000: the input at 0x1000, zeros behind it, no memory below, no addresses
-/// above.
+/// Memory from 0x1000 to 0x3000: the input at 0x1000, zeros behind it, no memory below, no
+/// addresses above.
 struct Memory(&'static [u64]);
 
 impl InputSource for Memory {

@@ -19,8 +19,8 @@ pub struct Partition {
     platform: PartitionTraits,
     clock: ReferenceClock,
     /// [`HypercallMsr`]. Written under the lock of `registers`. Read without it at each hypercall:
-    /// relaxed, for nothing else is read on the strength of it, and a guest that disables the page while
-    /// another of its processors calls has no say in which comes first.
+    /// relaxed, for nothing else is read on the strength of it, and a guest that disables the page
+    /// while another of its processors calls has no say in which comes first.
     hypercall: AtomicU64,
     registers: Mutex<Registers>,
 }
@@ -63,13 +63,14 @@ impl Partition {
         self.hypercall().enable()
     }
 
-    /// Whether CPUID 0x80000007.EDX\[8\] is to show the invariant TSC because the guest asked for it.
+    /// Whether CPUID 0x80000007.EDX\[8\] is to show the invariant TSC because the guest asked for
+    /// it.
     pub fn shows_invariant_tsc(&self) -> bool {
         self.registers.lock().invariant_tsc
     }
 
-    /// All registers as at creation. The reference time goes on. The pages are gone; with memory that
-    /// survives the reset, what they covered is the caller's to restore.
+    /// All registers as at creation. The reference time goes on. The pages are gone; with memory
+    /// that survives the reset, what they covered is the caller's to restore.
     pub fn reset(&self) {
         let mut registers = self.registers.lock();
         *registers = Registers::default();
@@ -120,8 +121,8 @@ impl Partition {
         HypercallMsr::from_bits(self.hypercall.load(Ordering::Relaxed))
     }
 
-    /// A guest that takes its identity back loses the hypercall page, locked or not; a locked register
-    /// then stays as it is until reset.
+    /// A guest that takes its identity back loses the hypercall page, locked or not; a locked
+    /// register then stays as it is until reset.
     fn set_guest_os_id(&self, value: u64) -> MsrEffect {
         let mut registers = self.registers.lock();
         registers.guest_os_id = value;
@@ -133,8 +134,9 @@ impl Partition {
         PageMove { from: old.gpa(), to: None }.effect(MsrEffect::HypercallPage)
     }
 
-    /// The page cannot be enabled by a guest without identity: the bit stays 0 and all else is written.
-    /// It cannot lie outside the address space, and a locked register cannot be written: #GP.
+    /// The page cannot be enabled by a guest without identity: the bit stays 0 and all else is
+    /// written. It cannot lie outside the address space, and a locked register cannot be written:
+    /// #GP.
     fn set_hypercall(&self, value: HypercallMsr) -> Result<MsrEffect, GpFault> {
         let registers = self.registers.lock();
         let old = self.hypercall();

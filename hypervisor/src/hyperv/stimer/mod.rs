@@ -1,7 +1,7 @@
 //! Synthetic timers in direct mode: on expiration they interrupt their own virtual processor.
 //!
-//! TLFS, "Synthetic Timers". There is no synthetic interrupt controller, so a timer that would have to
-//! send a message cannot be enabled: its enable bit reads back as 0, as it does for source 0 on
+//! TLFS, "Synthetic Timers". There is no synthetic interrupt controller, so a timer that would have
+//! to send a message cannot be enabled: its enable bit reads back as 0, as it does for source 0 on
 //! Hyper-V. So does that of a timer whose vector is none.
 
 use tlfs::msr::StimerConfig;
@@ -12,8 +12,8 @@ use super::time::ReferenceClock;
 /// Vectors below are no interrupts.
 const VECTOR_MIN: u8 = 16;
 
-/// Expirations of a periodic timer that come sooner than this after the last one are skipped: the guest
-/// could not use them, and each takes an exit. 50 us in units of 100 ns.
+/// Expirations of a periodic timer that come sooner than this after the last one are skipped: the
+/// guest could not use them, and each takes an exit. 50 us in units of 100 ns.
 pub const PERIOD_MIN: u64 = 500;
 
 /// One synthetic timer.
@@ -61,8 +61,8 @@ impl Stimer {
         Ok(())
     }
 
-    /// Writes the count register: 0 disables the timer, any other count enables it if the configuration
-    /// says so.
+    /// Writes the count register: 0 disables the timer, any other count enables it if the
+    /// configuration says so.
     pub fn set_count(&mut self, count: u64, clock: &ReferenceClock, now: u64) {
         self.count = count;
         if count == 0 {

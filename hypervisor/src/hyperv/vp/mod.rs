@@ -70,8 +70,8 @@ impl Vp {
     ///
     /// # Errors
     ///
-    /// [`GpFault`] if there is no such register, it cannot be written, or not with this value; nothing
-    /// has changed then.
+    /// [`GpFault`] if there is no such register, it cannot be written, or not with this value;
+    /// nothing has changed then.
     pub fn write_msr(
         &mut self,
         partition: &Partition,
@@ -110,8 +110,8 @@ impl Vp {
         self.due_tsc = self.timers.iter().filter_map(Stimer::deadline_tsc).min().unwrap_or(u64::MAX);
     }
 
-    /// The vectors to request at the own local APIC, fixed and edge-triggered, for the timers that have
-    /// expired by the partition's TSC `now`; each once.
+    /// The vectors to request at the own local APIC, fixed and edge-triggered, for the timers that
+    /// have expired by the partition's TSC `now`; each once.
     #[inline]
     pub fn expire(&mut self, partition: &Partition, now: u64) -> ArrayVec<u8, STIMERS> {
         if now < self.due_tsc {
@@ -128,16 +128,16 @@ impl Vp {
         self.assist_page.gpa().is_some()
     }
 
-    /// Before an entry, after all that requests interrupts: if it returns an address, the EOI assist
-    /// field there is to be set to [`NO_EOI_REQUIRED`](super::eoi_assist::NO_EOI_REQUIRED). If that
-    /// fails, [`Vp::settle_eoi`] takes it back.
+    /// Before an entry, after all that requests interrupts: if it returns an address, the EOI
+    /// assist field there is to be set to [`NO_EOI_REQUIRED`](super::eoi_assist::NO_EOI_REQUIRED).
+    /// If that fails, [`Vp::settle_eoi`] takes it back.
     pub fn arm_eoi(&mut self, apic: &ApicView) -> Option<u64> {
         let gpa = self.assist_page.gpa()?;
         self.eoi_assist.arm(apic).then_some(gpa)
     }
 
-    /// After an exit, before anything looks at the local APIC: the address of the EOI assist field if it
-    /// has to be read and passed to [`Vp::settle_eoi`].
+    /// After an exit, before anything looks at the local APIC: the address of the EOI assist field
+    /// if it has to be read and passed to [`Vp::settle_eoi`].
     #[inline]
     pub fn armed_eoi(&self) -> Option<u64> {
         if self.eoi_assist.is_armed() { self.assist_page.gpa() } else { None }

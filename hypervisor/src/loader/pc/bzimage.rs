@@ -68,7 +68,8 @@ pub(in crate::loader) fn plan<'a>(file: &'a [u8], boot: &Boot<'a, '_>) -> Result
     let image = Image::parse(file)?;
     boot.check_command_line(image.header.cmdline_size.get() as usize)?;
 
-    // A relocatable kernel may be put elsewhere, but moves itself to this address if it was put lower.
+    // A relocatable kernel may be put elsewhere, but moves itself to this address if it was put
+    // lower.
     let start = image.header.pref_address.get();
     let end = start.checked_add(image.init_size()).and_then(|end| end.checked_next_multiple_of(PAGE_SIZE));
     let outside = LoadError::SegmentOutsideRam { start, end: start.saturating_add(image.init_size()) };
@@ -140,7 +141,8 @@ mod tests {
     const SETUP_SECTS: usize = 2;
     const KERNEL_LEN: usize = 64 * 16;
 
-    /// A bzImage of Linux 6.1's kind: boot protocol 2.15, 16 MiB preferred, 32 MiB until it is on its own.
+    /// A bzImage of Linux 6.1's kind: boot protocol 2.15, 16 MiB preferred, 32 MiB until it is on
+    /// its own.
     fn image() -> Vec<u8> {
         let mut file = vec![0; (SETUP_SECTS + 1) * SECTOR_SIZE];
         let header = SetupHeader::of_mut(&mut file).unwrap();

@@ -1,4 +1,5 @@
-//! An ELF, of 64 or 32 bits, with Xen's PVH entry note (docs/misc/pvh.pandoc and public/arch-x86/hvm/start_info.h of Xen).
+//! An ELF, of 64 or 32 bits, with Xen's PVH entry note (docs/misc/pvh.pandoc and
+//! public/arch-x86/hvm/start_info.h of Xen).
 
 use super::layout::{ACPI, BOOT_INFO, COMMAND_LINE, KERNEL_MIN};
 use crate::loader::{Boot, EntryKind, EntryState, LoadError, LoadPlan, Placement};
@@ -51,8 +52,8 @@ fn parse(file: &[u8]) -> Result<Elf<'_>, LoadError> {
     }
 }
 
-/// The loadable segments by physical address: bytes to copy, and the ranges that they take up. What a range
-/// has beyond its bytes is zero already.
+/// The loadable segments by physical address: bytes to copy, and the ranges that they take up. What
+/// a range has beyond its bytes is zero already.
 fn segments<'a>(
     elf: &Elf<'a>,
     file: &'a [u8],
@@ -161,7 +162,8 @@ pub(in crate::loader) mod tests {
         sizes.into_iter().flat_map(u32::to_le_bytes).chain(*name).chain(entry.iter().copied()).collect()
     }
 
-    /// One segment of 256 bytes (4 KiB in memory) at 2 MiB, and the note that follows the program headers.
+    /// One segment of 256 bytes (4 KiB in memory) at 2 MiB, and the note that follows the program
+    /// headers.
     fn image(note: &[u8]) -> Vec<u8> {
         let mut file = b"\x7fELF\x02\x01\x01".to_vec();
         file.resize(16, 0);

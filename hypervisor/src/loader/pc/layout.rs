@@ -94,8 +94,8 @@ impl MemoryLayout {
         if self.size < LOW_RAM_END_MAX { self.size } else { LOW_RAM_END_MAX }
     }
 
-    /// What has memory behind it, including what the map reserves: one or two ranges, ascending. These are
-    /// the guest's memory slots.
+    /// What has memory behind it, including what the map reserves: one or two ranges, ascending.
+    /// These are the guest's memory slots.
     #[must_use]
     pub fn slots(&self) -> ArrayVec<Range<u64>, 2> {
         let high = HIGH_RAM_START..HIGH_RAM_START + (self.size - self.low_end());

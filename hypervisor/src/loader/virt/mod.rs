@@ -60,10 +60,12 @@ const COMMAND_LINE_SIZE: usize = 2048;
 
 /// Least memory of a guest in bytes.
 pub const MEMORY_MIN: u64 = 2 * BLOCK_SIZE;
-/// Most memory of a guest in bytes: what 40 bits of intermediate physical address hold, which every CPU has.
+/// Most memory of a guest in bytes: what 40 bits of intermediate physical address hold, which every
+/// CPU has.
 pub const MEMORY_MAX: u64 = (1 << 40) - RAM;
 
-/// The first vCPU at entry: EL1h, MMU and caches off, D, A, I and F masked, every register that is not here 0.
+/// The first vCPU at entry: EL1h, MMU and caches off, D, A, I and F masked, every register that is
+/// not here 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// First instruction.

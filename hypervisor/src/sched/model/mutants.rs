@@ -137,7 +137,8 @@ mutant! {
 }
 
 mutant! {
-    /// E without an order: the queue's state may be older than the event, which is only taken afterwards.
+    /// E without an order: the queue's state may be older than the event, which is only taken
+    /// afterwards.
     TakeRelaxed fails notify_word_read_without_order: nudging::<TakeRelaxed>, "maximum number of branches", {
         fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
             let is_due = owner.target().has_event();

@@ -1,14 +1,15 @@
-//! One CPU's queue: who waits, who runs, whose timer is pending. Pure state; times are ticks of the clock.
+//! One CPU's queue: who waits, who runs, whose timer is pending. Pure state; times are ticks of the
+//! clock.
 //!
-//! There are two lines. Whom an interrupt wakes, and whoever was running, waits among those with work, ordered by
-//! virtual time. Whom nothing but its timer wakes waits in the timer line, first come, first served. While there is
-//! somebody in both, each line gets half of the CPU.
+//! There are two lines. Whom an interrupt wakes, and whoever was running, waits among those with
+//! work, ordered by virtual time. Whom nothing but its timer wakes waits in the timer line, first
+//! come, first served. While there is somebody in both, each line gets half of the CPU.
 //!
-//! The reason is what many idle vCPUs do that tick: Linux ticks on every CPU until it has a clock source to do
-//! better by. Where all the ticks take longer than there is time they would fill any CPU that fairness among
-//! vCPUs gives them, and whoever has work would get one part in as many as there are vCPUs. A late tick, though,
-//! costs no more than one in time, and stands for those that it missed: in a line of their own the ticks
-//! become as many as half of the CPU can bear.
+//! The reason is what many idle vCPUs do that tick: Linux ticks on every CPU until it has a clock
+//! source to do better by. Where all the ticks take longer than there is time they would fill any
+//! CPU that fairness among vCPUs gives them, and whoever has work would get one part in as many as
+//! there are vCPUs. A late tick, though, costs no more than one in time, and stands for those that
+//! it missed: in a line of their own the ticks become as many as half of the CPU can bear.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -28,13 +29,15 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The policy for a slice of `slice` ticks: a sleeper that wakes gets at most half a slice of credit, and
-    /// the margin is a quarter of that, so that a wake-up preempts whoever has run for longer than this.
+    /// The policy for a slice of `slice` ticks: a sleeper that wakes gets at most half a slice of
+    /// credit, and the margin is a quarter of that, so that a wake-up preempts whoever has run for
+    /// longer than this.
     pub const fn new(slice: u64) -> Self {
         Self { slice, wakeup_margin: slice / 8 }
     }
 
-    /// How long a vCPU runs before it is looked at for the first time, whether it spins, while others wait.
+    /// How long a vCPU runs before it is looked at for the first time, whether it spins, while
+    /// others wait.
     pub const fn spin_look(&self) -> u64 {
         self.slice / 32
     }
@@ -62,7 +65,8 @@ pub enum Line {
 /// What a vCPU brings along into a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// What it has had beyond the floor of the queue that it comes from; negative if it was owed time.
+    /// What it has had beyond the floor of the queue that it comes from; negative if it was owed
+    /// time.
     lag: i64,
     line: Line,
 }
@@ -79,7 +83,8 @@ impl Standing {
 struct Waiting {
     virtual_time: u64,
     vcpu: VcpuIndex,
-    /// It waits for memory to change, and is passed over until it may go on. In the timer line nobody does.
+    /// It waits for memory to change, and is passed over until it may go on. In the timer line
+    /// nobody does.
     is_passive: bool,
 }
 
@@ -161,7 +166,8 @@ impl RunQueue {
         }
     }
 
-    /// Puts a vCPU into a line. One that nobody was in before is owed at most the credit of a sleeper by the other.
+    /// Puts a vCPU into a line. One that nobody was in before is owed at most the credit of a
+    /// sleeper by the other.
     #[inline(always)]
     fn insert(&mut self, line: Line, waiting: Waiting, policy: &Policy) {
         if !self.waits_in(line) && self.running.is_none_or(|running| running.line != line) {
@@ -210,8 +216,9 @@ impl RunQueue {
         Standing { lag: virtual_time.wrapping_sub(self.floor).cast_signed(), line }
     }
 
-    /// Takes the vCPU that is next in the line that has had less, and lets it run. One that waits for memory to change is passed
-    /// over as long as `may_go` says that it has not; if all do, the next of them runs all the same.
+    /// Takes the vCPU that is next in the line that has had less, and lets it run. One that waits
+    /// for memory to change is passed over as long as `may_go` says that it has not; if all do, the
+    /// next of them runs all the same.
     #[inline(always)] // A part of each switch.
     pub fn pick(&mut self, now: u64, may_go: impl FnMut(VcpuIndex) -> bool) -> Option<VcpuIndex> {
         debug_assert!(self.running.is_none());
@@ -312,12 +319,14 @@ impl RunQueue {
                 let turn = self.lead.saturating_add(policy.sleeper_credit());
                 turn.clamp(policy.wakeup_margin.cast_signed(), policy.slice.cast_signed()).cast_unsigned()
             }
-            // What takes longer than a tick is work, and the others of the timer line are not to wait for it.
+            // What takes longer than a tick is work, and the others of the timer line are not to
+            // wait for it.
             Line::Timer => policy.wakeup_margin,
         }
     }
 
-    /// Whether someone with work waits that has had less time than the running vCPU by more than the margin.
+    /// Whether someone with work waits that has had less time than the running vCPU by more than
+    /// the margin.
     #[inline]
     fn is_preempted(&self, running: &Running, now: u64, policy: &Policy) -> bool {
         let ran = now.saturating_sub(running.since);

@@ -103,8 +103,8 @@ fn timers_expire_in_order_and_can_be_forgotten() {
     assert_eq!(queue.next_timer(), u64::MAX);
 }
 
-/// Time until `end` that the only vCPU with work gets beside `tickers` that tick: each wakes in `line` one period after
-/// its last tick began, or as soon as possible then, and takes `cost`.
+/// Time until `end` that the only vCPU with work gets beside `tickers` that tick: each wakes in
+/// `line` one period after its last tick began, or as soon as possible then, and takes `cost`.
 fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64) -> u64 {
     let mut queue = queue(1);
     let mut virtual_time = vec![0; tickers as usize + 1];

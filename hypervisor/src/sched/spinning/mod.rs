@@ -1,21 +1,24 @@
 //! Who spins, told from outside.
 //!
-//! Of vCPUs that wait for one lock in turn, each that spins for its whole slice keeps the next holder from running: with `n`
-//! of them on a CPU the lock is handed on once in `n` slices, and all of them have had it after `n²`. Whoever spins
-//! has to give way at once. A processor that traps the instruction in the loop (PAUSE, WFE) says so. Not all do: a guest
-//! may spin without it, and under QEMU's multi-threaded emulation WFE does nothing and is never trapped.
+//! Of vCPUs that wait for one lock in turn, each that spins for its whole slice keeps the next
+//! holder from running: with `n` of them on a CPU the lock is handed on once in `n` slices, and all
+//! of them have had it after `n²`. Whoever spins has to give way at once. A processor that traps
+//! the instruction in the loop (PAUSE, WFE) says so. Not all do: a guest may spin without it, and
+//! under QEMU's multi-threaded emulation WFE does nothing and is never trapped.
 //!
-//! A processor in a state in which it was before, its registers being all the same, has gone around a loop and done nothing
-//! but look at memory, or what it did left no trace in a register. So whoever runs while others wait is looked at now and
-//! then, and spins if its state was seen twice among the last few. Twice, because a loop of system calls may come by
-//! the same place with the same registers, but seldom. To be wrong costs such a vCPU its turn, and nothing else.
+//! A processor in a state in which it was before, its registers being all the same, has gone around
+//! a loop and done nothing but look at memory, or what it did left no trace in a register. So
+//! whoever runs while others wait is looked at now and then, and spins if its state was seen twice
+//! among the last few. Twice, because a loop of system calls may come by the same place with the
+//! same registers, but seldom. To be wrong costs such a vCPU its turn, and nothing else.
 
 /// States that are remembered. More than a loop that waits has places at which it is interrupted.
 const REMEMBERED: usize = 8;
 /// As often as this a state has been seen before when the vCPU is said to spin.
 const SEEN_BEFORE: usize = 2;
 
-/// So many times the first look's time, a state that does not change is taken for one that was come back to.
+/// So many times the first look's time, a state that does not change is taken for one that was come
+/// back to.
 const WHILE: u64 = 4;
 
 /// What a look at a vCPU says.
@@ -54,7 +57,8 @@ impl SpinWatch {
         Self { seen: [0; REMEMBERED], place: 0, next: None }
     }
 
-    /// The vCPU comes to a CPU. What was seen in its turns before counts: if it spun, it does so still in all likelihood.
+    /// The vCPU comes to a CPU. What was seen in its turns before counts: if it spun, it does so
+    /// still in all likelihood.
     pub const fn begin_turn(&mut self) {
         self.next = None;
     }
@@ -70,12 +74,14 @@ impl SpinWatch {
         self.next.is_some_and(|next| now >= next.due)
     }
 
-    /// Looks at the vCPU if it is time to: `state` is all that its next instructions depend on but memory. The first look of a
-    /// turn comes `first` after the first call. As long as nothing is seen twice, each takes twice as long to come as the
-    /// one before: who does not spin is not held up.
+    /// Looks at the vCPU if it is time to: `state` is all that its next instructions depend on but
+    /// memory. The first look of a turn comes `first` after the first call. As long as nothing is
+    /// seen twice, each takes twice as long to come as the one before: who does not spin is not
+    /// held up.
     ///
-    /// The state of the look before, found again, proves nothing before the vCPU has run for a while: it may not have executed
-    /// one instruction since, and would never if it were put aside for it.
+    /// The state of the look before, found again, proves nothing before the vCPU has run for a
+    /// while: it may not have executed one instruction since, and would never if it were put aside
+    /// for it.
     pub fn look<'s>(&mut self, now: u64, first: u64, state: impl IntoIterator<Item = &'s u64>) -> Look {
         let Some(next) = self.next else { return self.again(now, first, now) };
         if now < next.due {
@@ -104,7 +110,8 @@ impl SpinWatch {
     }
 }
 
-/// One number for many, never 0. Two that differ have the same one so seldom that it does not matter.
+/// One number for many, never 0. Two that differ have the same one so seldom that it does not
+/// matter.
 fn digest<'s>(state: impl IntoIterator<Item = &'s u64>) -> u64 {
     // An odd number without a pattern: the fraction of the golden ratio.
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -78,7 +78,8 @@ fn a_state_that_never_changes_is_a_loop_after_a_while() {
     assert!(turns.is_some_and(|at| at >= WHILE * FIRST), "{turns:?}");
 }
 
-/// Some vCPUs of one CPU want a lock that is handed on in turn, the last that runs first: how long until all have had it.
+/// Some vCPUs of one CPU want a lock that is handed on in turn, the last that runs first: how long
+/// until all have had it.
 fn convoy(vcpus: u32, watched: bool) -> u64 {
     const HOLDS: u64 = 20;
     let policy = Policy::new(32 * FIRST);

@@ -12,7 +12,8 @@ use memslots::{Gpa, Slot, SlotError};
 use paging::Progress;
 
 use super::Answer;
-use super::requests::{Refusal, Took, begin_fetch, begin_log, find, refusal};
+use super::refusal::{Refusal, refusal};
+use super::requests::{Took, begin_fetch, begin_log, find};
 use super::runs::find_page;
 use crate::vm::Vm;
 use crate::vm::arch::Arch;

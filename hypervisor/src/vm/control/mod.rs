@@ -6,6 +6,7 @@
 //! the CPU back soon while there is more to do.
 
 mod migrate;
+mod refusal;
 mod requests;
 mod runs;
 

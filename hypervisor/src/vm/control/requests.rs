@@ -1,6 +1,5 @@
 //! What requests do, in steps.
 
-use core::fmt;
 use core::sync::atomic::Ordering;
 
 use alloc::boxed::Box;
@@ -14,65 +13,13 @@ use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 use paging::Progress;
 
 use super::migrate::Migration;
+use super::refusal::{Refusal, named, refusal};
 use super::{Answer, runs};
 use crate::devices::region::Region;
 use crate::vm::Vm;
 use crate::vm::arch::{Arch, Board};
 use crate::vm::slot_memory::NewSlot;
 use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
-
-/// Why a request was refused: then nothing has changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// What the slots say.
-    Slot(SlotError),
-    /// The slot of this number overlaps.
-    Overlap { slot: u16, gpa: u64, size: u64 },
-    /// A device is there.
-    Device { name: &'static str, start: u64, end: u64 },
-    /// There is not so much memory in one piece; but so much.
-    NoMemory { size: u64, largest: u64 },
-    /// No slot has this number.
-    NoSlot(u16),
-    /// The slot was not added by a request.
-    NotAdded(u16),
-    /// The guest can not store to it.
-    ReadOnly(u16),
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Slot(SlotError::Empty) => f.write_str("the size is 0"),
-            Self::Slot(SlotError::Unaligned) => f.write_str("address and size must be multiples of 4096"),
-            Self::Slot(SlotError::TooHigh) => {
-                f.write_str("it ends beyond the guest's physical address width")
-            }
-            Self::Slot(SlotError::NoLog) => f.write_str("stores to the slot are not logged"),
-            Self::Slot(error) => write!(f, "{error}"),
-            Self::Overlap { slot, gpa, size } => {
-                write!(f, "it overlaps slot {slot}, which is at {gpa:#x} and has {size:#x} bytes")
-            }
-            Self::Device { name, start, end } => {
-                write!(f, "it overlaps {name}, {start:#x} to {end:#x}")
-            }
-            Self::NoMemory { size, largest } => {
-                write!(
-                    f,
-                    "there are no {size:#x} bytes of free memory in one piece; the largest has {largest:#x}"
-                )
-            }
-            Self::NoSlot(slot) => write!(f, "there is no slot {slot}"),
-            Self::NotAdded(slot) => {
-                write!(
-                    f,
-                    "slot {slot} was not added by a request: it is the guest's own memory, or a device's"
-                )
-            }
-            Self::ReadOnly(slot) => write!(f, "the guest cannot store to slot {slot}"),
-        }
-    }
-}
 
 /// A request under way.
 pub(super) enum Work<A: Arch> {
@@ -293,13 +240,6 @@ fn marked<A: Board, R>(phase: Phase, act: impl FnOnce() -> R) -> R {
     result
 }
 
-pub(super) fn refusal(slot: u16, error: SlotError) -> Refusal {
-    match error {
-        SlotError::UnknownId => Refusal::NoSlot(slot),
-        error => Refusal::Slot(error),
-    }
-}
-
 pub(super) fn find<A: Arch>(vm: &Vm<A>, slot: u16) -> Result<Slot, Refusal> {
     vm.space.slots().memory().get(SlotId(slot)).ok_or(Refusal::NoSlot(slot))
 }
@@ -326,17 +266,6 @@ fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, access: Access) -> Resu
     let mut memory = vm.memory_of_slots.lock();
     let largest = memory.largest_free();
     memory.take(id, gpa, size, flags).map(Work::Clear).ok_or(Refusal::NoMemory { size, largest })
-}
-
-/// Says where the slot is that is in the way.
-fn named<A: Arch>(vm: &Vm<A>, error: SlotError) -> Refusal {
-    match error {
-        SlotError::Overlap(id) => match vm.space.slots().memory().get(id) {
-            Some(Slot { gpa, size, .. }) => Refusal::Overlap { slot: id.0, gpa: gpa.0, size },
-            None => Refusal::Slot(error),
-        },
-        error => Refusal::Slot(error),
-    }
 }
 
 fn delete<A: Arch>(vm: &'static Vm<A>, slot: u16) -> Result<Work<A>, Refusal> {

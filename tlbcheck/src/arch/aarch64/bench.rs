@@ -1,9 +1,10 @@
 //! What TLBIs cost: whoever issues them, and each of the others.
 //!
-//! The others spin and look at the counter: what a broadcast takes of them is a gap between two looks. Where they are more
-//! than there are CPUs to run them they can sleep instead; then what it takes of them is not known. The pages that are
-//! named are mapped nowhere: what is measured is the instruction and its way, not the walks that come afterwards. A sample is
-//! of many flushes, since the counter is slow; forms take turns, so that they share whatever else goes on.
+//! The others spin and look at the counter: what a broadcast takes of them is a gap between two
+//! looks. Where they are more than there are CPUs to run them they can sleep instead; then what it
+//! takes of them is not known. The pages that are named are mapped nowhere: what is measured is the
+//! instruction and its way, not the walks that come afterwards. A sample is of many flushes, since
+//! the counter is slow; forms take turns, so that they share whatever else goes on.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -104,7 +105,8 @@ impl Way {
 struct Other {
     /// Ticks of all gaps; the first processor sets it back between two samples.
     lost: AtomicU64,
-    /// Looks so far; 0 until the shortest time is known. Stored after `lost`, with release against the first one's acquire.
+    /// Looks so far; 0 until the shortest time is known. Stored after `lost`, with release against
+    /// the first one's acquire.
     looks: AtomicU64,
 }
 

@@ -15,8 +15,8 @@ pub(in crate::arch) fn mask_interrupts() {
     interrupts::disable();
 }
 
-/// Ends QEMU by semihosting, whose status is then twice the code and 1 as by the debug exit device of x86-64, or switches the
-/// machine off by PSCI.
+/// Ends QEMU by semihosting, whose status is then twice the code and 1 as by the debug exit device
+/// of x86-64, or switches the machine off by PSCI.
 pub(in crate::arch) fn leave(code: u8, by_semihosting: bool) -> ! {
     if by_semihosting {
         // Where nobody serves the call the machine is switched off.

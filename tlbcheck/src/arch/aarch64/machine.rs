@@ -27,8 +27,9 @@ static TESTBED: Once<Testbed> = Once::new();
 /// How long any processor may take for anything, in milliseconds.
 pub(super) const PATIENCE_MS: u64 = 20_000;
 
-/// Rounds that are done whatever time they take, and the time that more of them may take, in microseconds: where
-/// processors wait for each other's turn on a CPU a round is a thousand times as long as elsewhere.
+/// Rounds that are done whatever time they take, and the time that more of them may take, in
+/// microseconds: where processors wait for each other's turn on a CPU a round is a thousand times
+/// as long as elsewhere.
 const ROUNDS_MIN: u32 = 10;
 const BUDGET_US: u64 = 300_000;
 
@@ -58,7 +59,8 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     console::report(|report| report.head(&Head { name, platform: &platform, processors, clock, protocol }));
 }
 
-/// Starts the processors with these affinities, `limit` with the first one at most; returns how many run.
+/// Starts the processors with these affinities, `limit` with the first one at most; returns how
+/// many run.
 fn start(affinities: &[u64], limit: usize) -> usize {
     let own = gic::affinity();
     processors::set_affinity(0, own);
@@ -91,20 +93,22 @@ pub(super) fn others() -> Result<core::ops::Range<usize>, tlbcheck::report::Stop
     Ok(1..processors)
 }
 
-/// How long a processor sleeps that has nothing to do, in microseconds, and how often it looks around before it does.
+/// How long a processor sleeps that has nothing to do, in microseconds, and how often it looks
+/// around before it does.
 const SLEEP_US: u64 = 50;
 const LOOKS: u64 = 64;
 
-/// Sleeps for a moment: a virtual processor gives its turn away. Interrupts are masked: one that comes before the processor
-/// sleeps ends its sleep as well, so no wake-up is lost.
+/// Sleeps for a moment: a virtual processor gives its turn away. Interrupts are masked: one that
+/// comes before the processor sleeps ends its sleep as well, so no wake-up is lost.
 pub(super) fn sleep() {
     clock::set_timer(SLEEP_US);
     interrupts::wait();
     clock::stop_timer();
 }
 
-/// Waits until the condition holds, for [`PATIENCE_MS`] at most; says whether it does. In between it sleeps: those that it waits
-/// for may share its CPU, and whoever runs below cannot tell that it waits, for the clock that it looks at is never the same.
+/// Waits until the condition holds, for [`PATIENCE_MS`] at most; says whether it does. In between
+/// it sleeps: those that it waits for may share its CPU, and whoever runs below cannot tell that it
+/// waits, for the clock that it looks at is never the same.
 pub(super) fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
     let end = clock::now() + clock::ticks(PATIENCE_MS * 1000);
     loop {

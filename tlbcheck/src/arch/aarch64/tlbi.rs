@@ -1,8 +1,8 @@
 //! TLBI in all its forms, with its barriers. DDI 0487 M.b, D8.17 "TLB maintenance" and C5.5.
 //!
-//! The stores that change tables come before the invalidation by a DSB, the invalidation is complete at the next one of the
-//! same domain or a larger one, and the ISB lets the processor itself see it. The command line may say that one is left out:
-//! then rows have to fail.
+//! The stores that change tables come before the invalidation by a DSB, the invalidation is
+//! complete at the next one of the same domain or a larger one, and the ISB lets the processor
+//! itself see it. The command line may say that one is left out: then rows have to fail.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -120,7 +120,8 @@ pub(super) fn issue(Form(scope, kind): Form, target: TlbiOperand) {
         Kind::VaAllLast => 7,
     };
     let asid = if matches!(kind, Kind::VaAll | Kind::VaAllLast | Kind::All) { 0 } else { asid };
-    // SAFETY: whoever names a form has found the feature that it needs; ranges are of kinds by address.
+    // SAFETY: whoever names a form has found the feature that it needs; ranges are of kinds by
+    // address.
     unsafe {
         match (range, scope) {
             (None, Scope::Local) => by_kind!(7, op2, page(address, asid, level)),
@@ -177,8 +178,8 @@ pub(super) fn flush(form: Form, target: TlbiOperand) {
     complete(form.0);
 }
 
-/// Drops everything that TLBs keep, whatever the command line leaves out: between rows, and after rounds whose flush
-/// is left out on purpose.
+/// Drops everything that TLBs keep, whatever the command line leaves out: between rows, and after
+/// rounds whose flush is left out on purpose.
 pub(super) fn settle() {
     // SAFETY: it drops translations, which come back from the tables.
     unsafe { asm!("dsb ishst", "tlbi vmalle1is", "dsb ish", "isb", options(nostack, preserves_flags)) };

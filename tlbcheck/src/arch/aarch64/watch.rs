@@ -9,10 +9,11 @@
 //! | | f: look, by what b says |
 //! | g: wait for all CHECKED = n | h: CHECKED = s |
 //!
-//! If d sees n of c, then the flush of a is complete, and with e nothing is left of what was before; so f must find what b
-//! says. b before the next c waits for g, so f reads the values of its own step. Between h and the next d it goes on
-//! looking, so that its TLB keeps what it may; what it finds then counts only where nothing else may ever be found
-//! ([`Expected::Kept`]). It has no timer and makes no exit of its own; interrupts are off.
+//! If d sees n of c, then the flush of a is complete, and with e nothing is left of what was
+//! before; so f must find what b says. b before the next c waits for g, so f reads the values of
+//! its own step. Between h and the next d it goes on looking, so that its TLB keeps what it may;
+//! what it finds then counts only where nothing else may ever be found ([`Expected::Kept`]). It has
+//! no timer and makes no exit of its own; interrupts are off.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -88,7 +89,8 @@ fn is_translation_fault(result: Result<u64, Fault>) -> bool {
     result.is_err_and(|fault| matches!(fault.cause(), Cause::Translation(_)))
 }
 
-/// Looks at all words of processor `number`; says how many are not as they have to be. `is_step` is false between two steps.
+/// Looks at all words of processor `number`; says how many are not as they have to be. `is_step` is
+/// false between two steps.
 #[inline(always)]
 fn look(number: usize, is_step: bool) -> u64 {
     let address = ADDRESS.load(Ordering::Relaxed) + number as u64 * EACH.load(Ordering::Relaxed);
@@ -130,8 +132,8 @@ fn watch(number: usize) {
         let step = STEP.load(Ordering::Acquire);
         tlbi::synchronise();
         let wrong = look(number, step != last);
-        // A step may have begun meanwhile, whose values were looked at as those of the last one: only a `Kept` counts
-        // then, which is the same in both.
+        // A step may have begun meanwhile, whose values were looked at as those of the last one:
+        // only a `Kept` counts then, which is the same in both.
         if wrong != 0 {
             WRONG.fetch_add(wrong, Ordering::Relaxed);
         }
@@ -148,8 +150,8 @@ fn watch(number: usize) {
 /// The steps of a watch.
 pub(super) struct Watch(u64);
 
-/// Has all other processors look while `steps` runs; the calling one is in the space, too. Nothing is expected before the
-/// first step. Skips if there is no other processor.
+/// Has all other processors look while `steps` runs; the calling one is in the space, too. Nothing
+/// is expected before the first step. Skips if there is no other processor.
 pub(super) fn during(what: What, steps: impl FnOnce(&mut Watch) -> Verdict) -> Verdict {
     let others = machine::others()?;
     ADDRESS.store(what.address, Ordering::Relaxed);
@@ -175,7 +177,8 @@ pub(super) fn during(what: What, steps: impl FnOnce(&mut Watch) -> Verdict) -> V
 }
 
 impl Watch {
-    /// Has all processors look, the calling one as well. Returns how many words were not as they had to be.
+    /// Has all processors look, the calling one as well. Returns how many words were not as they
+    /// had to be.
     pub(super) fn step(&mut self, expected: Expected, value: u64) -> Result<u64, Stop> {
         self.0 += 1;
         VALUE.store(value, Ordering::Relaxed);
@@ -197,9 +200,9 @@ impl Watch {
         Ok(())
     }
 
-    /// Succeeds if a flush that is left out is noticed: then steps that find nothing wrong say something. `change`
-    /// makes the change of a try without its flush, `restore` takes it back and is the last to be called. Skips
-    /// otherwise.
+    /// Succeeds if a flush that is left out is noticed: then steps that find nothing wrong say
+    /// something. `change` makes the change of a try without its flush, `restore` takes it back and
+    /// is the last to be called. Skips otherwise.
     pub(super) fn notices(
         &mut self,
         mut restore: impl FnMut(u64) -> (Expected, u64),

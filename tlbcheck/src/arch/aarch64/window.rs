@@ -1,6 +1,7 @@
 //! Page tables whose entries the checks exchange, at any address but those of the image.
 //!
-//! DDI 0487 M.b, D8.3.1 "VMSAv8-64 descriptor formats", D8.4 (permissions), D8.5 (access flag, dirty state).
+//! DDI 0487 M.b, D8.3.1 "VMSAv8-64 descriptor formats", D8.4 (permissions), D8.5 (access flag,
+//! dirty state).
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +20,8 @@ pub(super) const READ_ONLY: u64 = 1 << 7;
 const INNER_SHAREABLE: u64 = 3 << 8;
 pub(super) const ACCESSED: u64 = 1 << 10;
 pub(super) const NOT_GLOBAL: u64 = 1 << 11;
-/// The dirty bit modifier: with it a read-only entry is one that the processor makes writable at a store.
+/// The dirty bit modifier: with it a read-only entry is one that the processor makes writable at a
+/// store.
 pub(super) const DIRTY_MODIFIER: u64 = 1 << 51;
 /// PXN and UXN.
 const NEVER_EXECUTE: u64 = 3 << 53;
@@ -31,7 +33,8 @@ pub(super) const SETS_DIRTY: u64 = 1 << 40;
 
 /// Bytes in a block of level 2.
 pub(super) const BLOCK: u64 = 512 * PAGE;
-/// Places in it that are looked at, and how far one is from the next: the first page and the last are among them.
+/// Places in it that are looked at, and how far one is from the next: the first page and the last
+/// are among them.
 pub(super) const PLACES: u64 = 8;
 pub(super) const PLACE_EVERY: u64 = 73 * PAGE;
 const _: () = assert!((PLACES - 1) * PLACE_EVERY == BLOCK - PAGE);
@@ -105,7 +108,8 @@ impl TestSpace {
         self.root.address() | u64::from(self.asid) << 48
     }
 
-    /// The entry for `address` at a level, from 1 to 3; tables on the way are made where there are none.
+    /// The entry for `address` at a level, from 1 to 3; tables on the way are made where there are
+    /// none.
     pub(super) fn entry(self, address: u64, level: u32) -> &'static AtomicU64 {
         let mut entry = &self.root.words()[index(address, 0)];
         for level in 1..=level {
@@ -129,8 +133,8 @@ const fn index(address: u64, level: u32) -> usize {
 fn table(entry: &AtomicU64) -> &'static Page {
     let value = entry.load(Ordering::Acquire);
     if value & VALID != 0 {
-        // SAFETY: an entry that is valid was made here, or by the start-up code, and leads to a table; those live as long
-        // as the program.
+        // SAFETY: an entry that is valid was made here, or by the start-up code, and leads to a
+        // table; those live as long as the program.
         return unsafe { &*((value & ADDRESS) as *const Page) };
     }
     let table = &take(1, 1)[0];
@@ -161,7 +165,8 @@ pub(super) fn leave() {
     enter(ROOT.address());
 }
 
-/// Sets bits of the calling processor's TCR_EL1, or clears them; what its TLB keeps was translated without.
+/// Sets bits of the calling processor's TCR_EL1, or clears them; what its TLB keeps was translated
+/// without.
 pub(super) fn set_control(bits: u64, on: bool) {
     let (set, clear) = if on { (bits, 0) } else { (0, bits) };
     // SAFETY: the bits that are passed are those that say who sets flags of entries.

@@ -1,8 +1,9 @@
-//! Flushes of other processors: the engine of [`coherence::shootdown`] on this machine, by interrupts in each of its modes,
-//! and by hypercalls.
+//! Flushes of other processors: the engine of [`coherence::shootdown`] on this machine, by
+//! interrupts in each of its modes, and by hypercalls.
 //!
-//! Processors that take part have loaded the one [`AddressSpace`], whose root is that of [`window::space`]. The engine is
-//! told of it by [`join`] and [`leave`]; rows that change CR3 meanwhile have to come back to it.
+//! Processors that take part have loaded the one [`AddressSpace`], whose root is that of
+//! [`window::space`]. The engine is told of it by [`join`] and [`leave`]; rows that change CR3
+//! meanwhile have to come back to it.
 
 use core::cell::LazyCell;
 use core::ops::ControlFlow;
@@ -92,8 +93,9 @@ impl Tlb for Own {
         window::enter_space(root);
     }
 
-    /// The other space has the window's pages, too. Nothing of it is read by who has left, no table of it is ever freed,
-    /// and what comes into the TLB nevertheless goes with the write to CR3 of the next [`load`](Tlb::load).
+    /// The other space has the window's pages, too. Nothing of it is read by who has left, no table
+    /// of it is ever freed, and what comes into the TLB nevertheless goes with the write to CR3 of
+    /// the next [`load`](Tlb::load).
     fn load_none(&mut self) {
         window::enter_space(window::other_space());
     }
@@ -181,8 +183,9 @@ impl BackEnd {
         }
     }
 
-    /// Flushes the TLBs of all processors that take part: the calling one, and `others`. When it returns, none of them
-    /// uses a translation that was replaced before the call, and what was done by such is to be seen.
+    /// Flushes the TLBs of all processors that take part: the calling one, and `others`. When it
+    /// returns, none of them uses a translation that was replaced before the call, and what was
+    /// done by such is to be seen.
     ///
     /// One processor changes entries and flushes, so that a batch may be opened after the change.
     ///
@@ -236,8 +239,9 @@ impl BackEnd {
         remote: &mut impl Remote<BANKS>,
     ) -> Result<ShootdownOutcome, Stop> {
         let own = &mut Own::new();
-        // SAFETY: the handler that serves touches no address of the window, and the only handler that interrupts-off does
-        // not hold back, that of `nmi-handler-sees-stale-page`, is installed for flushes by hypercall alone.
+        // SAFETY: the handler that serves touches no address of the window, and the only handler
+        // that interrupts-off does not hold back, that of `nmi-handler-sees-stale-page`, is
+        // installed for flushes by hypercall alone.
         let token = unsafe { NoUserAccess::assert() };
         let done = match self {
             Self::Serial => local.flush(batch, Serial, remote, own),

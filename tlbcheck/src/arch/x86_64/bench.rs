@@ -1,9 +1,9 @@
 //! What a shootdown costs: whoever asks for it, and each of those that it takes the time of.
 //!
-//! The targets spin and look at the TSC: what a flush takes of them is a gap between two looks, whether an interrupt's
-//! handler or the hypervisor has taken it. Where they are more than there are CPUs to run them they can sleep instead; then
-//! what it takes of them is not known. The initiator measures its own call. Back ends take turns, so that they
-//! share whatever else goes on.
+//! The targets spin and look at the TSC: what a flush takes of them is a gap between two looks,
+//! whether an interrupt's handler or the hypervisor has taken it. Where they are more than there
+//! are CPUs to run them they can sleep instead; then what it takes of them is not known. The
+//! initiator measures its own call. Back ends take turns, so that they share whatever else goes on.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -27,7 +27,8 @@ use crate::arch::console;
 const SAMPLES: usize = 101;
 const WARM_UP: usize = 5;
 const SAMPLES_MAX: usize = 1000;
-/// How long one measurement goes on at most, in milliseconds: on more processors than there are CPUs a sample takes long.
+/// How long one measurement goes on at most, in milliseconds: on more processors than there are
+/// CPUs a sample takes long.
 const BUDGET_MS: u64 = 4000;
 const SAMPLES_MIN: usize = 11;
 
@@ -43,8 +44,8 @@ const LOOKS: u32 = 2000;
 struct Watched {
     /// Cycles of all gaps; the initiator sets it back between two flushes.
     lost: AtomicU64,
-    /// Looks so far; 0 until the shortest time is known. Stored after `lost`, with release against the initiator's
-    /// acquire.
+    /// Looks so far; 0 until the shortest time is known. Stored after `lost`, with release against
+    /// the initiator's acquire.
     looks: AtomicU64,
 }
 

@@ -20,7 +20,8 @@ pub(in crate::arch) fn mask_interrupts() {
     x86_64::instructions::interrupts::disable();
 }
 
-/// Ends QEMU by its debug exit device, whose status is then twice the code and 1, or switches the machine off.
+/// Ends QEMU by its debug exit device, whose status is then twice the code and 1, or switches the
+/// machine off.
 pub(in crate::arch) fn leave(code: u8, by_debug_exit: bool) -> ! {
     if by_debug_exit {
         power::debug_exit(DEBUG_EXIT_PORT, code);

@@ -1,5 +1,5 @@
-//! The guest's end of hypercalls: always through the hypercall page, so that it is the hypervisor who chooses the
-//! instruction.
+//! The guest's end of hypercalls: always through the hypercall page, so that it is the hypervisor
+//! who chooses the instruction.
 
 use core::arch::asm;
 
@@ -39,7 +39,8 @@ pub(super) fn enable() -> Verdict {
 
 /// Writes the guest's identity; 0 takes it back.
 pub(super) fn set_identity(identity: u64) -> Verdict {
-    // SAFETY: it names the guest; without a name the page's former contents come back, and nobody calls it then.
+    // SAFETY: it names the guest; without a name the page's former contents come back, and nobody
+    // calls it then.
     let written = unsafe { wrmsr(msr::GUEST_OS_ID, identity) };
     written.map_err(|fault| fail(format_args!("the guest's identity cannot be written: {fault:?}")))
 }
@@ -55,8 +56,9 @@ pub(super) fn ask_for_page() -> Verdict {
 /// A hypercall by its three registers.
 pub(super) fn call(control: Control, input: u64, output: u64) -> Result<HvResult, Fault> {
     let (result, fault, error): (u64, u64, u64);
-    // SAFETY: the page holds the hypervisor's code, which ends in RET; the calls that are made write no memory. A fault
-    // in the page goes on behind the call, with the stack as it is here: see `interrupts::guard_page`.
+    // SAFETY: the page holds the hypervisor's code, which ends in RET; the calls that are made
+    // write no memory. A fault in the page goes on behind the call, with the stack as it is here:
+    // see `interrupts::guard_page`.
     unsafe {
         asm!(
             "mov r12, rsp",
@@ -69,7 +71,8 @@ pub(super) fn call(control: Control, input: u64, output: u64) -> Result<HvResult
             inout("r11") 0u64 => fault, inout("r10") 0u64 => error, out("r12") _, out("r13") _,
         );
     }
-    // The hypervisor may change R10 and R11, but hardly to a fault's mark with an exception's vector.
+    // The hypervisor may change R10 and R11, but hardly to a fault's mark with an exception's
+    // vector.
     let fault = if fault & !0x1f == FAULTED { fault } else { 0 };
     Fault::check(fault, error).map(|()| HvResult::from_bits(result))
 }
@@ -77,8 +80,8 @@ pub(super) fn call(control: Control, input: u64, output: u64) -> Result<HvResult
 /// The same from ring 3; `Ok` if it comes back without a fault.
 pub(super) fn call_in_ring3(control: Control) -> Result<(), Fault> {
     let (fault, error): (u64, u64);
-    // SAFETY: the call faults, or the UD2 behind it does; either way ring 0 goes on here, with the stack that R12
-    // kept. Interrupts are off meanwhile. All memory is ring 3's as well.
+    // SAFETY: the call faults, or the UD2 behind it does; either way ring 0 goes on here, with the
+    // stack that R12 kept. Interrupts are off meanwhile. All memory is ring 3's as well.
     unsafe {
         asm!(
             "mov r12, rsp",
@@ -115,8 +118,8 @@ fn load_xmm(words: &[u64; XMM_WORDS]) {
     }
 }
 
-/// A hypercall whose input is `words`: at the beginning of the input page, or in registers if the control word says that
-/// it is fast. What does not fit is left out.
+/// A hypercall whose input is `words`: at the beginning of the input page, or in registers if the
+/// control word says that it is fast. What does not fit is left out.
 pub(super) fn call_with(control: Control, words: &[u64]) -> Result<HvResult, Fault> {
     if !control.fast() {
         input().write(words);

@@ -79,7 +79,8 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     console::report(|report| report.head(&head));
 }
 
-/// Starts the processors with these APIC ids, `limit` with the first one at most; returns how many run.
+/// Starts the processors with these APIC ids, `limit` with the first one at most; returns how many
+/// run.
 fn start(apic_ids: &[u32], limit: usize) -> usize {
     let own = apic::id();
     processors::set_apic_id(0, own);
@@ -119,8 +120,8 @@ pub(super) fn vp(number: usize) -> u32 {
     VPS[number].load(Ordering::Acquire)
 }
 
-/// What of the Hyper-V interface there is, with hypercalls on and VP indices known; skips if flushes by hypercall are
-/// not offered.
+/// What of the Hyper-V interface there is, with hypercalls on and VP indices known; skips if
+/// flushes by hypercall are not offered.
 pub(super) fn flushes() -> Result<&'static HyperV, Stop> {
     static READY: Once<Verdict> = Once::new();
     let machine = get();

@@ -33,7 +33,8 @@ pub(super) struct What {
 }
 
 impl What {
-    /// One word of a page that is not global, in the address space that all begin with, with interrupts off.
+    /// One word of a page that is not global, in the address space that all begin with, with
+    /// interrupts off.
     pub(super) fn page(processor: usize, address: u64) -> Self {
         Self {
             processor,

@@ -1,7 +1,7 @@
 //! Page tables whose leaves the checks exchange, at any address but those of the image.
 //!
-//! Two address spaces: the one that all processors begin with, and another one, which maps the same but for what
-//! [`leaf_of_other`] makes. AMD64 APM volume 2 (24593, rev. 3.42), section 5.3.
+//! Two address spaces: the one that all processors begin with, and another one, which maps the same
+//! but for what [`leaf_of_other`] makes. AMD64 APM volume 2 (24593, rev. 3.42), section 5.3.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +22,9 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 pub(super) const LARGE_PAGE: u64 = 512 * PAGE;
 const PIECES: usize = 512;
 
-/// Pieces of a large page that are looked at, and how far one is from the next: the first piece and the last are among
-/// them, and they are few enough and far enough from each other to stay in any TLB together.
+/// Pieces of a large page that are looked at, and how far one is from the next: the first piece and
+/// the last are among them, and they are few enough and far enough from each other to stay in any
+/// TLB together.
 pub(super) const PIECES_SEEN: u64 = 8;
 pub(super) const SEEN_EVERY: u64 = 73 * PAGE;
 const _: () = assert!((PIECES_SEEN - 1) * SEEN_EVERY == LARGE_PAGE - PAGE);
@@ -85,7 +86,8 @@ fn index(address: u64, level: u32) -> usize {
 fn table(entry: &AtomicU64) -> &'static Page {
     let value = entry.load(Ordering::Acquire);
     if value & 1 != 0 {
-        // SAFETY: an entry that is present was made here, or by the start-up code; tables live as long as the program.
+        // SAFETY: an entry that is present was made here, or by the start-up code; tables live as
+        // long as the program.
         return unsafe { &*((value & ADDRESS) as *const Page) };
     }
     let table = &take(1, 1)[0];
@@ -121,7 +123,8 @@ fn share(address: u64) {
     OTHER_ROOT.words()[index].store(root().words()[index].load(Ordering::Relaxed), Ordering::Release);
 }
 
-/// The entries for the page at `address`, one in each space; for addresses from [`SPLIT_WINDOW`] on.
+/// The entries for the page at `address`, one in each space; for addresses from [`SPLIT_WINDOW`]
+/// on.
 pub(super) fn split_leaves(address: u64) -> [&'static AtomicU64; 2] {
     [entry_below(root(), address, 0), entry_below(&OTHER_ROOT, address, 0)]
 }

@@ -1,11 +1,13 @@
-//! Mmtest: threads touch memory page by page, while the main thread turns a PCI device's expansion ROM on and off.
+//! Mmtest: threads touch memory page by page, while the main thread turns a PCI device's expansion
+//! ROM on and off.
 //!
-//! In a guest on a hypervisor each time adds and removes memory of the guest, which must neither disturb what the threads
-//! have written nor cost them more than it has to. Every page holds canaries, which are checked before they are written
-//! anew; of the ROM every byte that is read is compared.
+//! In a guest on a hypervisor each time adds and removes memory of the guest, which must neither
+//! disturb what the threads have written nor cost them more than it has to. Every page holds
+//! canaries, which are checked before they are written anew; of the ROM every byte that is read is
+//! compared.
 //!
-//! It reports JSON lines: `begin`, then `progress` now and then, then `end` with what was measured, then `damage` if
-//! something was wrong.
+//! It reports JSON lines: `begin`, then `progress` now and then, then `end` with what was measured,
+//! then `damage` if something was wrong.
 
 mod memory;
 mod rom;

@@ -39,13 +39,14 @@ impl Memory {
         Ok(Self { thread, base, pages, passes: 0, next: 0, damages: 0, first: None })
     }
 
-    /// Checks the canaries of up to `count` pages and writes new ones, from where the last call ended to the end of the
-    /// pass at most.
+    /// Checks the canaries of up to `count` pages and writes new ones, from where the last call
+    /// ended to the end of the pass at most.
     pub(crate) fn touch(&mut self, count: usize) {
         let end = self.pages.min(self.next + count);
         for page in self.next..end {
-            // Memory that was never touched is stored to first: a load would have the kernel map its page of zeroes, and each
-            // store then flush that from the TLBs of all CPUs. That is another workload.
+            // Memory that was never touched is stored to first: a load would have the kernel map
+            // its page of zeroes, and each store then flush that from the TLBs of all CPUs. That is
+            // another workload.
             if self.passes != 0 {
                 self.check(page, self.passes);
             }

@@ -48,7 +48,8 @@ impl Rom {
         self.len
     }
 
-    /// Turns the ROM on, reads and checks a page of it, which is another one for each `number`, and turns it off.
+    /// Turns the ROM on, reads and checks a page of it, which is another one for each `number`, and
+    /// turns it off.
     pub(crate) fn toggle(&self, number: u64) -> io::Result<Toggle> {
         let page = number % self.page_count();
         self.read(page..page + 1)

@@ -1,7 +1,7 @@
 //! A load that may find nothing.
 //!
-//! Pages are unmapped under readers. The load is one instruction at a known address; the handler of the
-//! fault that it may raise goes on where the load reports nothing.
+//! Pages are unmapped under readers. The load is one instruction at a known address; the handler of
+//! the fault that it may raise goes on where the load reports nothing.
 
 use std::arch::global_asm;
 use std::mem::MaybeUninit;
@@ -57,8 +57,8 @@ pub(crate) fn install() -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_flags = libc::SA_SIGINFO;
     action.sa_sigaction = on_fault as *const () as usize;
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for, and is safe to run at any point: it changes
-    // the interrupted registers and nothing else.
+    // SAFETY: the handler has the signature that SA_SIGINFO asks for, and is safe to run at any
+    // point: it changes the interrupted registers and nothing else.
     match unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -95,7 +95,8 @@ fn program_counter(machine: &mut libc::mcontext_t) -> &mut Register {
 ///
 /// # Safety
 ///
-/// The address is a multiple of 8, and what may be mapped there may be read. [`install`] was called.
+/// The address is a multiple of 8, and what may be mapped there may be read. [`install`] was
+/// called.
 #[inline]
 pub(crate) unsafe fn load(address: *const u64) -> Option<u64> {
     // SAFETY: the caller's; a fault is handled.

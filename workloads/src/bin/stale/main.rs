@@ -1,10 +1,10 @@
 //! Stale: looks for reads through translations that had been taken away before.
 //!
-//! Remapper threads replace, unmap, protect, copy and discard pages; when the system call has returned they
-//! publish a new generation of the page. Reader threads, each on a CPU of its own, load what has been published
-//! and then read the page: it must show that generation or a later one, or nothing. Old frames are poisoned.
-//! The order of the reader's two loads decides, so there are no false alarms, however long threads are kept
-//! from running.
+//! Remapper threads replace, unmap, protect, copy and discard pages; when the system call has
+//! returned they publish a new generation of the page. Reader threads, each on a CPU of its own,
+//! load what has been published and then read the page: it must show that generation or a later
+//! one, or nothing. Old frames are poisoned. The order of the reader's two loads decides, so there
+//! are no false alarms, however long threads are kept from running.
 //!
 //! It reports JSON lines: `begin`, then `end` with what was done, then `stale` if a read was.
 
@@ -91,7 +91,8 @@ struct RunOutcome {
     stale: Option<Sighting>,
 }
 
-/// Keeps the calling thread on one of the CPUs that the process may use: the `index`th, modulo their number.
+/// Keeps the calling thread on one of the CPUs that the process may use: the `index`th, modulo
+/// their number.
 fn pin(index: usize) -> io::Result<()> {
     let allowed = sched_getaffinity(None)?;
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();

@@ -1,7 +1,8 @@
 //! The threads that look at pages.
 //!
-//! A reader makes no system call, never pauses and never sleeps: on a virtual CPU each of these may be an exit,
-//! and an exit may flush the TLB whether it was asked to or not. PAUSE above all: hypervisors intercept it.
+//! A reader makes no system call, never pauses and never sleeps: on a virtual CPU each of these may
+//! be an exit, and an exit may flush the TLB whether it was asked to or not. PAUSE above all:
+//! hypervisors intercept it.
 
 use crate::guarded;
 use crate::region::{Canary, Region, Way};
@@ -17,8 +18,8 @@ pub(crate) struct Sighting {
     pub(crate) published: u64,
     /// What the read showed.
     pub(crate) seen: Canary,
-    /// How the published generation came about, and for how many nanoseconds its system call had returned when
-    /// the read was judged. Unknown if the page has changed again since.
+    /// How the published generation came about, and for how many nanoseconds its system call had
+    /// returned when the read was judged. Unknown if the page has changed again since.
     pub(crate) origin: Option<(Way, u64)>,
 }
 
@@ -38,8 +39,9 @@ pub(crate) struct Reader<'a> {
     pub(crate) region: &'a Region,
     /// When the run began.
     pub(crate) begin: Instant,
-    /// Whether to read pages while they are being remapped. That shows translations which are made meanwhile;
-    /// but it faults, and whoever handles a fault is off its spin, and keeps the kernel's lock from the remapper.
+    /// Whether to read pages while they are being remapped. That shows translations which are made
+    /// meanwhile; but it faults, and whoever handles a fault is off its spin, and keeps the
+    /// kernel's lock from the remapper.
     pub(crate) is_rude: bool,
 }
 
@@ -49,8 +51,8 @@ impl Reader<'_> {
         let Self { region, begin, is_rude } = *self;
         let mut reads = Reads::default();
         let mut last = vec![0; usize::from(region.page_count())];
-        // Generations as of which pages were found absent. They are left alone until the next one: each such read takes
-        // the kernel's lock that remapping needs, for long.
+        // Generations as of which pages were found absent. They are left alone until the next one:
+        // each such read takes the kernel's lock that remapping needs, for long.
         let mut absent = vec![None; last.len()];
         while !stop.load(Ordering::Relaxed) {
             for page in 0..region.page_count() {

@@ -9,10 +9,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// Frames that take turns at one page. An old one is poisoned, and long out of use before it comes again.
+/// Frames that take turns at one page. An old one is poisoned, and long out of use before it comes
+/// again.
 pub(crate) const FRAMES: usize = 8;
-/// Where a window may begin: far below where the kernel puts mappings of its own choice, so that none of those
-/// ever fills a hole that unmapping makes.
+/// Where a window may begin: far below where the kernel puts mappings of its own choice, so that
+/// none of those ever fills a hole that unmapping makes.
 pub(crate) const WINDOW: usize = 0x1000_0000_0000;
 
 /// The first word of a frame: which page it is for, and as of which generation of that page.
@@ -41,7 +42,8 @@ impl Canary {
         (self.page as u64) << Self::GENERATION_BITS | self.generation
     }
 
-    /// Whether a read of `page` may show this, if generation `published` was published before the read began.
+    /// Whether a read of `page` may show this, if generation `published` was published before the
+    /// read began.
     pub(crate) const fn may_be_read(self, page: u16, published: u64) -> bool {
         self.page == page && self.generation >= published
     }
@@ -77,7 +79,8 @@ impl Way {
     }
 }
 
-/// What is known about a page. On a cache line of its own: one thread writes it, all others read it all the time.
+/// What is known about a page. On a cache line of its own: one thread writes it, all others read it
+/// all the time.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Published {
@@ -125,7 +128,8 @@ impl Published {
     pub(crate) fn origin(&self, generation: u64) -> Option<(Way, u64)> {
         let way = Way::ALL.get(usize::from(self.way.load(Ordering::Relaxed))).copied()?;
         let returned_at = self.returned_at.load(Ordering::Relaxed);
-        // Another generation's would have been stored after the load of this one, and before its own.
+        // Another generation's would have been stored after the load of this one, and before its
+        // own.
         (self.generation() == generation).then_some((way, returned_at))
     }
 }

@@ -14,7 +14,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pulses until a reader has begun, and ended, a look at all pages; more, since readers take turns at them.
+/// Pulses until a reader has begun, and ended, a look at all pages; more, since readers take turns
+/// at them.
 const PULSES: u64 = 3;
 
 /// One page as its remapper knows it: which frame is in place, and as of which generation.
@@ -73,7 +74,8 @@ impl Remapper<'_> {
         Ok(&[Way::Replace])
     }
 
-    /// Takes the frame away, and puts another one there afterwards. Until then readers find nothing.
+    /// Takes the frame away, and puts another one there afterwards. Until then readers find
+    /// nothing.
     fn withdraw(&self, page: &mut Page, way: Way) -> io::Result<&'static [Way]> {
         let at = self.region.address(page.index);
         // SAFETY: the page is this remapper's, and whoever reads it expects that it may be absent.
@@ -156,9 +158,9 @@ impl Remapper<'_> {
         self.region.published(page.index).publish(page.generation, way, now);
     }
 
-    /// Lets the readers look, until one has looked at all pages after this began. So that reader is running at this
-    /// very moment, and has the pages in its TLB: the best time to remap. Spins, for a thread that slept would have
-    /// its CPU idle.
+    /// Lets the readers look, until one has looked at all pages after this began. So that reader is
+    /// running at this very moment, and has the pages in its TLB: the best time to remap. Spins,
+    /// for a thread that slept would have its CPU idle.
     fn linger(&self) {
         let (begin, first) = (Instant::now(), self.region.pulse());
         while self.region.pulse().wrapping_sub(first) < PULSES && begin.elapsed() < self.pause {}

@@ -13,8 +13,8 @@ use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{replace, run};
 use crate::shootdown::{AddressSpace, Batch, Inline, Mode, PageRange};
 
-/// The hypervisor flushes what CPU 1 has loaded, and not what lies under its other tags, while that CPU switches to the
-/// space that is changed. It takes no interrupt.
+/// The hypervisor flushes what CPU 1 has loaded, and not what lies under its other tags, while that
+/// CPU switches to the space that is changed. It takes no interrupt.
 fn switching<P: Protocol>() {
     beside::<P>(ModelState::new(2), |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
@@ -110,7 +110,8 @@ fn p1_hypervisor_drops_a_freed_table_under_all_tags() {
     explore(Some(5), || switching_tables(false));
 }
 
-/// A back end that breaks its contract: what lies under the tags that are not loaded stays until the CPU looks.
+/// A back end that breaks its contract: what lies under the tags that are not loaded stays until
+/// the CPU looks.
 #[test]
 #[should_panic(expected = "used after")]
 fn p1_hypervisor_drops_a_freed_table_under_the_loaded_tag_only() {
@@ -128,8 +129,8 @@ fn o18_hypervisor_for_one_and_interrupt_for_another() {
 }
 
 mutant! {
-    /// A12: the generation is looked at before the space is loaded, and not again: the hypervisor has flushed what was
-    /// loaded before.
+    /// A12: the generation is looked at before the space is loaded, and not again: the hypervisor
+    /// has flushed what was loaded before.
     LooksOnce fails a12_generation_not_read_again_after_the_load: switching::<LooksOnce>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
             let index = cpu.index;

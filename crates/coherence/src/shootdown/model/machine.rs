@@ -52,8 +52,9 @@ pub(super) struct ModelState {
     cells: Vec<RangeCell>,
     pub(super) spaces: Vec<AddressSpace<1>>,
     trees: Vec<Tree>,
-    /// Uses of each page's old frame, and of the first space's table. A use is a read-modify-write, thus never overlooked;
-    /// reading the count is relaxed, thus stale unless the protocol ordered it (G2).
+    /// Uses of each page's old frame, and of the first space's table. A use is a read-modify-write,
+    /// thus never overlooked; reading the count is relaxed, thus stale unless the protocol ordered
+    /// it (G2).
     old_frame: [AtomicU64; PAGES],
     table: AtomicU64,
     /// Walks of the table are counted, too.
@@ -62,8 +63,8 @@ pub(super) struct ModelState {
     is_eager: bool,
     interrupt: Vec<AtomicU64>,
     tlbs: Vec<std::sync::Mutex<TlbState>>,
-    /// Held by a CPU while it executes an instruction, and by the hypervisor while it has the CPU out of guest mode. None if
-    /// there is no hypervisor.
+    /// Held by a CPU while it executes an instruction, and by the hypervisor while it has the CPU
+    /// out of guest mode. None if there is no hypervisor.
     guest_mode: Vec<Mutex<()>>,
     initiators: u64,
     finished: AtomicU64,
@@ -219,7 +220,8 @@ impl ModelTlb<'_> {
         }
     }
 
-    /// The CPU stores to a page, if it is there. The first store through a translation marks the page's entry.
+    /// The CPU stores to a page, if it is there. The first store through a translation marks the
+    /// page's entry.
     pub(super) fn store(&self, page: usize) {
         let _instruction = self.machine.instruction(self.cpu);
         let Some((tree, entry)) = self.translate(page) else { return };
@@ -382,7 +384,8 @@ impl Remote<1> for Reach<'_> {
         targets.iter().for_each(|cpu| self.machine.send_interrupt(cpu));
     }
 
-    /// The call returns when it is over: each target is taken out of guest mode, and its TLB cleaned.
+    /// The call returns when it is over: each target is taken out of guest mode, and its TLB
+    /// cleaned.
     fn begin(&mut self, targets: &mut TargetSet<1>, flush: &Flush<'_>, _: &Pinned) {
         for cpu in targets.and(&self.direct).iter() {
             let _out = self.machine.instruction(cpu);

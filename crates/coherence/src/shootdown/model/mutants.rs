@@ -1,7 +1,7 @@
 //! Shootdown with one operation spoilt, and the scenario that notices.
 //!
-//! Each mutant is a copy of the real operation but for the one thing that its comment names. Mutants of a flush are
-//! [`flush_by`] with one of its [`Parts`].
+//! Each mutant is a copy of the real operation but for the one thing that its comment names.
+//! Mutants of a flush are [`flush_by`] with one of its [`Parts`].
 
 use crate::TargetSet;
 use crate::mailbox::Generation;
@@ -175,7 +175,8 @@ macro_rules! flush_mutant {
 }
 
 flush_mutant! {
-    /// O4: the set is read before the change is counted: who joins in between is neither asked nor looks.
+    /// O4: the set is read before the change is counted: who joins in between is neither asked nor
+    /// looks.
     SetFirst fails o4_set_read_before_the_generation: coming_back::<SetFirst, Inline>, "used after", set_first: true
 }
 
@@ -225,7 +226,8 @@ flush_mutant! {
 }
 
 flush_mutant! {
-    /// A batch that has changed nothing flushes nothing, although another has changed what it met (3ea277194daa).
+    /// A batch that has changed nothing flushes nothing, although another has changed what it met
+    /// (3ea277194daa).
     OthersIgnored fails entries_that_another_batch_took_ignored: reclaimed::<OthersIgnored, Inline>, "used after",
     ignores_others: true
 }
@@ -235,8 +237,8 @@ flush_mutant! {
     OwnForgotten fails own_translations_kept: at_each_other::<OwnForgotten, Inline>, "used after", forgets_own: true
 }
 
-/// The real switch, in parts: how the CPU joins, whether what is under the tag is kept, and whether the generation is
-/// looked at once more.
+/// The real switch, in parts: how the CPU joins, whether what is under the tag is kept, and whether
+/// the generation is looked at once more.
 pub(super) fn switch_by<'m>(
     cpu: &mut Cpu<'m>,
     space: &'m AddressSpace<1>,
@@ -266,7 +268,8 @@ pub(super) fn switch_by<'m>(
 }
 
 mutant! {
-    /// O3: joining orders nothing: the generation that is read after it may be older (83b0177a6c48, 71b3c126e611).
+    /// O3: joining orders nothing: the generation that is read after it may be older (83b0177a6c48,
+    /// 71b3c126e611).
     JoinRelaxed fails o3_switch_without_a_barrier: using::<JoinRelaxed, Inline>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
             let me = 1 << cpu.index;
@@ -299,7 +302,8 @@ mutant! {
 }
 
 mutant! {
-    /// A12: a CPU that leaves a space notes the space's generation for its own, while a flush is under way.
+    /// A12: a CPU that leaves a space notes the space's generation for its own, while a flush is
+    /// under way.
     NotedAtLeave fails a12_generation_noted_when_leaving: coming_back::<NotedAtLeave, Inline>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
             if let Some(former) = cpu.loaded {
@@ -406,7 +410,8 @@ mutant! {
 }
 
 mutant! {
-    /// P25: the kernel says that nobody uses user addresses before the flush, and its NMI handler does.
+    /// P25: the kernel says that nobody uses user addresses before the flush, and its NMI handler
+    /// does.
     NmiUses fails p25_user_access_between_acknowledgement_and_flush: using::<NmiUses, Async>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
             let Some(taken) = cpu.slot.take() else { return };

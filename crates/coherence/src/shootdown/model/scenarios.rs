@@ -55,8 +55,8 @@ pub(super) fn replace<P: Protocol, M: Mode<Pages> + Made>(
     machine.free(page)
 }
 
-/// Replaces `pages` of the first space on CPU 0, one after the other, while `program` runs on CPU 1, which then serves until
-/// that is done.
+/// Replaces `pages` of the first space on CPU 0, one after the other, while `program` runs on CPU
+/// 1, which then serves until that is done.
 pub(super) fn replaced_beside<P: Protocol, M: Mode<Pages> + Made>(
     machine: ModelState,
     pages: &[usize],
@@ -76,7 +76,8 @@ pub(super) fn replaced_beside<P: Protocol, M: Mode<Pages> + Made>(
     freed.into_iter().for_each(|freed| machine.check(freed));
 }
 
-/// Runs `program` on a CPU, then serves until the initiators have finished, and accesses once more what is loaded.
+/// Runs `program` on a CPU, then serves until the initiators have finished, and accesses once more
+/// what is loaded.
 pub(super) fn run<'m, P: Protocol>(
     machine: &'m ModelState,
     index: usize,
@@ -121,7 +122,8 @@ pub(super) fn lazing<P: Protocol, M: Mode<Pages> + Made>() {
     });
 }
 
-/// Two changes, while a CPU that fills its TLB as it likes serves the first: the flush of that is not one of the second (O8).
+/// Two changes, while a CPU that fills its TLB as it likes serves the first: the flush of that is
+/// not one of the second (O8).
 pub(super) fn consecutive<P: Protocol, M: Mode<Pages> + Made>() {
     replaced_beside::<P, M>(ModelState::new(2).eager(), &[0, 1], |machine, (cpu, tlb)| {
         P::switch_to(cpu, &machine.spaces[0], tlb);
@@ -131,7 +133,8 @@ pub(super) fn consecutive<P: Protocol, M: Mode<Pages> + Made>() {
     });
 }
 
-/// Two CPUs that use the space, each of which replaces a page and flushes the other's TLB and its own (O13, O14).
+/// Two CPUs that use the space, each of which replaces a page and flushes the other's TLB and its
+/// own (O13, O14).
 pub(super) fn at_each_other<P: Protocol, M: Mode<Pages> + Made>() {
     let program = |machine: &ModelState, index: usize| {
         let (mut cpu, mut tlb) = machine.cpu(index);
@@ -181,8 +184,8 @@ pub(super) fn merging<P: Protocol, M: Mode<Pages> + Made>() {
     initiators.into_iter().for_each(|initiator| machine.check(initiator.join().unwrap()));
 }
 
-/// Reclaim takes a page away and flushes late. Whoever wants to protect that page meanwhile finds it gone, and nothing
-/// to change: yet when its flush returns, nobody uses the page (3ea277194daa).
+/// Reclaim takes a page away and flushes late. Whoever wants to protect that page meanwhile finds
+/// it gone, and nothing to change: yet when its flush returns, nobody uses the page (3ea277194daa).
 pub(super) fn reclaimed<P: Protocol, M: Mode<Pages> + Made>() {
     let machine = Arc::new(ModelState::new(2));
     let protector = {
@@ -214,7 +217,8 @@ pub(super) fn reclaimed<P: Protocol, M: Mode<Pages> + Made>() {
     machine.check(freed);
 }
 
-/// The dirty bit of a page is cleared, and then the page is copied. What is stored after the copy marks it again.
+/// The dirty bit of a page is cleared, and then the page is copied. What is stored after the copy
+/// marks it again.
 pub(super) fn cleaned<P: Protocol, M: Mode<Pages> + Made>() {
     let machine = Arc::new(ModelState::new(2));
     let other = {

@@ -49,7 +49,8 @@ fn o8_o9_requests_are_whole_or_everything() {
     explore(None, || taken_by(CpuSlot::take));
 }
 
-/// The words are read after the exchange that takes them: an initiator may already be writing others.
+/// The words are read after the exchange that takes them: an initiator may already be writing
+/// others.
 #[test]
 #[should_panic(expected = "torn")]
 fn o8_words_read_after_they_were_taken() {

@@ -13,7 +13,8 @@ use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{Made, run};
 use crate::shootdown::{Batch, Concurrent, Inline, Mode, PageRange, Serial, Tables};
 
-/// Cuts the first space's table off while `program` runs on CPU 1; the CPU walks ahead whenever it can.
+/// Cuts the first space's table off while `program` runs on CPU 1; the CPU walks ahead whenever it
+/// can.
 fn freed_beside<P: Protocol, M: Mode<Tables> + Made>(
     program: impl for<'m> FnOnce(&'m ModelState, &mut On<'m>) + Send + 'static,
 ) {
@@ -109,7 +110,8 @@ mutant! {
 }
 
 mutant! {
-    /// The batch has no room for more tables, and frees those that it has: the flush is folded in behind (706a1ea65e).
+    /// The batch has no room for more tables, and frees those that it has: the flush is folded in
+    /// behind (706a1ea65e).
     FoldedLate fails p1_tables_freed_when_the_batch_is_full: walking::<FoldedLate, Inline>, "used after", {
         fn free_table<M: Mode<Tables>>(
             cpu: &mut Cpu<'_>, batch: Batch<'_, Tables, (), 1>, mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,

@@ -15,7 +15,8 @@ const TAGS: usize = 2;
 
 type Cpu<'m> = LocalCpu<'m, &'m AddressSpace<1>, 1, TAGS>;
 
-/// What lies under each tag: entries by space and page, each the version of the page that it translates to.
+/// What lies under each tag: entries by space and page, each the version of the page that it
+/// translates to.
 #[derive(Clone, Default)]
 struct KeepingTlb {
     loaded: Option<(usize, usize)>,
@@ -26,7 +27,8 @@ impl KeepingTlb {
     fn access(&mut self, page: usize, tables: &[[u64; PAGES]; SPACES]) -> Option<(u64, u64)> {
         let (tag, space) = self.loaded?;
         let now = tables[space][page];
-        // Entries of other spaces under the tag would be used, too: the processor knows of tags only.
+        // Entries of other spaces under the tag would be used, too: the processor knows of tags
+        // only.
         let found = self.entries[tag].iter().find(|((_, of), _)| *of == page).map(|(_, version)| *version);
         let used = found.unwrap_or(now);
         self.entries[tag].entry((space, page)).or_insert(used);

@@ -10,7 +10,8 @@ use std::vec::Vec;
 const CPUS: usize = 4;
 const ROUNDS: usize = 200;
 
-/// A TLB that lets others run while it waits. That somebody stalls is seen after as many turns as no working machine needs.
+/// A TLB that lets others run while it waits. That somebody stalls is seen after as many turns as
+/// no working machine needs.
 struct Patient;
 
 impl Tlb for Patient {

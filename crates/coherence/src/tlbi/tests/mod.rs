@@ -1,4 +1,5 @@
-//! Operands against an independent decoder, sequences against a machine that forgets nothing by itself.
+//! Operands against an independent decoder, sequences against a machine that forgets nothing by
+//! itself.
 
 mod machine;
 mod operands;

@@ -222,7 +222,8 @@ proptest! {
         let limit = (BASE_END << granule.shift()).min(1 << 52);
         let len = (len & ((1 << bits) - 1) | 1 << bits).min(limit);
         let start = start % (limit - len + 1);
-        // 2^52 bytes are more than a million operands: what is far from the end is like what is near.
+        // 2^52 bytes are more than a million operands: what is far from the end is like what is
+        // near.
         if len > 1 << 44 {
             let first = Ranges::new(granule, start, len, None).unwrap().next().unwrap();
             prop_assert_eq!(decoded(first).1, start & !(granule.bytes() - 1));

@@ -19,7 +19,8 @@ const SETUP: Setup = Setup {
 };
 const OLD: Setup = Setup { features: Features { range: false, ttl: false, ..SETUP.features }, ..SETUP };
 
-/// A whole table of pages, cut off: leaves, what led to them, and what both stages have made of them.
+/// A whole table of pages, cut off: leaves, what led to them, and what both stages have made of
+/// them.
 const TABLE: Stale = Stale { start: 2 << 20, len: 2 << 20, leaf: Some(LeafLevel::Three), tables: true };
 const HELD: [Held; 4] = [
     Held::Leaf { ipa: 2 << 20, level: 3 },

@@ -1,9 +1,10 @@
-//! A dirty log, vCPUs that store to the one page of a slot, the hypervisor that does so for them, and fetches.
+//! A dirty log, vCPUs that store to the one page of a slot, the hypervisor that does so for them,
+//! and fetches.
 //!
-//! A vCPU holds the lock of its TLB while it runs or handles a fault, and a flush takes it. That is what the
-//! flush engine promises of guest mode and of sections, and no more than that. Memory is relaxed otherwise.
-//! Whoever fetches copies the page if it is in the result; when everything is over, the copy must be what the
-//! page is.
+//! A vCPU holds the lock of its TLB while it runs or handles a fault, and a flush takes it. That is
+//! what the flush engine promises of guest mode and of sections, and no more than that. Memory is
+//! relaxed otherwise. Whoever fetches copies the page if it is in the result; when everything is
+//! over, the copy must be what the page is.
 
 mod mutants;
 
@@ -200,8 +201,8 @@ fn giving_up<P: Protocol>() {
     beside::<P>(ModelState::new(Mode::Protect), store, |machine| P::give_up(machine));
 }
 
-/// A vCPU stores by the leaf that another one's fault has just made writable; the fetch that begins after the store has
-/// the page, whether or not the fault has marked it yet.
+/// A vCPU stores by the leaf that another one's fault has just made writable; the fetch that begins
+/// after the store has the page, whether or not the fault has marked it yet.
 fn following<P: Protocol>() {
     let machine = Arc::new(ModelState::new(Mode::Protect));
     let has_stored = Arc::new(AtomicBool::new(false));

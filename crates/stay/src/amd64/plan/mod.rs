@@ -1,9 +1,10 @@
 //! What a flush takes: single pages as long as that is cheaper than to lose everything.
 //!
-//! A list of ranges that a guest passes is [planned](plan) once, by the vCPU that asks, before it is given to the flush
-//! engine; each target then [obeys](Work) when it next enters. Neither step is longer than [`STEP_MAX_US`], however
-//! long the guest's list is (pitfalls H24, H25): a plan holds at most [`RANGES_MAX`] ranges of at most
-//! [`Cost::page_limit`](crate::Cost::page_limit) pages together. A list of more ranges is done in parts, between which the guest takes
+//! A list of ranges that a guest passes is [planned](plan) once, by the vCPU that asks, before it
+//! is given to the flush engine; each target then [obeys](Work) when it next enters. Neither step
+//! is longer than [`STEP_MAX_US`], however long the guest's list is (pitfalls H24, H25): a plan
+//! holds at most [`RANGES_MAX`] ranges of at most [`Cost::page_limit`](crate::Cost::page_limit)
+//! pages together. A list of more ranges is done in parts, between which the guest takes
 //! interrupts, as long as that is cheaper than one flush of the whole tag, which is constant work.
 
 use coherence::{GvaRange, RANGE_CAPACITY};
@@ -11,11 +12,12 @@ use tlfs::GvaList;
 
 /// Most ranges of a plan: as many as a mailbox holds.
 pub const RANGES_MAX: usize = RANGE_CAPACITY;
-/// What one more part of a list costs, in pages flushed one by one: a kick, an exit and an entry on each target that
-/// runs. It is not measured. On AMD's processors an interrupt, an exit and an entry together take some thousands of
-/// cycles, and an INVLPGA some hundreds.
+/// What one more part of a list costs, in pages flushed one by one: a kick, an exit and an entry on
+/// each target that runs. It is not measured. On AMD's processors an interrupt, an exit and an
+/// entry together take some thousands of cycles, and an INVLPGA some hundreds.
 pub const STEP_PAGES: u64 = RANGES_MAX as u64;
-/// Longest time of flush work in one step, in microseconds. TLFS, "Hypercall Continuation", has the figure for calls.
+/// Longest time of flush work in one step, in microseconds. TLFS, "Hypercall Continuation", has the
+/// figure for calls.
 pub const STEP_MAX_US: u64 = 50;
 
 /// Why a list is not flushed page by page, but the whole tag.
@@ -25,11 +27,13 @@ pub enum Why {
     ManyRanges,
     /// More pages than it is worth.
     ManyPages,
-    /// The target uses PCIDs: the manual does not say of which PCID INVLPGA drops an entry (APM volume 3, INVLPGA).
+    /// The target uses PCIDs: the manual does not say of which PCID INVLPGA drops an entry (APM
+    /// volume 3, INVLPGA).
     Pcid,
     /// The target may have pages of 4 MiB, which lie in the TLB in pieces (pitfall A17).
     LegacyPaging,
-    /// The nested page table has, or has had, pages smaller than the guest's large ones (pitfall A17).
+    /// The nested page table has, or has had, pages smaller than the guest's large ones (pitfall
+    /// A17).
     Pieces,
 }
 
@@ -51,12 +55,12 @@ pub enum Plan {
 /// Up to [`RANGES_MAX`] ranges.
 pub type Ranges = arrayvec::ArrayVec<GvaRange, RANGES_MAX>;
 
-/// What to ask of the targets so that `list` is flushed, or the first part of it, if single pages are worth it up to
-/// `page_limit`.
+/// What to ask of the targets so that `list` is flushed, or the first part of it, if single pages
+/// are worth it up to `page_limit`.
 ///
-/// Ranges that continue each other become one, as the lists of kernels often do. Each part of a list costs the targets
-/// that run another kick, and counts as [`STEP_PAGES`]. What is left after a part costs less than the list did, so the
-/// choice stays the same from part to part.
+/// Ranges that continue each other become one, as the lists of kernels often do. Each part of a
+/// list costs the targets that run another kick, and counts as [`STEP_PAGES`]. What is left after a
+/// part costs less than the list did, so the choice stays the same from part to part.
 pub fn plan(list: &GvaList<'_>, page_limit: u64) -> Plan {
     let mut ranges = Ranges::new();
     // Ranges that the first part has no room for, and the element that begins the second part.
@@ -114,16 +118,17 @@ pub struct Mode {
     pub pieces: bool,
 }
 
-/// How a target obeys a request for ranges of `pages` pages together. `asid` is its tag on this CPU, if entries may exist under
-/// it.
+/// How a target obeys a request for ranges of `pages` pages together. `asid` is its tag on this
+/// CPU, if entries may exist under it.
 ///
 /// Requests of several initiators may have been merged, so the limit is looked at here once more.
 ///
-/// An address in a large page stands for all of it, and it is not known which pages were large, for the tables have
-/// been changed. One INVLPGA drops the whole entry if the page lies in the TLB in one piece, which takes a nested page
-/// that is as large: guest memory is mapped by pages of 2 MiB at least, until a small slot or a dirty log has it mapped in
-/// smaller ones, and larger ones are not shown to the guest. Where there are such pieces, or pages of 4 MiB, of paging
-/// without PAE, the tag goes (pitfall A17).
+/// An address in a large page stands for all of it, and it is not known which pages were large, for
+/// the tables have been changed. One INVLPGA drops the whole entry if the page lies in the TLB in
+/// one piece, which takes a nested page that is as large: guest memory is mapped by pages of 2 MiB
+/// at least, until a small slot or a dirty log has it mapped in smaller ones, and larger ones are
+/// not shown to the guest. Where there are such pieces, or pages of 4 MiB, of paging without PAE,
+/// the tag goes (pitfall A17).
 pub const fn obey(pages: u64, asid: Option<u32>, owes_flush: bool, mode: Mode, page_limit: u64) -> Work {
     match asid {
         None => Work::Nothing,

@@ -47,8 +47,8 @@ pub(super) fn put(instructions: impl Iterator<Item = u32>) {
         page.0[2 * slot].store(instruction, Ordering::Relaxed);
     }
     let start = page.0.as_ptr().addr();
-    // The smallest line there may be: 16 bytes. DDI 0487 M.b, B2.7.4.2 "Instruction fetches": clean to the point of unification, then
-    // invalidate.
+    // The smallest line there may be: 16 bytes. DDI 0487 M.b, B2.7.4.2 "Instruction fetches": clean
+    // to the point of unification, then invalidate.
     for line in (start..start + SIZE).step_by(16) {
         // SAFETY: maintenance of our own page.
         unsafe { asm!("dc cvau, {}", in(reg) line, options(nostack, preserves_flags)) };
@@ -76,8 +76,8 @@ pub(super) fn put(instructions: impl Iterator<Item = u32>) {
 pub(super) unsafe fn execute(slot: usize, x0: u64) -> Result<u64, Fault> {
     let code = PAGES[interrupts::number()].0.as_ptr().addr() + 8 * (slot % SLOTS);
     let (value, fault, address): (u64, u64, u64);
-    // SAFETY: the caller vouches for the instruction, behind which there is a RET; a fault is guarded. It changes X0 alone, or
-    // flags.
+    // SAFETY: the caller vouches for the instruction, behind which there is a RET; a fault is
+    // guarded. It changes X0 alone, or flags.
     unsafe {
         asm!(
             "blr {code}", "isb",

@@ -58,7 +58,8 @@ fn open_groups(group0: u64, group1: u64) {
     }
 }
 
-/// Group 0 is open and group 1 closed, in which more interrupts wait than there are list registers: the processor goes on.
+/// Group 0 is open and group 1 closed, in which more interrupts wait than there are list registers:
+/// the processor goes on.
 pub(super) fn maintenance(_: &Orders<'_>) -> Verdict {
     let word = 4;
     open_groups(1, 0);

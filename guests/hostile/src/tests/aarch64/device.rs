@@ -9,7 +9,8 @@ use hostile::orders::Orders;
 use super::controller::{DISTRIBUTOR, read, write};
 use crate::report::{Verdict, ensure};
 
-/// GICD_CTLR and GICD_TYPER, which follow each other; priorities and routes of SPIs that nobody uses.
+/// GICD_CTLR and GICD_TYPER, which follow each other; priorities and routes of SPIs that nobody
+/// uses.
 const CONTROL: u64 = 0;
 const TYPER: u64 = 4;
 const PRIORITIES: u64 = 0x440;

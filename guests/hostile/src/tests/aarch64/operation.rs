@@ -1,8 +1,10 @@
-//! What Arm64 processors do in a storm, with interrupts masked all the time: who sleeps polls for what has come.
+//! What Arm64 processors do in a storm, with interrupts masked all the time: who sleeps polls for
+//! what has come.
 //!
-//! Left out, because the guest is entitled to it and would end by it: SYSTEM_OFF, SYSTEM_RESET and CPU_OFF, registers that the program
-//! lives by (those that the table says are kept, and parts of SCTLR_EL1, MAIR_EL1 and PSTATE), data cache instructions on the
-//! program, and what goes to the serial port's data register, which the host reads.
+//! Left out, because the guest is entitled to it and would end by it: SYSTEM_OFF, SYSTEM_RESET and
+//! CPU_OFF, registers that the program lives by (those that the table says are kept, and parts of
+//! SCTLR_EL1, MAIR_EL1 and PSTATE), data cache instructions on the program, and what goes to the
+//! serial port's data register, which the host reads.
 
 use core::arch::asm;
 
@@ -28,7 +30,8 @@ const GICR_SIZE: u64 = 0x2_0000;
 const TIMER: u64 = 27;
 /// Interrupts that are of no processor's own, in words of 32.
 const SHARED_WORDS: u64 = 32;
-/// Functions of PSCI and of the SMC calling convention, by their last bits; CPU_OFF, SYSTEM_OFF, SYSTEM_RESET and SYSTEM_RESET2 are left out.
+/// Functions of PSCI and of the SMC calling convention, by their last bits; CPU_OFF, SYSTEM_OFF,
+/// SYSTEM_RESET and SYSTEM_RESET2 are left out.
 const FUNCTIONS: [u64; 12] = [0, 1, 3, 4, 5, 6, 7, 0xa, 0xc, 0xe, 0x10, 0x1f];
 const FORBIDDEN: [u64; 4] = [2, 8, 9, 0x12];
 
@@ -39,7 +42,8 @@ pub(crate) fn prepare() {
     interrupts::catch(on_exception);
 }
 
-/// Breakpoints, watchpoints and steps that were set at random are taken away; SErrors and FIQs pass.
+/// Breakpoints, watchpoints and steps that were set at random are taken away; SErrors and FIQs
+/// pass.
 fn on_exception(frame: &mut Frame) -> bool {
     let is_debug = matches!(frame.syndrome() >> 26 & 0x3f, 0x30..=0x35);
     // SAFETY: MDSCR_EL1: without debug exceptions all goes on.
@@ -102,8 +106,8 @@ fn sleep() {
     drain();
 }
 
-/// Lets the processor's own interface show interrupts again, and its redistributor those that wake a sleeper: it may have switched
-/// both off.
+/// Lets the processor's own interface show interrupts again, and its redistributor those that wake
+/// a sleeper: it may have switched both off.
 fn open_interface() {
     let own = GICR + machine::number() as u64 * GICR_SIZE + 0x1_0000;
     for intid in [u64::from(interrupts::WAKE), TIMER] {
@@ -276,7 +280,8 @@ fn call(random: &mut Random, number: usize) {
     let (first, second, third) = (value(random), value(random), value(random));
     macro_rules! call {
         ($text:literal) => {
-            // SAFETY: calls that end anything have been left out; registers that they may change are named.
+            // SAFETY: calls that end anything have been left out; registers that they may change
+            // are named.
             unsafe {
                 asm!(guarded!($text), inout("x0") function => _, inout("x1") first => _, inout("x2") second => _,
                     inout("x3") third => _, out("x4") _, out("x5") _, out("x6") _, out("x7") _, out("x8") _,

@@ -12,12 +12,13 @@ use crate::report::{Verdict, ensure};
 /// How often all of them write theirs and look again.
 const ROUNDS: u32 = 10;
 
-/// What each has found in a register that was not what it has written: the register's number and one, and what it held.
+/// What each has found in a register that was not what it has written: the register's number and
+/// one, and what it held.
 static FOUND: [(AtomicU64, AtomicU64); processors::MAX_PROCESSORS] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; processors::MAX_PROCESSORS];
 
-/// Registers of EL1 and EL0 that hold any value, or a good part of it, and which the program does not use: what of them is
-/// written, and how many of a processor's number's bits go where.
+/// Registers of EL1 and EL0 that hold any value, or a good part of it, and which the program does
+/// not use: what of them is written, and how many of a processor's number's bits go where.
 macro_rules! each {
     ($action:ident) => {
         $action! {
@@ -93,7 +94,8 @@ fn write_and_look(number: usize) {
     look(number);
 }
 
-/// All processors write values of their own to all registers that they can write, and find them again.
+/// All processors write values of their own to all registers that they can write, and find them
+/// again.
 pub(crate) fn registers_are_own(_: &Orders<'_>) -> Verdict {
     for round in 0..ROUNDS {
         machine::on_all(write_and_look);

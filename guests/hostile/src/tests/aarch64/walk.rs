@@ -16,8 +16,8 @@ use crate::report::{Verdict, ensure, say};
 
 /// Registers of one op0.
 const COUNT: u32 = 1 << 14;
-/// Exception classes of an undefined instruction, and of a trapped access to a register: with FEAT_IDST that is what an ID register
-/// raises that there is not (DDI 0487 M.b, D24.3.1).
+/// Exception classes of an undefined instruction, and of a trapped access to a register: with
+/// FEAT_IDST that is what an ID register raises that there is not (DDI 0487 M.b, D24.3.1).
 const CLASS_UNKNOWN: u8 = 0;
 const CLASS_TRAPPED: u8 = 0x18;
 
@@ -29,7 +29,8 @@ fn is_undefined(name: Name, fault: Fault) -> bool {
 /// Findings that are told one by one.
 const TOLD: u32 = 400;
 
-/// Does `act` to each register of this op0, with the slots of two instructions that read and write it.
+/// Does `act` to each register of this op0, with the slots of two instructions that read and write
+/// it.
 fn each(op0: u32, mut act: impl FnMut(Name, usize, usize)) {
     const BATCH: u32 = SLOTS as u32 / 2;
     for first in (0..COUNT).step_by(BATCH as usize) {
@@ -66,15 +67,16 @@ fn tell(findings: &mut u32, name: Name, what: &str, value: u64) {
     }
 }
 
-/// Each register is in the table or undefined, to be read and to be written to; those that are constant are so.
+/// Each register is in the table or undefined, to be read and to be written to; those that are
+/// constant are so.
 pub(super) fn registers(_: &Orders<'_>) -> Verdict {
     open_floating_point();
     let (mut findings, mut found) = (0, 0);
     for op0 in [2, 3] {
         each(op0, |name, read, write| {
             let row = sysregs::find(name.0);
-            // SAFETY: reading a register has no effect that the program does not live with: interrupts that an acknowledgement
-            // takes there are none.
+            // SAFETY: reading a register has no effect that the program does not live with:
+            // interrupts that an acknowledgement takes there are none.
             let old = unsafe { code::execute(read, 0) };
             match (old, row) {
                 (Ok(value), None) => tell(&mut findings, name, "is read, and not in the table", value),
@@ -88,7 +90,8 @@ pub(super) fn registers(_: &Orders<'_>) -> Verdict {
             if row.is_some_and(|row| row.kind == Kind::Moves) {
                 return;
             }
-            // SAFETY: rows say what the program lives with; what is in none has no effect, or the test fails.
+            // SAFETY: rows say what the program lives with; what is in none has no effect, or the
+            // test fails.
             let written = unsafe { code::execute(write, row.map_or(value, |row| changed(row, value))) };
             if written.is_ok() && row.is_none() {
                 tell(&mut findings, name, "is written to, and not in the table", value);
@@ -120,8 +123,8 @@ pub(super) fn instructions(_: &Orders<'_>) -> Verdict {
     let (mut findings, mut found) = (0, 0);
     each(1, |name, read, write| {
         for slot in [read, write] {
-            // SAFETY: what is in the table is maintenance, of our own page where it can change anything; what is not there has no
-            // effect, or the test fails.
+            // SAFETY: what is in the table is maintenance, of our own page where it can change
+            // anything; what is not there has no effect, or the test fails.
             match unsafe { code::execute(slot, SCRATCH.address()) } {
                 Ok(_) if sysregs::find(name.0).is_some() => found += 1,
                 Ok(_) => tell(&mut findings, name, "is done, and not in the table", (slot == read).into()),

@@ -1,8 +1,10 @@
 //! What x86-64 processors do in a storm.
 //!
-//! Left out, because the guest is entitled to it and would end by it: power off (ports 0x600, 0x604), reset (port 0xcf9, bit 2; port 0x64; port
-//! 0x92; the synthetic MSR), INIT and start-up interrupts, vectors of exceptions, for which a handler finds another stack frame,
-//! pages laid over the program itself, SMEP and SMAP, as the program lies in pages of ring 3, and the descriptor tables.
+//! Left out, because the guest is entitled to it and would end by it: power off (ports 0x600,
+//! 0x604), reset (port 0xcf9, bit 2; port 0x64; port 0x92; the synthetic MSR), INIT and start-up
+//! interrupts, vectors of exceptions, for which a handler finds another stack frame, pages laid
+//! over the program itself, SMEP and SMAP, as the program lies in pages of ring 3, and the
+//! descriptor tables.
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
@@ -89,8 +91,8 @@ pub(crate) fn look_after_sleepers() {
     machine::wake_all();
 }
 
-/// Makes the processor's own APIC deliver interrupts again, without timers. A timer whose period is shorter than its handler
-/// would leave no time for anything else as soon as interrupts are on.
+/// Makes the processor's own APIC deliver interrupts again, without timers. A timer whose period is
+/// shorter than its handler would leave no time for anything else as soon as interrupts are on.
 fn open_apic() {
     for config in [0x4000_00b0, 0x4000_00b2, 0x4000_00b4, 0x4000_00b6] {
         // SAFETY: nobody uses the synthetic timers.
@@ -284,8 +286,9 @@ fn control(random: &mut Random) {
     }
     match random.below(7) {
         0 => {
-            // Paging and protected mode stay; caches and write-through may go. NW without CD is not tried: an emulator lets it
-            // pass, and refuses to go on with it at the next VMRUN (docs/qemu.md).
+            // Paging and protected mode stay; caches and write-through may go. NW without CD is not
+            // tried: an emulator lets it pass, and refuses to go on with it at the next VMRUN
+            // (docs/qemu.md).
             let value = if value & CACHES == NOT_WRITE_THROUGH { value | CACHES } else { value };
             guard!("mov cr0, {value}"; value & 0x7fff_fffe | 0x8000_0001);
             guard!("mov cr0, {value}"; cr0);

@@ -11,10 +11,12 @@ use x86_64::instructions::port::Port;
 
 use crate::report::{Verdict, ensure, say};
 
-/// Where each range of MSRs begins that permission maps know, and that of synthetic ones; and the MSRs in each.
+/// Where each range of MSRs begins that permission maps know, and that of synthetic ones; and the
+/// MSRs in each.
 pub(super) const RANGES: [u32; 4] = [0, 0x4000_0000, 0xc000_0000, 0xc001_0000];
 pub(super) const RANGE: u32 = 0x2000;
-/// Where the ranges of CPUID's leaves begin that anybody uses, and the leaves that are looked at in each.
+/// Where the ranges of CPUID's leaves begin that anybody uses, and the leaves that are looked at in
+/// each.
 const LEAVES: [u32; 5] = [0, 0x4000_0000, 0x8000_0000, 0xc000_0000, 0xffff_ff00];
 const LEAF_COUNT: u32 = 0x100;
 const SUBLEAVES: u32 = 64;
@@ -43,7 +45,8 @@ impl Findings {
     }
 }
 
-/// Each MSR is in the table or raises #GP, when it is read and when it is written to; those that are constant are so.
+/// Each MSR is in the table or raises #GP, when it is read and when it is written to; those that
+/// are constant are so.
 pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
     let (mut findings, mut found) = (Findings::default(), 0);
     for number in RANGES.into_iter().flat_map(|first| first..first + RANGE) {
@@ -62,7 +65,8 @@ pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
             Some(Kind::Moves) => continue,
             Some(Kind::Kept | Kind::Instruction) | None => (value, false),
         };
-        // SAFETY: rows say what the program lives with; what is in none has no effect, or the test fails.
+        // SAFETY: rows say what the program lives with; what is in none has no effect, or the test
+        // fails.
         match unsafe { wrmsr(number, write) } {
             Ok(()) if row.is_none() => findings.tell(format_args!("MSR {number:#x} is written to")),
             Ok(()) if holds && rdmsr(number) != old => findings.tell(format_args!("MSR {number:#x} changes")),

@@ -1,8 +1,8 @@
 //! The log's port, the real console behind the guest's PL011, and the control channel.
 //!
-//! The console is the machine's PL011. The control channel is the first port of a 16550 on the PCI bus, and the log goes to
-//! its second (QEMU: `-device pci-serial-2x`); without one there is no control channel, and the log goes to the console
-//! beside the guest's output.
+//! The console is the machine's PL011. The control channel is the first port of a 16550 on the PCI
+//! bus, and the log goes to its second (QEMU: `-device pci-serial-2x`); without one there is no
+//! control channel, and the log goes to the console beside the guest's output.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -29,7 +29,8 @@ fn port(place: &AtomicU64) -> Option<Uart<Mapped>> {
     (base != 0).then(|| Uart(unsafe { Mapped::at(base) }))
 }
 
-/// Sets up the PL011 whose registers are at `base`: FIFO, 8n1, no interrupts. The rate is left as it is.
+/// Sets up the PL011 whose registers are at `base`: FIFO, 8n1, no interrupts. The rate is left as
+/// it is.
 pub(crate) fn init(base: u64) {
     CONSOLE.store(base, Ordering::Relaxed);
     console().into_iter().for_each(Pl011::set_up);
@@ -78,7 +79,8 @@ pub(crate) fn pause_control() {
 pub(crate) fn receive_control() -> Option<u8> {
     let port = port(&CONTROL)?;
     let byte = port.receive();
-    // What comes in from here on interrupts, and so does what has come in just now: the interrupt is a level.
+    // What comes in from here on interrupts, and so does what has come in just now: the interrupt
+    // is a level.
     if byte.is_none() && CONTROL_PAUSED.swap(false, Ordering::Relaxed) {
         port.interrupt_on_receive(true);
     }

@@ -1,7 +1,8 @@
 //! The serial ports on the PCI bus.
 //!
-//! A 16550 by PCI has one base address register, in port space; a host bridge shows port space at an address. Nothing
-//! else is used of the bus. Source: PCI Local Bus Specification 3.0, sections 6.2 and 6.2.5.
+//! A 16550 by PCI has one base address register, in port space; a host bridge shows port space at
+//! an address. Nothing else is used of the bus. Source: PCI Local Bus Specification 3.0, sections
+//! 6.2 and 6.2.5.
 
 use baremetal::devicetree::PciHost;
 
@@ -17,7 +18,8 @@ const FUNCTIONS: u64 = 8;
 /// Where the ports are put.
 const PORT: u32 = 0x1000;
 
-/// Finds a card with two serial ports on the first bus; returns where their registers are, and its INTID.
+/// Finds a card with two serial ports on the first bus; returns where their registers are, and its
+/// INTID.
 pub(crate) fn find_ports(host: &PciHost) -> Option<(u64, Option<u32>)> {
     let space = host.ports?;
     for device in 0..32 {
@@ -34,8 +36,8 @@ pub(crate) fn find_ports(host: &PciHost) -> Option<(u64, Option<u32>)> {
 }
 
 fn read(address: u64) -> u32 {
-    // SAFETY: the device tree says that configuration space is there, and it is mapped as device memory; reading it has no
-    // effect on what is read here.
+    // SAFETY: the device tree says that configuration space is there, and it is mapped as device
+    // memory; reading it has no effect on what is read here.
     unsafe { (address as *const u32).read_volatile() }
 }
 

@@ -1,8 +1,8 @@
 //! The way in: the arm64 Image header for the first CPU, PSCI's entry for the others.
 //!
-//! Sources: Linux, Documentation/arch/arm64/booting (the header, and the state at entry: EL2, MMU off, x0 = the device
-//! tree's address); Arm DEN 0022F, PSCI 1.3, section 6.4 (state of a CPU that CPU_ON started: x0 is the context id);
-//! Arm DDI 0487, D24.2 for the registers.
+//! Sources: Linux, Documentation/arch/arm64/booting (the header, and the state at entry: EL2, MMU
+//! off, x0 = the device tree's address); Arm DEN 0022F, PSCI 1.3, section 6.4 (state of a CPU that
+//! CPU_ON started: x0 is the context id); Arm DDI 0487, D24.2 for the registers.
 
 use core::arch::global_asm;
 
@@ -23,9 +23,10 @@ const TCR: u64 = 16 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 1 << 31;
 /// SCTLR_EL2: its ones, and MMU, alignment of the stack, data and instruction caches.
 const SCTLR: u64 = 0x30c5_0830 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
 
-// The boot tables map the first GiB as devices and the next 511 as memory, all rights; they serve until the real tables
-// are built, and each further CPU for its first instructions. They are constants of the image, so no cache has to be
-// cleaned for the walks of a CPU whose caches are off.
+// The boot tables map the first GiB as devices and the next 511 as memory, all rights; they serve
+// until the real tables are built, and each further CPU for its first instructions. They are
+// constants of the image, so no cache has to be cleaned for the walks of a CPU whose caches are
+// off.
 global_asm!(
     r#"
 .section .data.boot, "aw"

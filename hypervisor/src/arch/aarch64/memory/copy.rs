@@ -1,8 +1,8 @@
 //! Copying memory: what the compiler calls when it moves something large.
 //!
-//! The one that comes with the compiler takes four instructions for eight bytes, and moving values was most of what
-//! deleting a memory slot cost. This one takes three for sixteen. All memory that it is used on is Normal memory, where
-//! addresses need not be aligned.
+//! The one that comes with the compiler takes four instructions for eight bytes, and moving values
+//! was most of what deleting a memory slot cost. This one takes three for sixteen. All memory that
+//! it is used on is Normal memory, where addresses need not be aligned.
 
 use core::arch::global_asm;
 

@@ -1,9 +1,9 @@
 //! CMPXCHG16B on emulators that get it wrong.
 //!
-//! It changes ZF and leaves the other flags. QEMU 7.2 computes them from state that belongs to an earlier
-//! instruction, and what comes out goes into RFLAGS whole: a guest's kernel that uses the instruction gets NT, AC or TF
-//! out of nothing (`docs/qemu.md`). Whether this machine does so shows at once, and a guest is not shown the
-//! instruction then.
+//! It changes ZF and leaves the other flags. QEMU 7.2 computes them from state that belongs to an
+//! earlier instruction, and what comes out goes into RFLAGS whole: a guest's kernel that uses the
+//! instruction gets NT, AC or TF out of nothing (`docs/qemu.md`). Whether this machine does so
+//! shows at once, and a guest is not shown the instruction then.
 
 use core::arch::asm;
 
@@ -17,9 +17,10 @@ struct Memory([u64; 2]);
 pub(super) fn leaves_flags() -> bool {
     let mut memory = Memory([1, 2]);
     let flags: u64;
-    // POPFQ makes an emulator take its flags from memory. SUB then clears all those that are in its operand; an emulator
-    // that has noted operands and operation for later, and forgets the latter, takes the operand for the flags.
-    // SAFETY: the memory is ours, 16 bytes and aligned; RFLAGS are set to what they were, but for arithmetic flags.
+    // POPFQ makes an emulator take its flags from memory. SUB then clears all those that are in its
+    // operand; an emulator that has noted operands and operation for later, and forgets the latter,
+    // takes the operand for the flags. SAFETY: the memory is ours, 16 bytes and aligned; RFLAGS are
+    // set to what they were, but for arithmetic flags.
     unsafe {
         asm!(
             "push rbx", "xor ebx, ebx",

@@ -1,5 +1,5 @@
-//! The register that says where a local APIC's registers are, and whether it is on (APM vol. 2 sections 16.3.1
-//! and 16.9, SDM vol. 3 section 12.12.5).
+//! The register that says where a local APIC's registers are, and whether it is on (APM vol. 2
+//! sections 16.3.1 and 16.9, SDM vol. 3 section 12.12.5).
 
 use super::APIC_BASE_ADDRESS;
 use crate::devices::GeneralProtection;
@@ -8,7 +8,8 @@ use crate::devices::GeneralProtection;
 const BSP: u64 = 1 << 8;
 const EXTD: u64 = 1 << 10;
 const EN: u64 = 1 << 11;
-/// Bits of a page's address that can be set: the registers can be moved below 4 GiB, where processors have them.
+/// Bits of a page's address that can be set: the registers can be moved below 4 GiB, where
+/// processors have them.
 const PAGE: u64 = 0xffff_f000;
 
 /// By what software reaches the registers.
@@ -60,8 +61,8 @@ impl Base {
         self.page | interface | if self.is_bsp { BSP } else { 0 }
     }
 
-    /// The register with another value, if there is a way from here to there: x2APIC mode is entered from xAPIC mode alone,
-    /// and left for neither but by turning everything off.
+    /// The register with another value, if there is a way from here to there: x2APIC mode is
+    /// entered from xAPIC mode alone, and left for neither but by turning everything off.
     pub(super) const fn written(self, value: u64) -> Result<Self, GeneralProtection> {
         let interface = match (value & EN != 0, value & EXTD != 0) {
             (false, false) => Interface::Off,

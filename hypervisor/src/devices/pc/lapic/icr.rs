@@ -1,5 +1,5 @@
-//! The interrupt command register. In x2APIC mode it is one of 64 bits, and its write sends. In xAPIC mode it is two, of which
-//! the write to the lower one sends, and the destination has 8 bits.
+//! The interrupt command register. In x2APIC mode it is one of 64 bits, and its write sends. In
+//! xAPIC mode it is two, of which the write to the lower one sends, and the destination has 8 bits.
 
 use crate::devices::GeneralProtection;
 use crate::devices::pc::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
@@ -13,7 +13,8 @@ pub(super) struct Icr {
     #[bits(3)]
     mode: u8,
     logical: bool,
-    /// Delivery status. xAPIC software writes back what it read, so it is ignored and reads as idle.
+    /// Delivery status. xAPIC software writes back what it read, so it is ignored and reads as
+    /// idle.
     busy: bool,
     reserved_13: bool,
     /// 0 with `level` 1 and mode INIT is the de-assert message, which local APICs ignore.
@@ -64,7 +65,8 @@ impl Icr {
         Ok(icr.with_busy(false))
     }
 
-    /// Vector and destination if this is a fixed, edge-triggered interrupt to one local APIC by its id.
+    /// Vector and destination if this is a fixed, edge-triggered interrupt to one local APIC by its
+    /// id.
     #[inline]
     pub(super) const fn plain(self) -> Option<(u8, u32)> {
         // The level is of no consequence for such a one; kernels set it or not.
@@ -101,7 +103,8 @@ impl Icr {
             (MessageKind::Fixed(_), _) => {
                 Command::Send(Message { kind, destination, trigger: Trigger::Edge })
             }
-            // Shorthands that include the sender are for fixed vectors only (SDM vol. 3 table 12-3).
+            // Shorthands that include the sender are for fixed vectors only (SDM vol. 3 table
+            // 12-3).
             (_, Destination::SelfOnly | Destination::All) => Command::Nothing,
             _ => Command::Send(Message { kind, destination, trigger: Trigger::Edge }),
         }

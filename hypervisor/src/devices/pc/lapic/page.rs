@@ -1,8 +1,10 @@
-//! The registers as xAPIC mode has them: 32 bits each, every 16 bytes in a page of memory (APM vol. 2 section 16.3.2 and
-//! table 16-2). They are those of the MSRs but for four, and nothing that is written faults: what is reserved is ignored.
+//! The registers as xAPIC mode has them: 32 bits each, every 16 bytes in a page of memory (APM vol.
+//! 2 section 16.3.2 and table 16-2). They are those of the MSRs but for four, and nothing that is
+//! written faults: what is reserved is ignored.
 
 use super::icr::Icr;
-use super::{ESR_ILLEGAL_REGISTER, Effect, LVT_BITS, LVT_TIMER_MODE, Lapic, SVR_WRITABLE, TIMER, msr};
+use super::registers::{LVT_BITS, SVR_WRITABLE};
+use super::{ESR_ILLEGAL_REGISTER, Effect, LVT_TIMER_MODE, Lapic, TIMER, msr};
 use crate::devices::pc::message::Logical;
 
 /// What x2APIC mode has no register for, by the MSRs that would be theirs.
@@ -46,7 +48,8 @@ impl Lapic {
         self.base.has_page(gpa)
     }
 
-    /// Whether there is a register at this address of the page; accesses have 32 bits. Others are undefined.
+    /// Whether there is a register at this address of the page; accesses have 32 bits. Others are
+    /// undefined.
     #[must_use]
     pub const fn is_register(gpa: u64) -> bool {
         gpa.is_multiple_of(16)
@@ -60,7 +63,8 @@ impl Lapic {
             DFR => self.page.dfr,
             msr::ICR => self.icr.into_bits() as u32,
             ICR_HIGH => self.icr.destination() << 24,
-            // No arbitration among APICs, and nothing that could be read remotely; the register that is only written.
+            // No arbitration among APICs, and nothing that could be read remotely; the register
+            // that is only written.
             ARBITRATION | REMOTE_READ | msr::EOI => 0,
             msr::SELF_IPI => self.illegal_register(),
             number => match self.read_register(number, now_tsc) {

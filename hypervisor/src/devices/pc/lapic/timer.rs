@@ -9,8 +9,8 @@ pub struct TimerClock {
     pub apic_hz: u64,
 }
 
-/// Shortest period in periodic mode, in microseconds: what is shorter is stretched to it. A shorter one
-/// could not be served anyway, and the guest would see nothing but timer interrupts.
+/// Shortest period in periodic mode, in microseconds: what is shorter is stretched to it. A shorter
+/// one could not be served anyway, and the guest would see nothing but timer interrupts.
 pub const PERIOD_US_MIN: u64 = 50;
 
 /// Timer mode, bits 18:17 of the LVT entry.
@@ -107,7 +107,8 @@ impl Timer {
         }
     }
 
-    /// Writes the divide configuration; a count under way goes on from where it is, at the new rate.
+    /// Writes the divide configuration; a count under way goes on from where it is, at the new
+    /// rate.
     pub(super) fn set_divide(&mut self, divide: u32, mode: Mode, now: u64) {
         let left = self.current_count(mode, now);
         self.divide = divide;
@@ -116,8 +117,9 @@ impl Timer {
         }
     }
 
-    /// Counts that are left, 0 when it does not count. A one-shot count stops at 0 (APM vol. 2 section 16.4.1), whether
-    /// its end has been collected or, while the timer is masked, nobody collects it.
+    /// Counts that are left, 0 when it does not count. A one-shot count stops at 0 (APM vol. 2
+    /// section 16.4.1), whether its end has been collected or, while the timer is masked, nobody
+    /// collects it.
     pub(super) fn current_count(&self, mode: Mode, now: u64) -> u32 {
         let State::Counting { start, due, .. } = self.state else { return 0 };
         let elapsed = self.elapsed(start, now);
@@ -157,8 +159,8 @@ impl Timer {
         }
     }
 
-    /// Collects an end that has come, and arms the next period. Periods that were missed altogether are
-    /// one interrupt; the next end stays on the grid of the first.
+    /// Collects an end that has come, and arms the next period. Periods that were missed altogether
+    /// are one interrupt; the next end stays on the grid of the first.
     pub(super) fn expire(&mut self, mode: Mode, now: u64) -> bool {
         if self.next_deadline().is_none_or(|deadline| now < deadline) {
             return false;
@@ -174,8 +176,8 @@ impl Timer {
         true
     }
 
-    /// The TSC that `now` comes from jumped by `delta`: a count under way ends when it would have ended,
-    /// a TSC deadline is a value of the new TSC.
+    /// The TSC that `now` comes from jumped by `delta`: a count under way ends when it would have
+    /// ended, a TSC deadline is a value of the new TSC.
     pub(super) fn tsc_jumped(&mut self, delta: i64) {
         if let State::Counting { start, deadline, .. } = &mut self.state {
             *start = start.wrapping_add_signed(delta);

@@ -4,7 +4,8 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VectorSet {
     words: [u64; 4],
-    /// Bit n is set if word n is not zero: the sets are asked for their highest vector at every entry.
+    /// Bit n is set if word n is not zero: the sets are asked for their highest vector at every
+    /// entry.
     used: u8,
 }
 

@@ -1,8 +1,8 @@
-//! The PCI bus: configuration mechanism #1 (PCI Local Bus Specification 3.0, section 3.2.2.3.2), a host bridge at
-//! 00:00.0 and at 00:01.0 a [device with an expansion ROM](rom_device).
+//! The PCI bus: configuration mechanism #1 (PCI Local Bus Specification 3.0, section 3.2.2.3.2), a
+//! host bridge at 00:00.0 and at 00:01.0 a [device with an expansion ROM](rom_device).
 //!
-//! There is one bus, without interrupts and without I/O space. Other devices, functions and buses are absent: they
-//! read as all ones and ignore writes.
+//! There is one bus, without interrupts and without I/O space. Other devices, functions and buses
+//! are absent: they read as all ones and ignore writes.
 
 pub mod rom_device;
 #[cfg(test)]
@@ -15,8 +15,8 @@ use core::ops::Range;
 use hostlink::rom::VENDOR_ID;
 use rom_device::{RomDevice, RomLen};
 
-/// Port of the configuration address register, a double word and reached as such only: other widths belong to
-/// whatever else is at the ports, such as the reset register.
+/// Port of the configuration address register, a double word and reached as such only: other widths
+/// belong to whatever else is at the ports, such as the reset register.
 pub const CONFIG_ADDRESS: u16 = 0xcf8;
 /// First of the four ports of the configuration data register.
 pub const CONFIG_DATA: u16 = 0xcfc;
@@ -25,8 +25,8 @@ pub const PORT_COUNT: u8 = 8;
 /// The number of the one bus.
 pub const BUS: u8 = 0;
 
-/// Guest physical addresses that devices on the bus can decode. Wherever else software puts them, over RAM, over the
-/// I/O APIC or anywhere, the bridge passes no access on: they are not seen.
+/// Guest physical addresses that devices on the bus can decode. Wherever else software puts them,
+/// over RAM, over the I/O APIC or anywhere, the bridge passes no access on: they are not seen.
 pub const WINDOW: Range<u64> = 0xe000_0000..0xf000_0000;
 
 const _: () = assert!(WINDOW.start >= layout::LOW_RAM_END_MAX && WINDOW.end <= layout::HIGH_RAM_START);
@@ -80,7 +80,8 @@ impl Pci {
         self.rom.base()
     }
 
-    /// IN from one of the registers' ports; `None` if another device has to answer. Bytes beyond the last port are ones.
+    /// IN from one of the registers' ports; `None` if another device has to answer. Bytes beyond
+    /// the last port are ones.
     #[must_use]
     pub fn port_read(&self, port: u16, size: PortSize) -> Option<u32> {
         if port == CONFIG_ADDRESS && size == PortSize::Dword {
@@ -94,7 +95,8 @@ impl Pci {
         Some(lanes.to_port(value))
     }
 
-    /// OUT to one of the registers' ports; false if it belongs to another device. Bytes beyond the last port are lost.
+    /// OUT to one of the registers' ports; false if it belongs to another device. Bytes beyond the
+    /// last port are lost.
     ///
     /// The ROM may be seen [elsewhere](Self::rom_base) afterwards.
     pub fn port_write(&mut self, port: u16, size: PortSize, value: u32) -> bool {

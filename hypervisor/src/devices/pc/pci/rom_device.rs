@@ -1,7 +1,9 @@
-//! A device that has an expansion ROM and nothing else (PCI Local Bus Specification 3.0, section 6.2.5.2).
+//! A device that has an expansion ROM and nothing else (PCI Local Bus Specification 3.0, section
+//! 6.2.5.2).
 //!
-//! A ROM is seen while the device decodes memory and its ROM is enabled; most operating systems enable it to read it, and
-//! disable it again. So a guest adds and removes memory by two configuration writes, and that is what this device is for.
+//! A ROM is seen while the device decodes memory and its ROM is enabled; most operating systems
+//! enable it to read it, and disable it again. So a guest adds and removes memory by two
+//! configuration writes, and that is what this device is for.
 
 use super::{CLASS, COMMAND, ID, WINDOW};
 use hostlink::rom::{self, DEVICE_ID, VENDOR_ID};
@@ -10,7 +12,8 @@ use hostlink::rom::{self, DEVICE_ID, VENDOR_ID};
 const SUBSYSTEM: u8 = 0x2c / 4;
 const ROM_BASE: u8 = 0x30 / 4;
 
-/// Of the command register: the device decodes memory. Its other bits are 0, for there is nothing that they control.
+/// Of the command register: the device decodes memory. Its other bits are 0, for there is nothing
+/// that they control.
 const MEMORY_SPACE: u32 = 1 << 1;
 /// Of the ROM's base address: the ROM is decoded.
 const ROM_ENABLE: u32 = 1 << 0;
@@ -54,8 +57,8 @@ impl Default for RomDevice {
 }
 
 impl RomDevice {
-    /// The device as a PC's firmware hands it over, of which there is none here: memory is decoded, the ROM is not, and
-    /// has no address yet. Linux relies on the former, and sees to the latter.
+    /// The device as a PC's firmware hands it over, of which there is none here: memory is decoded,
+    /// the ROM is not, and has no address yet. Linux relies on the former, and sees to the latter.
     pub(super) const fn new(len: RomLen) -> Self {
         Self { len, command: MEMORY_SPACE, rom_base: 0 }
     }
@@ -80,8 +83,8 @@ impl RomDevice {
         }
     }
 
-    /// Writes the bits in `mask` of a double word. What is written of the status, in the command's upper half, clears
-    /// bits that are never set.
+    /// Writes the bits in `mask` of a double word. What is written of the status, in the command's
+    /// upper half, clears bits that are never set.
     pub(super) fn write(&mut self, register: u8, value: u32, mask: u32) {
         let (bits, writable) = match register {
             COMMAND => (&mut self.command, MEMORY_SPACE),

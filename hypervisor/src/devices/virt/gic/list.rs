@@ -1,4 +1,5 @@
-//! List registers: ICH_LR&lt;n&gt;_EL2 (IHI 0069H section 12.4), and which maintenance interrupts they need.
+//! List registers: ICH_LR&lt;n&gt;_EL2 (IHI 0069H section 12.4), and which maintenance interrupts
+//! they need.
 
 use bitfield_struct::bitfield;
 
@@ -12,7 +13,8 @@ pub struct ListRegister {
     /// Virtual INTID.
     #[bits(32)]
     pub intid: u32,
-    /// Physical INTID if `hardware`; else bit 9 of it is the request for a maintenance interrupt at EOI.
+    /// Physical INTID if `hardware`; else bit 9 of it is the request for a maintenance interrupt at
+    /// EOI.
     #[bits(13)]
     pub physical: u16,
     #[bits(3)]
@@ -60,8 +62,8 @@ pub trait ListRegisters {
 }
 
 bitflags::bitflags! {
-    /// Bits for ICH_HCR_EL2 (IHI 0069H section 12.4), beside those that are always set. Its EOIcount is to be
-    /// written as 0.
+    /// Bits for ICH_HCR_EL2 (IHI 0069H section 12.4), beside those that are always set. Its
+    /// EOIcount is to be written as 0.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     #[must_use]
     pub struct Maintenance: u32 {
@@ -77,7 +79,8 @@ bitflags::bitflags! {
         const GROUP1_ENABLED = 1 << 6;
         /// VGrp1DIE: the guest disabled group 1.
         const GROUP1_DISABLED = 1 << 7;
-        /// TDIR: writes of ICC_DIR_EL1 trap; perform them with [`deactivate`](super::Private::deactivate).
+        /// TDIR: writes of ICC_DIR_EL1 trap; perform them with
+        /// [`deactivate`](super::Private::deactivate).
         const TRAP_DEACTIVATION = 1 << 14;
     }
 }

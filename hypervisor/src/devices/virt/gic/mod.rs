@@ -1,6 +1,6 @@
 //! A GICv3 for a guest at EL1: one security state, affinity routing, no LPIs (Arm GIC architecture
-//! specification, IHI 0069H). The CPU interface is the hardware's virtual one; what is here decides what is in
-//! its list registers, and is the memory-mapped rest.
+//! specification, IHI 0069H). The CPU interface is the hardware's virtual one; what is here decides
+//! what is in its list registers, and is the memory-mapped rest.
 //!
 //! | part | what | who owns it |
 //! |---|---|---|
@@ -9,18 +9,20 @@
 //! | [`Distributor`] | the SPIs that no vCPU holds, and how all of them are set up | the VM, under a lock |
 //!
 //! An SPI that has to be signalled is *posted* to one vCPU. That vCPU *claims* it at its next look
-//! ([`Private::settle`]) and *holds* it until it is neither pending nor active, or until somebody posts it again
-//! because of a change: then it is given back, and claimed again if it still is this vCPU's. While it is held, its
-//! pending and active state are in [`Private`], and the distributor notes what to do to them.
+//! ([`Private::settle`]) and *holds* it until it is neither pending nor active, or until somebody
+//! posts it again because of a change: then it is given back, and claimed again if it still is this
+//! vCPU's. While it is held, its pending and active state are in [`Private`], and the distributor
+//! notes what to do to them.
 //!
 //! The life of a vCPU between two exits, all of it on the CPU that has the vCPU:
 //!
 //! 1. after an exit: [`Private::sync`] takes the list registers back;
-//! 2. before an entry: take the notify word, [`Private::look`] at the inbox, [`Private::settle`] if it says so;
+//! 2. before an entry: take the notify word, [`Private::look`] at the inbox, [`Private::settle`] if
+//!    it says so;
 //! 3. [`Private::fill`] writes list registers and says which maintenance interrupts to enable.
 //!
-//! In 1 and 3 nothing is read or written if nothing is in flight. Between `fill` and `sync` nothing else may be
-//! called; an entry that is called off is followed by `sync` all the same.
+//! In 1 and 3 nothing is read or written if nothing is in flight. Between `fill` and `sync` nothing
+//! else may be called; an entry that is called off is followed by `sync` all the same.
 
 mod bits;
 mod distributor;

@@ -1,8 +1,9 @@
 //! The redistributors' region: whose register an address is, and what one vCPU may do to another's.
 //!
-//! A vCPU's private interrupts are its owner's alone. Of another's redistributor a vCPU sees what is constant
-//! (identification, GICR_TYPER by which drivers find their own) and GICR_WAKER; of the writes it makes, those of
-//! GICR_ISPENDR0 are posted, and the others ignored. No driver needs more: each CPU sets up its own.
+//! A vCPU's private interrupts are its owner's alone. Of another's redistributor a vCPU sees what
+//! is constant (identification, GICR_TYPER by which drivers find their own) and GICR_WAKER; of the
+//! writes it makes, those of GICR_ISPENDR0 are posted, and the others ignored. No driver needs
+//! more: each CPU sets up its own.
 
 use super::identity::{Frame, IIDR, affinity, identification};
 
@@ -24,7 +25,8 @@ pub struct Place {
     pub offset: u32,
 }
 
-/// Whose register is at `offset` from the region's start. `None` beyond the last: an external abort.
+/// Whose register is at `offset` from the region's start. `None` beyond the last: an external
+/// abort.
 #[must_use]
 pub const fn locate(offset: u64, vcpu_count: u8) -> Option<Place> {
     let index = offset / SIZE;
@@ -34,7 +36,8 @@ pub const fn locate(offset: u64, vcpu_count: u8) -> Option<Place> {
     Some(Place { vcpu: index as u8, offset: (offset % SIZE) as u32 })
 }
 
-/// Reads from the redistributor of a vCPU that is not the one that reads; `is_awake` as the distributor knows it.
+/// Reads from the redistributor of a vCPU that is not the one that reads; `is_awake` as the
+/// distributor knows it.
 #[must_use]
 pub const fn read_foreign(place: Place, size: u8, vcpu_count: u8, is_awake: bool) -> u64 {
     if place.offset == WAKER && size == 4 {
@@ -43,8 +46,8 @@ pub const fn read_foreign(place: Place, size: u8, vcpu_count: u8, is_awake: bool
     constant(place.vcpu, place.vcpu as u32 + 1 == vcpu_count as u32, place.offset, size)
 }
 
-/// Writes to the redistributor of a vCPU that is not the one that writes. The result, if any, is for that one's
-/// [`Inbox::post_private`](super::Inbox::post_private).
+/// Writes to the redistributor of a vCPU that is not the one that writes. The result, if any, is
+/// for that one's [`Inbox::post_private`](super::Inbox::post_private).
 #[must_use]
 pub const fn write_foreign(place: Place, size: u8, value: u64) -> Option<u32> {
     let intids = value as u32;

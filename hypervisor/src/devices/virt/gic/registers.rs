@@ -1,5 +1,5 @@
-//! The registers that the distributor and the redistributor's SGI frame have at the same offsets (IHI 0069H sections
-//! 12.8 and 12.10), and what of them is set-up rather than state.
+//! The registers that the distributor and the redistributor's SGI frame have at the same offsets
+//! (IHI 0069H sections 12.8 and 12.10), and what of them is set-up rather than state.
 
 use super::{Bits, PRIORITY_MASK, SGI_COUNT};
 
@@ -36,9 +36,10 @@ const BANKS: [Bank; 7] = [
     Bank::ClearActive,
 ];
 
-/// Which register an access of `size` bytes at `offset` means. `None`: reads as zero, ignores writes. That covers
-/// what affinity routing and one security state make so (GICD_ITARGETSR, GICD_SGIR, GICD_IGRPMODR, GICD_NSACR), as
-/// well as accesses of a size that a register does not support.
+/// Which register an access of `size` bytes at `offset` means. `None`: reads as zero, ignores
+/// writes. That covers what affinity routing and one security state make so (GICD_ITARGETSR,
+/// GICD_SGIR, GICD_IGRPMODR, GICD_NSACR), as well as accesses of a size that a register does not
+/// support.
 pub(super) fn decode(offset: u32, size: u8) -> Option<Register> {
     if !offset.is_multiple_of(u32::from(size.max(1))) {
         return None;

@@ -1,8 +1,10 @@
-//! Software generated interrupts: ICC_SGI1R_EL1, ICC_ASGI1R_EL1 and ICC_SGI0R_EL1 (IHI 0069H section 12.2).
+//! Software generated interrupts: ICC_SGI1R_EL1, ICC_ASGI1R_EL1 and ICC_SGI0R_EL1 (IHI 0069H
+//! section 12.2).
 
 use super::vcpu_of;
 
-/// Which register was written. One for group 0 reaches interrupts of group 0 only, others reach both.
+/// Which register was written. One for group 0 reaches interrupts of group 0 only, others reach
+/// both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SgiGroup {
     /// ICC_SGI0R_EL1.
@@ -30,7 +32,8 @@ impl Sgi {
         (self.value >> 24 & 0xf) as u8
     }
 
-    /// The vCPUs that it goes to, ascending; `own` is the one that writes. Affinities that no vCPU has are ignored.
+    /// The vCPUs that it goes to, ascending; `own` is the one that writes. Affinities that no vCPU
+    /// has are ignored.
     pub fn targets(self, own: u8, vcpu_count: u8) -> impl Iterator<Item = u8> + use<> {
         let everybody = self.value >> 40 & 1 != 0;
         let all = if everybody { 0..vcpu_count } else { 0..0 };

@@ -2,8 +2,8 @@
 
 use super::Groups;
 
-/// The part of a vCPU's CPU interface that decides what is signalled. Read from the hardware while the vCPU is on
-/// the CPU, else from what was saved.
+/// The part of a vCPU's CPU interface that decides what is signalled. Read from the hardware while
+/// the vCPU is on the CPU, else from what was saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     vmcr: u64,
@@ -28,7 +28,8 @@ impl View {
         Groups::from_bits((self.vmcr & (VENG0 | VENG1)) as u8)
     }
 
-    /// Whether an end of interrupt drops the priority only, and ICC_DIR_EL1 deactivates (ICC_CTLR_EL1.EOImode).
+    /// Whether an end of interrupt drops the priority only, and ICC_DIR_EL1 deactivates
+    /// (ICC_CTLR_EL1.EOImode).
     #[must_use]
     pub const fn splits_eoi(self) -> bool {
         self.vmcr & VEOIM != 0
@@ -40,16 +41,18 @@ impl View {
         (self.vmcr >> 24) as u8
     }
 
-    /// Whether an interrupt of this priority and group is signalled to the vCPU, if it is the highest that is
-    /// pending (IHI 0069H section 4.8). PSTATE does not count, as it does not for the end of a WFI.
+    /// Whether an interrupt of this priority and group is signalled to the vCPU, if it is the
+    /// highest that is pending (IHI 0069H section 4.8). PSTATE does not count, as it does not for
+    /// the end of a WFI.
     #[must_use]
     pub const fn admits(self, priority: u8, group1: bool) -> bool {
         let enabled = self.vmcr & if group1 { VENG1 } else { VENG0 } != 0;
         enabled && priority < self.mask() && priority & self.preemption_mask(group1) < self.running
     }
 
-    /// The bits of a priority that decide about preemption (section 4.8.5): those above the binary point. For
-    /// group 1 with a point of its own that is one lower than for the same value in group 0.
+    /// The bits of a priority that decide about preemption (section 4.8.5): those above the binary
+    /// point. For group 1 with a point of its own that is one lower than for the same value in
+    /// group 0.
     const fn preemption_mask(self, group1: bool) -> u8 {
         let point = if group1 && self.vmcr & VCBPR == 0 {
             (self.vmcr >> 18 & 7) as u32
@@ -60,8 +63,8 @@ impl View {
     }
 }
 
-/// The highest priority among `active`: ICH_AP0R&lt;n&gt;_EL2 ORed with ICH_AP1R&lt;n&gt;_EL2, n from 0, on hardware with
-/// `preemption_bits` (ICH_VTR_EL2.PREbits + 1). 0xff if there is none.
+/// The highest priority among `active`: ICH_AP0R&lt;n&gt;_EL2 ORed with ICH_AP1R&lt;n&gt;_EL2, n
+/// from 0, on hardware with `preemption_bits` (ICH_VTR_EL2.PREbits + 1). 0xff if there is none.
 #[must_use]
 pub fn running_priority(active: &[u32], preemption_bits: u32) -> u8 {
     let shift = 8_u32.saturating_sub(preemption_bits);

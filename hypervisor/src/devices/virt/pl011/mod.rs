@@ -1,7 +1,8 @@
-//! The guest's serial port on Arm64: a PrimeCell UART PL011 (TRM, DDI 0183), revision r1p1, as QEMU has it.
+//! The guest's serial port on Arm64: a PrimeCell UART PL011 (TRM, DDI 0183), revision r1p1, as QEMU
+//! has it.
 //!
-//! It transmits at once and knows no bit rate, so its transmit FIFO is always empty, and bytes that wait below the
-//! receive trigger level have timed out already.
+//! It transmits at once and knows no bit rate, so its transmit FIFO is always empty, and bytes that
+//! wait below the receive trigger level have timed out already.
 
 #[cfg(test)]
 mod tests;
@@ -123,8 +124,8 @@ impl Pl011 {
         }
     }
 
-    /// Reads the register that holds the byte at `offset` in the page: an access of 1, 2 or 4 bytes to a register's
-    /// start. What does not exist is 0. May lower the interrupt line.
+    /// Reads the register that holds the byte at `offset` in the page: an access of 1, 2 or 4 bytes
+    /// to a register's start. What does not exist is 0. May lower the interrupt line.
     #[must_use]
     pub fn read(&mut self, offset: u32) -> u32 {
         match offset {
@@ -169,8 +170,9 @@ impl Pl011 {
         Effect::None
     }
 
-    /// Takes in a byte from outside. `false` if it must be offered again later: the FIFO is full, or the receiver
-    /// is off or wired to the transmitter. Nothing is lost by overrun, there being no bit rate.
+    /// Takes in a byte from outside. `false` if it must be offered again later: the FIFO is full,
+    /// or the receiver is off or wired to the transmitter. Nothing is lost by overrun, there being
+    /// no bit rate.
     #[must_use]
     pub fn receive(&mut self, byte: u8) -> bool {
         let room = self.can_receive();
@@ -241,9 +243,10 @@ impl Pl011 {
         }
     }
 
-    /// The transmit FIFO passes its trigger level with every byte, for it is empty at once. The interrupt says so
-    /// until it is cleared, not before the first byte (TRM section 2.8). Early consoles write to a UART that they take
-    /// firmware to have enabled: it sends without that, as QEMU's does.
+    /// The transmit FIFO passes its trigger level with every byte, for it is empty at once. The
+    /// interrupt says so until it is cleared, not before the first byte (TRM section 2.8). Early
+    /// consoles write to a UART that they take firmware to have enabled: it sends without that, as
+    /// QEMU's does.
     fn transmit(&mut self, byte: u8) -> Effect {
         self.ris |= INT_TX;
         if self.cr & CR_LOOP == 0 {
@@ -264,7 +267,8 @@ impl Pl011 {
         self.lcr_h = value;
     }
 
-    /// Loopback wires the outputs to the inputs (TRM section 3.3: RTS to CTS, DTR to DSR, OUT1 to DCD, OUT2 to RI).
+    /// Loopback wires the outputs to the inputs (TRM section 3.3: RTS to CTS, DTR to DSR, OUT1 to
+    /// DCD, OUT2 to RI).
     const fn write_control(&mut self, value: u32) {
         self.cr = value;
         let modem = if value & CR_LOOP == 0 {

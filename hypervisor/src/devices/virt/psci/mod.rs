@@ -1,5 +1,5 @@
-//! PSCI 1.1 for the guest (DEN 0022F) with what of the SMC calling convention goes with it (DEN 0028F): calls as
-//! values, and the power states of vCPUs.
+//! PSCI 1.1 for the guest (DEN 0022F) with what of the SMC calling convention goes with it (DEN
+//! 0028F): calls as values, and the power states of vCPUs.
 
 mod power;
 #[cfg(test)]
@@ -92,8 +92,9 @@ pub enum Call {
     SystemReset,
 }
 
-/// Decodes a call from X0 to X3; X1 to X3 are used in full by 64-bit calls, their low halves by 32-bit ones. A value
-/// of X0 whose high half is not 0 names the same function (the identifier is W0). There are `vcpu_count` vCPUs.
+/// Decodes a call from X0 to X3; X1 to X3 are used in full by 64-bit calls, their low halves by
+/// 32-bit ones. A value of X0 whose high half is not 0 names the same function (the identifier is
+/// W0). There are `vcpu_count` vCPUs.
 pub fn decode(x: [u64; 4], vcpu_count: u8) -> Call {
     let id = x[0] as u32;
     let arguments =
@@ -140,8 +141,8 @@ const fn vcpu(target: u64, vcpu_count: u8) -> Option<u8> {
     vcpu_of(((target >> 32) << 24 | target & 0xff_ffff) as u32, vcpu_count)
 }
 
-/// Power states in the original format (DEN 0022F section 5.4.2): a power-down state would lose the vCPU's context,
-/// and there is none to lose it for. One standby state, which has number 0.
+/// Power states in the original format (DEN 0022F section 5.4.2): a power-down state would lose the
+/// vCPU's context, and there is none to lose it for. One standby state, which has number 0.
 const fn suspend(state: u64) -> Call {
     if state as u32 == 0 { Call::Standby } else { fail(Status::InvalidParameters) }
 }
@@ -168,7 +169,8 @@ fn features(id: u32) -> Call {
     }
 }
 
-/// No workaround call is offered: which CPUs are affected the guest learns from their identification registers.
+/// No workaround call is offered: which CPUs are affected the guest learns from their
+/// identification registers.
 fn arch_features(id: u32) -> Call {
     match id {
         function::SMCCC_VERSION | function::SMCCC_ARCH_FEATURES => fail(Status::Success),

@@ -1,7 +1,8 @@
 //! Tables in the place of blocks, blocks in the place of tables, and tables that are freed.
 //!
-//! DDI 0487 M.b, D8.17.1: the entry is made invalid and invalidated before it becomes one of the other kind (P3). What is
-//! mapped stays the same meanwhile, so nobody ever sees anything else, or nothing.
+//! DDI 0487 M.b, D8.17.1: the entry is made invalid and invalidated before it becomes one of the
+//! other kind (P3). What is mapped stays the same meanwhile, so nobody ever sees anything else, or
+//! nothing.
 
 use core::sync::atomic::Ordering;
 
@@ -54,7 +55,8 @@ impl Change {
         TestSpace::shared().entry(BLOCK_WINDOW, 2)
     }
 
-    /// Break: nobody sees the block or the pages any more. All of an ASID is flushed, since pages are many.
+    /// Break: nobody sees the block or the pages any more. All of an ASID is flushed, since pages
+    /// are many.
     fn take_away(&self, watch: &mut Watch, pages: bool) -> Verdict {
         replace(self.entry(), 0);
         let kind = if pages { Kind::Asid } else { Kind::Va };
@@ -132,8 +134,9 @@ pub(super) fn to_block() -> Verdict {
     })
 }
 
-/// A table that is cut off, flushed and used for something else is walked no more (P1): neither by what TLBs keep of its
-/// pages, nor by what they keep of the way to it. The flush names each page that was mapped; not the last level alone.
+/// A table that is cut off, flushed and used for something else is walked no more (P1): neither by
+/// what TLBs keep of its pages, nor by what they keep of the way to it. The flush names each page
+/// that was mapped; not the last level alone.
 pub(super) fn freed(form: Form) -> Verdict {
     let space = TestSpace::shared();
     // 1 GiB behind the blocks: a table of its own.

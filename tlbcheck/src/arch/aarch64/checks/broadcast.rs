@@ -1,5 +1,5 @@
-//! Flushes of all processors: none sees a page after the flush that took it away is complete (O1). See
-//! [`watch`](crate::arch::aarch64::watch).
+//! Flushes of all processors: none sees a page after the flush that took it away is complete (O1).
+//! See [`watch`](crate::arch::aarch64::watch).
 
 use baremetal::pages::PAGE;
 use tlbcheck::arm64::Range;
@@ -22,7 +22,8 @@ pub(super) fn at_window(words: u64, every: u64) -> What {
     What { address: WINDOW, words, every, each: 0, space: TestSpace::shared().register(), control: 0 }
 }
 
-/// `map` maps the words with a round's number or takes them away; after `take` nobody sees them any more.
+/// `map` maps the words with a round's number or takes them away; after `take` nobody sees them any
+/// more.
 fn gone_by(what: What, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
     map(None);
     watch::during(what, |watch| {

@@ -80,7 +80,8 @@ pub(super) fn replaced(scope: Scope) -> Verdict {
     for (page, number) in FUNCTIONS.iter().zip(0..) {
         page.write(&[code(number)]);
     }
-    // Instructions that were written reach all processors: cleaned to where data and instructions meet, then invalidated.
+    // Instructions that were written reach all processors: cleaned to where data and instructions
+    // meet, then invalidated.
     for page in &FUNCTIONS {
         // SAFETY: it drops and cleans lines of caches.
         unsafe { asm!("dc cvau, {0}", "dsb ish", in(reg) page.address(), options(nostack, preserves_flags)) };

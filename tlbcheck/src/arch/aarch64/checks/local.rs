@@ -40,8 +40,8 @@ struct Words {
 }
 
 impl Words {
-    /// `map` maps them with the round's number or takes them away; `take` is the flush in question. Says how many are to be
-    /// seen that must not be.
+    /// `map` maps them with the round's number or takes them away; `take` is the flush in question.
+    /// Says how many are to be seen that must not be.
     fn left(&self, round: u64, map: &impl Fn(Option<u64>), take: impl FnOnce()) -> Result<u64, u64> {
         let places = || (0..self.words).map(|word| self.address + word * self.every);
         map(Some(round));
@@ -52,8 +52,8 @@ impl Words {
         if missing == 0 { Ok(left) } else { Err(missing) }
     }
 
-    /// `take` has to take all of them, in every round; without it one is seen that was taken away, or the row says
-    /// nothing.
+    /// `take` has to take all of them, in every round; without it one is seen that was taken away,
+    /// or the row says nothing.
     fn gone_by(&self, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
         window::enter(TestSpace::shared().register());
         let verdict = self.rounds(map, take);
@@ -153,8 +153,8 @@ pub(super) fn block(kind: Kind) -> Verdict {
     })
 }
 
-/// NUM and SCALE of ranges, and how many of their pages are looked at, how far from each other: up to 512 pages, which a
-/// table has.
+/// NUM and SCALE of ranges, and how many of their pages are looked at, how far from each other: up
+/// to 512 pages, which a table has.
 pub(super) const RANGES: [(u64, u64, u64, u64); 5] =
     [(0, 0, 2, 1), (4, 0, 10, 1), (31, 0, 64, 1), (0, 1, 64, 1), (7, 1, PLACES, 73)];
 

@@ -1,7 +1,8 @@
 //! The rows: each is named for what it catches, so that a defect makes the row of its name fail.
 //!
-//! Tables are changed as DDI 0487 M.b, D8.17.1 wants it: by way of an invalid entry, wherever output address or size change.
-//! Nothing is asserted of what a TLBI need not take: it may always take more.
+//! Tables are changed as DDI 0487 M.b, D8.17.1 wants it: by way of an invalid entry, wherever
+//! output address or size change. Nothing is asserted of what a TLBI need not take: it may always
+//! take more.
 
 mod blocks;
 mod broadcast;

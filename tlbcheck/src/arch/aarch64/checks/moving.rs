@@ -1,8 +1,9 @@
-//! Processors whose TLB is not theirs alone: virtual ones, which a hypervisor has run here and there, one after the
-//! other. Each sees what its own tables say and its own TLBIs leave, all the same.
+//! Processors whose TLB is not theirs alone: virtual ones, which a hypervisor has run here and
+//! there, one after the other. Each sees what its own tables say and its own TLBIs leave, all the
+//! same.
 //!
-//! A processor gives its turn away by WFI until its timer, so that whoever runs below moves it, or has another one run
-//! where it ran.
+//! A processor gives its turn away by WFI until its timer, so that whoever runs below moves it, or
+//! has another one run where it ran.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -16,7 +17,8 @@ use crate::arch::aarch64::machine;
 use crate::arch::aarch64::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use crate::arch::aarch64::window::{self, TestSpace, WINDOW, page_entry, replace, write};
 
-/// Rounds of a row. Their number ends it, not the clock: on a busy machine it takes longer, and looks as closely.
+/// Rounds of a row. Their number ends it, not the clock: on a busy machine it takes longer, and
+/// looks as closely.
 const ROUNDS: u64 = 2000;
 /// Every so many rounds a processor sleeps.
 const SLEEPS_EVERY: u64 = 8;
@@ -99,8 +101,9 @@ fn change_own(number: usize) {
     window::leave();
 }
 
-/// All use the same ASID and the same address, each with tables of its own: TTBR0_EL1.CnP is 0, so no TLB of one may serve
-/// another, also not where two take turns on a CPU (A3). `changes`: each changes its own, by TLBIs that are local.
+/// All use the same ASID and the same address, each with tables of its own: TTBR0_EL1.CnP is 0, so
+/// no TLB of one may serve another, also not where two take turns on a CPU (A3). `changes`: each
+/// changes its own, by TLBIs that are local.
 pub(super) fn own_tables(changes: bool) -> Verdict {
     machine::others()?;
     let count = machine::get().processors;
@@ -126,8 +129,8 @@ const fn place(number: usize, page: u64) -> u64 {
     WINDOW + (1 << 28) + (number as u64 * PAGES_EACH + page) * PAGE
 }
 
-/// Looks at all its pages, so that TLBs have them where it runs; exchanges one by a local TLBI; looks at it wherever it is
-/// then.
+/// Looks at all its pages, so that TLBs have them where it runs; exchanges one by a local TLBI;
+/// looks at it wherever it is then.
 fn exchange(number: usize) {
     let space = TestSpace::shared();
     let kind = if ALL.load(Ordering::Relaxed) != 0 { Kind::All } else { Kind::Va };

@@ -13,7 +13,8 @@ use crate::arch::aarch64::window::{READ_ONLY, TestSpace, WINDOW, page_entry, rep
 /// Rounds of each row.
 const ROUNDS: u32 = 100;
 
-/// A page that all write to becomes read-only. D8.17.1: a change of rights alone needs no invalid entry between.
+/// A page that all write to becomes read-only. D8.17.1: a change of rights alone needs no invalid
+/// entry between.
 pub(super) fn reduced(kind: Kind) -> Verdict {
     let leaf = TestSpace::shared().leaf(WINDOW);
     let writable = page_entry(page_of(0).address());

@@ -59,15 +59,16 @@ pub(super) fn mixes() -> Verdict {
     })
 }
 
-/// What is left of the first space when the second one has taken its ASID over, after `take`: whether its page is seen.
+/// What is left of the first space when the second one has taken its ASID over, after `take`:
+/// whether its page is seen.
 fn sees_former(round: u64, take: impl FnOnce(u16)) -> Result<bool, u64> {
     let (spaces, _) = pair();
     let asid = spaces[0].asid();
     map(round);
     window::enter(spaces[0].register());
     let before = guarded::load(PLACE);
-    // Not by way of a third ASID: some machines drop everything at a change of it. What could be kept of the first space is
-    // kept before the flush.
+    // Not by way of a third ASID: some machines drop everything at a change of it. What could be
+    // kept of the first space is kept before the flush.
     window::enter(spaces[1].under(asid).register());
     take(asid);
     let after = guarded::load(PLACE);

@@ -1,6 +1,6 @@
-//! Every rule on who calls and on the control word and contents of a call. TLFS, "Hypercall Interface"; the numbers of
-//! the statuses are those of `tlfs::Status`. Where two rules are broken at once, either status will do ("Ordering of Error
-//! Conditions").
+//! Every rule on who calls and on the control word and contents of a call. TLFS, "Hypercall
+//! Interface"; the numbers of the statuses are those of `tlfs::Status`. Where two rules are broken
+//! at once, either status will do ("Ordering of Error Conditions").
 
 use baremetal::x86_64::guarded::{Fault, rdmsr};
 use tlbcheck::form::{Kind, Via};

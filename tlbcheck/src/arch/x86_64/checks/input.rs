@@ -63,7 +63,8 @@ pub(super) fn at_end_of_memory() -> Verdict {
     needs!(ram.end - PAGE >= boot::image_end(), "the image lies at the end of memory");
     let place = (ram.end & !7) - 24;
     for (index, word) in [0, ALL_SPACES, 1].into_iter().enumerate() {
-        // SAFETY: the loader says that this is RAM, below 4 GiB; it is behind the image, so nobody uses it.
+        // SAFETY: the loader says that this is RAM, below 4 GiB; it is behind the image, so nobody
+        // uses it.
         unsafe { ((place + 8 * index as u64) as *mut u64).write_volatile(word) };
     }
     let result = call(space(), place, 0);
@@ -87,8 +88,8 @@ pub(super) fn outside_memory() -> Verdict {
 static ENDS: AtomicBool = AtomicBool::new(false);
 static PLACE: AtomicU64 = AtomicU64::new(0);
 
-/// Calls of each kind at least, and how many of them at least whose input has changed since the one before: the other processor may
-/// have no turn for thousands of calls.
+/// Calls of each kind at least, and how many of them at least whose input has changed since the one
+/// before: the other processor may have no turn for thousands of calls.
 const RACED: u32 = 500;
 const CHANGED: u32 = 20;
 
@@ -99,7 +100,8 @@ static CHANGES: AtomicU32 = AtomicU32::new(0);
 fn change(_: usize) {
     let mut random = Random::new(0x7ace);
     let place = PLACE.load(Ordering::Acquire) as *const AtomicU64;
-    // SAFETY: the first processor's input page, which is there for ever and consists of atomic words.
+    // SAFETY: the first processor's input page, which is there for ever and consists of atomic
+    // words.
     let words = unsafe { core::slice::from_raw_parts(place, 512) };
     while !ENDS.load(Ordering::Acquire) {
         // Flags: none, all processors, all address spaces, and one that is reserved.
@@ -114,7 +116,8 @@ fn change(_: usize) {
     }
 }
 
-/// A call whose input another processor changes meanwhile ends as it would with one of the inputs that there were (H7).
+/// A call whose input another processor changes meanwhile ends as it would with one of the inputs
+/// that there were (H7).
 pub(super) fn changing() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;

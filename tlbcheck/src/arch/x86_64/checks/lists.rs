@@ -51,7 +51,8 @@ pub(super) fn places(kind: Kind, via: Via) -> Verdict {
     })
 }
 
-/// The page that each span watches is flushed by its element, in both list calls and every way there is (H9, H22, H23).
+/// The page that each span watches is flushed by its element, in both list calls and every way
+/// there is (H9, H22, H23).
 pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone) -> Verdict {
     let offered = machine::flushes()?.interface();
     needs!(
@@ -72,7 +73,8 @@ pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone)
                     if offers(kind, via).is_err() {
                         continue;
                     }
-                    // Alone, and behind another element: it may be the first one alone that is right.
+                    // Alone, and behind another element: it may be the first one alone that is
+                    // right.
                     let list = [FILLER, span.word];
                     for list in [&list[1..], &list] {
                         for _ in rounds(ROUNDS) {
@@ -88,7 +90,8 @@ pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone)
     })
 }
 
-/// Elements that name nothing that can be translated are passed over, and the ones behind them are not.
+/// Elements that name nothing that can be translated are passed over, and the ones behind them are
+/// not.
 pub(super) fn not_canonical() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;

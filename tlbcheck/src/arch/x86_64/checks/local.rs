@@ -1,5 +1,6 @@
-//! The processor's own TLB: what INVLPG, CR3, CR4 and INVPCID have to take. AMD64 APM volume 2 (24593, rev. 3.42),
-//! sections 5.5.1 (PCIDs) and 5.5.3 (TLB management); Intel SDM volume 3A, section 4.10.4.
+//! The processor's own TLB: what INVLPG, CR3, CR4 and INVPCID have to take. AMD64 APM volume 2
+//! (24593, rev. 3.42), sections 5.5.1 (PCIDs) and 5.5.3 (TLB management); Intel SDM volume 3A,
+//! section 4.10.4.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
@@ -21,7 +22,8 @@ const TRIES: u64 = 200;
 /// Bit 63 of what is written to CR3: keep what is tagged with the PCID.
 const KEEP: u64 = 1 << 63;
 
-/// Replaces the page that the processor has just read; says whether it sees the new one after `take`.
+/// Replaces the page that the processor has just read; says whether it sees the new one after
+/// `take`.
 fn sees_new(round: u64, global: bool, take: impl FnOnce()) -> bool {
     replace(WINDOW, round, global);
     drop_page(WINDOW);
@@ -31,7 +33,8 @@ fn sees_new(round: u64, global: bool, take: impl FnOnce()) -> bool {
     window::read(WINDOW) == round + 1
 }
 
-/// `take` has to take the page, in every round; without it one is seen that was replaced, or the row says nothing.
+/// `take` has to take the page, in every round; without it one is seen that was replaced, or the
+/// row says nothing.
 fn takes(global: bool, take: impl Fn()) -> Verdict {
     let notices = (0..TRIES).any(|round| !sees_new(2 * round, global, || ()));
     needs!(notices, "the TLB keeps no page that is replaced without a flush, in {TRIES} tries");
@@ -72,7 +75,8 @@ pub(super) fn pge_toggle() -> Verdict {
     })
 }
 
-/// Replaces the large page that the processor has just read; says how many pieces of the old one it sees after `take`.
+/// Replaces the large page that the processor has just read; says how many pieces of the old one it
+/// sees after `take`.
 fn pieces_left(round: u64, take: impl FnOnce()) -> usize {
     let pieces = || (0..PIECES_SEEN).map(|piece| window::read(LARGE_WINDOW + piece * SEEN_EVERY));
     window::replace_large(round);
@@ -117,7 +121,8 @@ fn with_pcids(rows: impl FnOnce() -> Verdict) -> Verdict {
     verdict
 }
 
-/// Two spaces with a PCID each, and a page at one address in each: no switch that keeps translations mixes them.
+/// Two spaces with a PCID each, and a page at one address in each: no switch that keeps
+/// translations mixes them.
 pub(super) fn pcid_mixes_spaces() -> Verdict {
     let pages = window::take(2, 1);
     let spaces = [window::space() | 1, window::other_space() | 2];
@@ -186,7 +191,8 @@ pub(super) fn invpcid_non_global() -> Verdict {
     takes(false, || invpcid(3, 0, 0))
 }
 
-/// `take` has to take the calling processor's translation of the page at [`WINDOW`], and what it returns counts.
+/// `take` has to take the calling processor's translation of the page at [`WINDOW`], and what it
+/// returns counts.
 pub(super) fn takes_by(take: impl Fn() -> Verdict) -> Result<u64, Stop> {
     let mut stale = 0;
     for round in 0..ROUNDS {

@@ -38,7 +38,8 @@ pub(super) fn own() -> Verdict {
 /// Calls of each of the two.
 const CALLS: u64 = 500;
 
-/// How many have come to the beginning; calls that did not end as they should, and own translations that outlived them.
+/// How many have come to the beginning; calls that did not end as they should, and own translations
+/// that outlived them.
 static ARRIVALS: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
 static STALE: AtomicU32 = AtomicU32::new(0);

@@ -1,8 +1,9 @@
-//! What the flags and the address space of a flush leave out, and what they must not: pages that are global or not, and
-//! spaces that the target is not in.
+//! What the flags and the address space of a flush leave out, and what they must not: pages that
+//! are global or not, and spaces that the target is not in.
 //!
-//! TLFS, "HvCallFlushVirtualAddressSpace": without HV_FLUSH_NON_GLOBAL_MAPPINGS_ONLY global pages go too, and without
-//! HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only what belongs to the address space that is named. To flush more is allowed.
+//! TLFS, "HvCallFlushVirtualAddressSpace": without HV_FLUSH_NON_GLOBAL_MAPPINGS_ONLY global pages
+//! go too, and without HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only what belongs to the address space
+//! that is named. To flush more is allowed.
 
 use tlbcheck::ensure;
 use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
@@ -24,7 +25,8 @@ const NO_FLAGS: FlushFlags = FlushFlags::new();
 const ALL_SPACES: FlushFlags = FlushFlags::new().with_all_address_spaces(true);
 const NON_GLOBAL: FlushFlags = FlushFlags::new().with_non_global_only(true);
 
-/// Each of the calls with each of the cells has to take the page from a processor that is in space `used_in`.
+/// Each of the calls with each of the cells has to take the page from a processor that is in space
+/// `used_in`.
 fn all_take(is_global: bool, used_in: u64, cells: &[Cell]) -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
@@ -58,7 +60,8 @@ fn all_take(is_global: bool, used_in: u64, cells: &[Cell]) -> Verdict {
     })
 }
 
-/// A global page belongs to every space, so each flush takes it that is not of non-global pages only (A18).
+/// A global page belongs to every space, so each flush takes it that is not of non-global pages
+/// only (A18).
 pub(super) fn global() -> Verdict {
     for used_in in [window::space(), window::other_space()] {
         let cells = [
@@ -72,7 +75,8 @@ pub(super) fn global() -> Verdict {
     Ok(())
 }
 
-/// A page of the space that is named, or of any with the flag for all, goes whichever space the initiator is in (A22).
+/// A page of the space that is named, or of any with the flag for all, goes whichever space the
+/// initiator is in (A22).
 pub(super) fn other_space() -> Verdict {
     let other = window::other_space();
     let both = NON_GLOBAL.with_all_address_spaces(true);

@@ -1,5 +1,5 @@
-//! The pinned loop: no processor sees a page after the flush that took it away has returned (O1). See
-//! [`watch`](crate::arch::x86_64::watch).
+//! The pinned loop: no processor sees a page after the flush that took it away has returned (O1).
+//! See [`watch`](crate::arch::x86_64::watch).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,8 +20,9 @@ use crate::arch::x86_64::window::{self, LARGE_WINDOW, PIECES_SEEN, SEEN_EVERY, W
 /// Rounds of each form.
 const ROUNDS: u32 = 100;
 
-/// Rounds that are done whatever time they take, and the time that more of them may take, in microseconds: where
-/// processors wait for each other's turn on a CPU a round is a thousand times as long as elsewhere.
+/// Rounds that are done whatever time they take, and the time that more of them may take, in
+/// microseconds: where processors wait for each other's turn on a CPU a round is a thousand times
+/// as long as elsewhere.
 const ROUNDS_MIN: u32 = 10;
 const BUDGET_US: u64 = 300_000;
 
@@ -41,7 +42,8 @@ pub(super) fn offers(kind: Kind, via: Via) -> Verdict {
     Ok(())
 }
 
-/// All flushes of one kind and way that take the page at `address` from the VP, by every form of naming it.
+/// All flushes of one kind and way that take the page at `address` from the VP, by every form of
+/// naming it.
 pub(super) fn each_form(
     kind: Kind,
     via: Via,
@@ -166,7 +168,8 @@ static LOOKS: AtomicU64 = AtomicU64::new(0);
 /// NMIs during flushes.
 const NMIS: u32 = 100;
 
-/// NMIs reach a processor that is flushed all the time, and their handler sees nothing stale either (P25).
+/// NMIs reach a processor that is flushed all the time, and their handler sees nothing stale either
+/// (P25).
 pub(super) fn in_nmi() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;

@@ -14,8 +14,8 @@ use crate::arch::x86_64::machine::{self, PATIENCE_MS};
 use crate::arch::x86_64::watch::replace;
 use crate::arch::x86_64::window::{self, WINDOW};
 
-/// More than a call ever takes that waits for nobody. The fastest of many is measured against it, since this processor
-/// may itself have to wait for the machine's.
+/// More than a call ever takes that waits for nobody. The fastest of many is measured against it,
+/// since this processor may itself have to wait for the machine's.
 const AT_ONCE_US: u64 = 2000;
 const ROUNDS: u64 = 3;
 
@@ -32,7 +32,8 @@ fn read_halt_read(_: usize) {
     AWAKE.store(true, Ordering::Release);
 }
 
-/// Replaces the page of a processor that halts, calls `flush`, and wakes it; says what it sees then.
+/// Replaces the page of a processor that halts, calls `flush`, and wakes it; says what it sees
+/// then.
 fn while_halted(
     processor: usize,
     round: u64,

@@ -1,4 +1,5 @@
-//! What a processor did by a translation is done, and told in the entry, when the flush of it returns (O1, O2).
+//! What a processor did by a translation is done, and told in the entry, when the flush of it
+//! returns (O1, O2).
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -18,9 +19,11 @@ use crate::arch::x86_64::machine::{self, PATIENCE_MS};
 use crate::arch::x86_64::window::{self, ACCESSED, DIRTY, RIGHTS, WINDOW};
 
 const ROUNDS: u32 = 1000;
-/// How long the page is there, beside the writer's turns, in microseconds, at most: where in a turn it goes is left to chance.
+/// How long the page is there, beside the writer's turns, in microseconds, at most: where in a turn
+/// it goes is left to chance.
 const MAPPED_US_MAX: u64 = 40;
-/// Turns of the writer of which the last is a whole one: it may be in the first when they begin to be counted.
+/// Turns of the writer of which the last is a whole one: it may be in the first when they begin to
+/// be counted.
 const WHOLE_TURN: u64 = 2;
 
 /// What is looked at after the flush.
@@ -117,7 +120,8 @@ fn race(processor: usize, interrupts: bool, rounds: impl FnOnce(&mut Random) -> 
     verdict
 }
 
-/// Waits until the writer has ended so many turns more. Only where it has stopped for good does time end this.
+/// Waits until the writer has ended so many turns more. Only where it has stopped for good does
+/// time end this.
 fn wait_for_turns(turns: u64, meanwhile: &mut dyn FnMut() -> bool) -> Verdict {
     let last = TURNS.load(Ordering::Acquire) + turns;
     let ended = clock::wait_until(PATIENCE_MS, || meanwhile() || TURNS.load(Ordering::Acquire) >= last);
@@ -125,9 +129,11 @@ fn wait_for_turns(turns: u64, meanwhile: &mut dyn FnMut() -> bool) -> Verdict {
     Ok(())
 }
 
-/// The page comes and goes, by one exchange of its entry, and is flushed; says whether it was written to.
+/// The page comes and goes, by one exchange of its entry, and is flushed; says whether it was
+/// written to.
 ///
-/// After the flush the writer makes a whole turn: a translation that it still has is used then, however long that takes.
+/// After the flush the writer makes a whole turn: a translation that it still has is used then,
+/// however long that takes.
 fn round(
     random: &mut Random,
     looks: Looks,

@@ -1,7 +1,9 @@
 //! Modes, and the registers in memory.
 
 use super::*;
+use crate::devices::GeneralProtection;
 use crate::devices::pc::message::{BROADCAST, Logical};
+use crate::devices::pc::message::{Destination, MessageKind};
 
 const PAGE: u64 = APIC_BASE_ADDRESS;
 
@@ -24,7 +26,8 @@ fn ipi(kind: MessageKind, destination: Destination) -> Effect {
     Effect::Ipi(Message { kind, destination, trigger: Trigger::Edge })
 }
 
-/// Whatever x2APIC mode has as an MSR and writes without a fault, the page has and reads the same, and the other way round.
+/// Whatever x2APIC mode has as an MSR and writes without a fault, the page has and reads the same,
+/// and the other way round.
 #[test]
 fn u26_the_page_has_the_registers_of_the_msrs() {
     let same =

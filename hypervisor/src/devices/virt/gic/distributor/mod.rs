@@ -1,9 +1,10 @@
 //! The distributor: SPIs, which all vCPUs share.
 //!
-//! An SPI that a vCPU holds has its state there. Lines, edges and writes that concern it are noted here, the holder
-//! is posted, and at its next look it gives the SPI back: then what was noted is applied. Until then the pending and
-//! the active bit read as they were when it last looked; reading them posts the holder too, so that somebody who
-//! polls for the end of an interrupt sees it.
+//! An SPI that a vCPU holds has its state there. Lines, edges and writes that concern it are noted
+//! here, the holder is posted, and at its next look it gives the SPI back: then what was noted is
+//! applied. Until then the pending and the active bit read as they were when it last looked;
+//! reading them posts the holder too, so that somebody who polls for the end of an interrupt sees
+//! it.
 
 mod own_registers;
 
@@ -27,7 +28,8 @@ pub struct Effect {
 /// An SPI that a vCPU has to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Post {
-    /// Whose inbox it goes to; then that vCPU is notified, also if it is the one that made the access.
+    /// Whose inbox it goes to; then that vCPU is notified, also if it is the one that made the
+    /// access.
     pub vcpu: u8,
     /// The SPI.
     pub intid: u8,
@@ -52,7 +54,8 @@ pub(super) struct Claimed {
     pub(super) latch: bool,
     pub(super) line: bool,
     pub(super) active: bool,
-    /// It is routed to another by now: if it becomes pending again, that one gets it when it ends here.
+    /// It is routed to another by now: if it becomes pending again, that one gets it when it ends
+    /// here.
     pub(super) is_elsewhere: bool,
     pub(super) enabled: bool,
     pub(super) group1: bool,
@@ -60,7 +63,8 @@ pub(super) struct Claimed {
     pub(super) priority: u8,
 }
 
-/// A write to one bit of an SPI that a vCPU holds, to be applied when it is given back: the last one counts.
+/// A write to one bit of an SPI that a vCPU holds, to be applied when it is given back: the last
+/// one counts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Noted {
     set: Bits,
@@ -117,8 +121,8 @@ pub struct Distributor {
 }
 
 impl Distributor {
-    /// For `vcpu_count` vCPUs, 1 to 255, with INTIDs up to `intid_count`, which is brought to a multiple of 32
-    /// from 64 to 256.
+    /// For `vcpu_count` vCPUs, 1 to 255, with INTIDs up to `intid_count`, which is brought to a
+    /// multiple of 32 from 64 to 256.
     #[must_use]
     pub fn new(vcpu_count: u8, intid_count: u16) -> Self {
         let intid_count = intid_count.clamp(64, INTIDS_MAX).next_multiple_of(32);
@@ -151,7 +155,8 @@ impl Distributor {
         self.intid_count
     }
 
-    /// A device's line became high or low. Nothing happens if it was so already, or if there is no such SPI.
+    /// A device's line became high or low. Nothing happens if it was so already, or if there is no
+    /// such SPI.
     pub fn set_line(&mut self, spi: u8, level: bool) -> Effect {
         if !self.spis.has(spi) || self.line.has(spi) == level {
             return Effect::default();
@@ -166,7 +171,8 @@ impl Distributor {
         self.offer(Bits::one(spi))
     }
 
-    /// A vCPU said that it takes part in interrupts for any vCPU, or not: GICR_WAKER, or it was turned off.
+    /// A vCPU said that it takes part in interrupts for any vCPU, or not: GICR_WAKER, or it was
+    /// turned off.
     pub fn set_awake(&mut self, vcpu: u8, is_awake: bool) -> Effect {
         let bit = 1 << (vcpu % 64);
         let word = &mut self.awake[usize::from(vcpu / 64)];
@@ -215,8 +221,8 @@ impl Distributor {
         self.router[spi as usize] & ANY_VCPU != 0
     }
 
-    /// The effect of a change of these SPIs: their holders look at them; those that nobody holds are offered to the
-    /// vCPUs that they are for.
+    /// The effect of a change of these SPIs: their holders look at them; those that nobody holds
+    /// are offered to the vCPUs that they are for.
     pub(super) fn offer(&mut self, changed: Bits) -> Effect {
         let offered = self.offerable().and(changed);
         for intid in offered.iter() {
@@ -258,8 +264,8 @@ impl Distributor {
         vcpu_of((router >> 32 << 24 | router & 0xff_ffff) as u32, self.vcpu_count)
     }
 
-    /// Whether it is active in the vCPU that gave it back last: that is where the guest will deactivate it, wherever
-    /// it is routed by now.
+    /// Whether it is active in the vCPU that gave it back last: that is where the guest will
+    /// deactivate it, wherever it is routed by now.
     const fn must_return(&self, spi: u8) -> bool {
         self.in_service.has(spi) && self.active.has(spi)
     }

@@ -14,8 +14,8 @@ const ROUTERS_END: u32 = 0x6800;
 
 /// Affinity routing is on, and there is one security state: neither can be changed.
 const CTLR_FIXED: u32 = 1 << 6 | 1 << 4;
-/// Ten bits of INTID; no LPIs, no message-based SPIs, no extended ones, one security state. Bit 25 is 0: GICD_IROUTER
-/// can name any vCPU. Bit 26 is 0: SGIs reach Aff0 up to 15.
+/// Ten bits of INTID; no LPIs, no message-based SPIs, no extended ones, one security state. Bit 25
+/// is 0: GICD_IROUTER can name any vCPU. Bit 26 is 0: SGIs reach Aff0 up to 15.
 const TYPER_FIXED: u32 = 9 << 19;
 
 impl Distributor {

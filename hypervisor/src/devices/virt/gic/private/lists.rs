@@ -1,20 +1,21 @@
 //! List registers: what goes in before an entry, what comes out after an exit.
 //!
-//! An active interrupt need not be in a list register. If the guest's end of interrupt finds none, EOIcount grows and
-//! a maintenance interrupt follows; because handlers nest, it was the one of highest priority (IHI 0069H section
-//! 6.2). With the guest's EOImode = 1 they need not nest, so then ICC_DIR_EL1 traps. So pending interrupts always
-//! get at least one register, however many are active.
+//! An active interrupt need not be in a list register. If the guest's end of interrupt finds none,
+//! EOIcount grows and a maintenance interrupt follows; because handlers nest, it was the one of
+//! highest priority (IHI 0069H section 6.2). With the guest's EOImode = 1 they need not nest, so
+//! then ICC_DIR_EL1 traps. So pending interrupts always get at least one register, however many are
+//! active.
 //!
-//! A level-sensitive interrupt is never pending and active at once in a register: its line is looked at again when
-//! the guest deactivates it, for which it asks for a maintenance interrupt.
+//! A level-sensitive interrupt is never pending and active at once in a register: its line is
+//! looked at again when the guest deactivates it, for which it asks for a maintenance interrupt.
 
 use super::progress::Standing;
 use super::{Bits, Deactivate, LIST_MAX, ListRegister, Private, View};
 use crate::devices::virt::gic::{Groups, ListRegisters, Maintenance};
 
 impl Private {
-    /// Fills the list registers. The result belongs into ICH_HCR_EL2 with EOIcount = 0. [`sync`](Self::sync)
-    /// follows, with nothing in between but the guest.
+    /// Fills the list registers. The result belongs into ICH_HCR_EL2 with EOIcount = 0.
+    /// [`sync`](Self::sync) follows, with nothing in between but the guest.
     #[inline]
     pub fn fill(&mut self, registers: &mut impl ListRegisters, view: &View) -> Maintenance {
         let waiting = self.waiting();
@@ -34,7 +35,8 @@ impl Private {
             left_active.remove(intid);
             self.load(intid, is_crowded);
         }
-        // Groups that the guest does not let through come last: they must not keep out what it does.
+        // Groups that the guest does not let through come last: they must not keep out what it
+        // does.
         let open = view.groups().members(self.setup.group1);
         let mut left_waiting = waiting;
         while self.loaded_count < count {
@@ -68,10 +70,11 @@ impl Private {
         let active = self.active.has(intid);
         let linked = self.linked.has(intid);
         let is_level = !self.setup.edge.has(intid);
-        // Active and wanted again: the guest can have both at once only if that hides nothing. If others wait outside
-        // the registers, it could come before one of higher priority; if it is level-sensitive, its line may fall
-        // meanwhile; if routed elsewhere by now, it is another's; if linked, the architecture has no such state. Those
-        // are looked at when they end.
+        // Active and wanted again: the guest can have both at once only if that hides nothing. If
+        // others wait outside the registers, it could come before one of higher priority; if it is
+        // level-sensitive, its line may fall meanwhile; if routed elsewhere by now, it is
+        // another's; if linked, the architecture has no such state. Those are looked at when they
+        // end.
         let is_again = active && self.wanted().has(intid);
         let is_elsewhere = self.elsewhere.has(intid);
         let pending = !active || is_again && !(linked || is_level || is_crowded || is_elsewhere);
@@ -106,9 +109,9 @@ impl Private {
         maintenance
     }
 
-    /// Takes the list registers back, and leaves them 0. `eoi_count` is [`Maintenance::eoi_count`] of ICH_HCR_EL2, which
-    /// may be given as 0 if the last [`fill`](Self::fill) did not ask for [`Maintenance::NOT_PRESENT`]. What
-    /// it returns could not be deactivated by the hardware.
+    /// Takes the list registers back, and leaves them 0. `eoi_count` is [`Maintenance::eoi_count`]
+    /// of ICH_HCR_EL2, which may be given as 0 if the last [`fill`](Self::fill) did not ask for
+    /// [`Maintenance::NOT_PRESENT`]. What it returns could not be deactivated by the hardware.
     #[inline]
     pub fn sync(&mut self, registers: &mut impl ListRegisters, eoi_count: u32) -> Deactivate {
         if self.loaded_count == 0 && eoi_count == 0 {
@@ -158,10 +161,11 @@ impl Private {
     }
 }
 
-/// Interrupts of these groups wait outside the registers: they come in when the guest opens their group, or closes the
-/// other one, whose interrupts may be in all registers. The latter matters while both are open only: what waits for its
-/// own group comes in when that opens. And some emulators (QEMU) look at group 1's switch to see whether group 0 has been
-/// closed: with group 1 closed the request would be met at once, for ever.
+/// Interrupts of these groups wait outside the registers: they come in when the guest opens their
+/// group, or closes the other one, whose interrupts may be in all registers. The latter matters
+/// while both are open only: what waits for its own group comes in when that opens. And some
+/// emulators (QEMU) look at group 1's switch to see whether group 0 has been closed: with group 1
+/// closed the request would be met at once, for ever.
 fn group_changes(group0: bool, group1: bool, open: Groups) -> Maintenance {
     let is_open = |group: u8| open.bits() >> group & 1 != 0;
     let mut changes = Maintenance::empty();

@@ -1,4 +1,5 @@
-//! What one vCPU's part of the interrupt controller knows: its private interrupts and the SPIs that it holds.
+//! What one vCPU's part of the interrupt controller knows: its private interrupts and the SPIs that
+//! it holds.
 
 mod lists;
 mod own_registers;
@@ -8,7 +9,8 @@ use super::distributor::Claimed;
 use super::registers::Setup;
 use super::{Bits, Distributor, Effect, Groups, Inbox, LIST_MAX, ListRegister, PRIVATE_COUNT, View};
 
-/// Physical PPIs that the caller has to deactivate on this CPU (ICC_DIR_EL1), one bit for each INTID.
+/// Physical PPIs that the caller has to deactivate on this CPU (ICC_DIR_EL1), one bit for each
+/// INTID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Deactivate(pub u32);
@@ -23,20 +25,23 @@ pub struct RegisterEffect {
     pub awake: Option<bool>,
 }
 
-/// One vCPU's interrupts, to be used by the CPU that has the vCPU. It says nothing of the CPU interface's other
-/// registers: ICH_VMCR_EL2 and the active priorities are the caller's to save and restore.
+/// One vCPU's interrupts, to be used by the CPU that has the vCPU. It says nothing of the CPU
+/// interface's other registers: ICH_VMCR_EL2 and the active priorities are the caller's to save and
+/// restore.
 ///
 /// # Hardware-linked interrupts
 ///
-/// The virtual timer's PPI is *forwarded*: EL2 runs with ICC_CTLR_EL1.EOImode = 1; on its physical interrupt it
-/// acknowledges and drops the priority (ICC_IAR1_EL1, ICC_EOIR1_EL1), which leaves it active, so that it does not
-/// come again, and calls [`forward`](Self::forward). The guest's deactivation deactivates the physical interrupt.
+/// The virtual timer's PPI is *forwarded*: EL2 runs with ICC_CTLR_EL1.EOImode = 1; on its physical
+/// interrupt it acknowledges and drops the priority (ICC_IAR1_EL1, ICC_EOIR1_EL1), which leaves it
+/// active, so that it does not come again, and calls [`forward`](Self::forward). The guest's
+/// deactivation deactivates the physical interrupt.
 ///
-/// The link is of this CPU, so it ends when the vCPU leaves: save and mask the timer (CNTV_CTL_EL0), then deactivate
-/// what [`leave`](Self::leave) returns. A pending one is forgotten, because the timer's condition says it again: when
-/// the vCPU comes back, maybe elsewhere, CNTV_CTL_EL0 is restored and the interrupt, if still due, is taken and
-/// forwarded anew. One that the guest has acknowledged stays active for the guest; if it is forwarded again
-/// meanwhile, it is linked anew. While away, whoever waits for the timer compares CNTV_CVAL_EL0 with the clock.
+/// The link is of this CPU, so it ends when the vCPU leaves: save and mask the timer
+/// (CNTV_CTL_EL0), then deactivate what [`leave`](Self::leave) returns. A pending one is forgotten,
+/// because the timer's condition says it again: when the vCPU comes back, maybe elsewhere,
+/// CNTV_CTL_EL0 is restored and the interrupt, if still due, is taken and forwarded anew. One that
+/// the guest has acknowledged stays active for the guest; if it is forwarded again meanwhile, it is
+/// linked anew. While away, whoever waits for the timer compares CNTV_CVAL_EL0 with the clock.
 #[derive(Clone, Debug)]
 pub struct Private {
     pub(super) vcpu: u8,
@@ -62,7 +67,8 @@ pub struct Private {
     /// What is in the list registers while the guest runs.
     loaded: [ListRegister; LIST_MAX],
     loaded_count: usize,
-    /// List registers that came back changed, and what was outside of them and ended; it wraps around.
+    /// List registers that came back changed, and what was outside of them and ended; it wraps
+    /// around.
     changes: u32,
     progress: progress::FutileWaits,
 }
@@ -112,14 +118,15 @@ impl Private {
         self.groups = posted.groups.unwrap_or(self.groups);
     }
 
-    /// Whether [`settle`](Self::settle) has to be called. To be asked before the vCPU gives its CPU up as well.
+    /// Whether [`settle`](Self::settle) has to be called. To be asked before the vCPU gives its CPU
+    /// up as well.
     #[must_use]
     pub const fn is_unsettled(&self) -> bool {
         !self.unsettled.is_empty()
     }
 
-    /// Gives back SPIs that others have to see, and claims those that were posted. The effect is to be performed
-    /// like that of any access to the distributor.
+    /// Gives back SPIs that others have to see, and claims those that were posted. The effect is to
+    /// be performed like that of any access to the distributor.
     pub fn settle(&mut self, distributor: &mut Distributor) -> Effect {
         let unsettled = core::mem::take(&mut self.unsettled);
         let mut unclaimed = Bits::EMPTY;
@@ -133,8 +140,8 @@ impl Private {
         distributor.offer(unclaimed)
     }
 
-    /// Gives back every SPI: the vCPU is turned off. What is still due for it is posted to it, for when it is
-    /// turned on again.
+    /// Gives back every SPI: the vCPU is turned off. What is still due for it is posted to it, for
+    /// when it is turned on again.
     pub fn release(&mut self, distributor: &mut Distributor) -> Effect {
         let held = self.held.or(core::mem::take(&mut self.unsettled));
         held.iter().for_each(|intid| self.give_back(intid, distributor));
@@ -174,7 +181,8 @@ impl Private {
         }
     }
 
-    /// The physical interrupt of this PPI was acknowledged on this CPU and is active now: it is the guest's.
+    /// The physical interrupt of this PPI was acknowledged on this CPU and is active now: it is the
+    /// guest's.
     pub fn forward(&mut self, ppi: u8) {
         if (super::SGI_COUNT..PRIVATE_COUNT).contains(&ppi) {
             self.linked.insert(ppi);
@@ -188,16 +196,17 @@ impl Private {
         self.unlink(linked)
     }
 
-    /// PPIs that are linked and that the guest has not acknowledged, a bit for each. Whoever asserts them may have become
-    /// quiet meanwhile: then [`withdraw`](Self::withdraw) is due.
+    /// PPIs that are linked and that the guest has not acknowledged, a bit for each. Whoever
+    /// asserts them may have become quiet meanwhile: then [`withdraw`](Self::withdraw) is due.
     #[must_use]
     #[inline]
     pub const fn linked_waiting(&self) -> u32 {
         self.linked.word(0) & !self.active.word(0)
     }
 
-    /// The physical interrupt's condition has gone before the guest acknowledged it, for instance because it
-    /// reprogrammed its timer: takes it back. Nothing to deactivate if the guest has it already.
+    /// The physical interrupt's condition has gone before the guest acknowledged it, for instance
+    /// because it reprogrammed its timer: takes it back. Nothing to deactivate if the guest has it
+    /// already.
     pub fn withdraw(&mut self, ppi: u8) -> Deactivate {
         let gone = self.linked.and(Bits::one(ppi)).without(self.active);
         self.unlink(gone)
@@ -215,8 +224,9 @@ impl Private {
         self.linked.has(ppi)
     }
 
-    /// The guest wrote `intid` to ICC_DIR_EL1, and that trapped ([`Maintenance::TRAP_DEACTIVATION`]). Ignored if it
-    /// is not active, or if an end of interrupt deactivates.
+    /// The guest wrote `intid` to ICC_DIR_EL1, and that trapped
+    /// ([`Maintenance::TRAP_DEACTIVATION`]). Ignored if it is not active, or if an end of interrupt
+    /// deactivates.
     ///
     /// [`Maintenance::TRAP_DEACTIVATION`]: super::Maintenance::TRAP_DEACTIVATION
     pub fn deactivate(&mut self, intid: u64, view: &View) -> Deactivate {
@@ -237,8 +247,9 @@ impl Private {
         self.unlink(self.linked.and(Bits::one(intid)))
     }
 
-    /// Whether there is anything that ends a WFI: pending, enabled, not active, of higher priority than the mask and
-    /// what runs. To be asked after [`look`](Self::look) and [`settle`](Self::settle).
+    /// Whether there is anything that ends a WFI: pending, enabled, not active, of higher priority
+    /// than the mask and what runs. To be asked after [`look`](Self::look) and
+    /// [`settle`](Self::settle).
     #[must_use]
     pub fn can_wake(&self, view: &View) -> bool {
         self.signalled(view).is_some()

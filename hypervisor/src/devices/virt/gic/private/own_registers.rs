@@ -5,7 +5,8 @@ use crate::devices::virt::gic::redistributor::{SGI_FRAME, WAKER, constant, half,
 use crate::devices::virt::gic::registers::{Bank, Register, decode};
 
 impl Private {
-    /// Reads `size` bytes at `offset` from this redistributor's start. What does not exist reads as 0.
+    /// Reads `size` bytes at `offset` from this redistributor's start. What does not exist reads as
+    /// 0.
     #[must_use]
     pub fn read(&self, offset: u32, size: u8) -> u64 {
         if offset < SGI_FRAME {
@@ -24,7 +25,8 @@ impl Private {
         }
     }
 
-    /// Writes `size` bytes at `offset` from this redistributor's start. What does not exist ignores it.
+    /// Writes `size` bytes at `offset` from this redistributor's start. What does not exist ignores
+    /// it.
     pub fn write(&mut self, offset: u32, size: u8, value: u64) -> RegisterEffect {
         let mut effect = RegisterEffect::default();
         let value = half(value, 0, 4) as u32;

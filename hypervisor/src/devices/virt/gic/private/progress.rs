@@ -1,5 +1,5 @@
-//! Whether maintenance interrupts bring anything: one after which everything stands as it did after the one before has
-//! brought nothing, and the next will come at once.
+//! Whether maintenance interrupts bring anything: one after which everything stands as it did after
+//! the one before has brought nothing, and the next will come at once.
 
 use super::{Bits, View};
 use crate::devices::virt::gic::Maintenance;
@@ -35,8 +35,8 @@ impl FutileWaits {
         self.last = Some(standing);
     }
 
-    /// What of the maintenance may be asked for: once nothing comes of it, no interrupt until something has changed. What
-    /// waits is looked at with the next exit of any other kind.
+    /// What of the maintenance may be asked for: once nothing comes of it, no interrupt until
+    /// something has changed. What waits is looked at with the next exit of any other kind.
     pub(super) fn bounded(&self, maintenance: Maintenance, standing: &Standing) -> Maintenance {
         if self.futile < FUTILE_MAX || self.last != Some(*standing) {
             return maintenance;

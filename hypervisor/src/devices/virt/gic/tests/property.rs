@@ -1,5 +1,6 @@
-//! Random programs on a whole system, against [`Reference`]: after each step every vCPU is signalled exactly what the
-//! reference says, so that nothing is lost, nothing comes twice, and the order is right; with few list registers.
+//! Random programs on a whole system, against [`Reference`]: after each step every vCPU is
+//! signalled exactly what the reference says, so that nothing is lost, nothing comes twice, and the
+//! order is right; with few list registers.
 
 use super::reference::Reference;
 use super::system::System;
@@ -130,7 +131,8 @@ impl Run {
                 self.system.write_bit(vcpu, if on { 0x200 } else { 0x280 }, intid);
                 self.reference.irq(vcpu, intid).latch = on;
             }
-            // The order in which interrupts that are in no list register end is that of their priorities.
+            // The order in which interrupts that are in no list register end is that of their
+            // priorities.
             Op::Priority(vcpu, intid, priority) if !self.is_active(vcpu, intid) => {
                 self.system.set_priority(vcpu, intid, priority);
                 self.reference.irq(vcpu, intid).priority = priority;

@@ -1,4 +1,5 @@
-//! The interrupt controller without list registers, inboxes or owners: each interrupt is one record.
+//! The interrupt controller without list registers, inboxes or owners: each interrupt is one
+//! record.
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Irq {

@@ -1,5 +1,6 @@
-//! A VM on as many CPUs: everything that the hypervisor's loop does with the parts, and nothing more. A vCPU leaves the
-//! guest when it is notified or when its maintenance interrupt comes, and not otherwise.
+//! A VM on as many CPUs: everything that the hypervisor's loop does with the parts, and nothing
+//! more. A vCPU leaves the guest when it is notified or when its maintenance interrupt comes, and
+//! not otherwise.
 
 use super::cpu::Cpu;
 use crate::devices::virt::gic::{

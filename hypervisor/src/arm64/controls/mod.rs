@@ -1,11 +1,16 @@
-//! EL2's controls: what of the processor a guest is kept from, and what firmware may have left otherwise.
+//! EL2's controls: what of the processor a guest is kept from, and what firmware may have left
+//! otherwise.
 //!
-//! Everything that a processor has and the guest does not is trapped, or switched off by a control whose 0 means so. A
-//! control is written where the ID registers say that it exists, whatever it held before: no register of EL2 that
-//! concerns the guest keeps what firmware left in it.
+//! Everything that a processor has and the guest does not is trapped, or switched off by a control
+//! whose 0 means so. A control is written where the ID registers say that it exists, whatever it
+//! held before: no register of EL2 that concerns the guest keeps what firmware left in it.
 //!
-//! Source: Arm DDI 0487, D24.2: HCR_EL2, HCRX_EL2, CPTR_EL2, MDCR_EL2, CNTHCTL_EL2, HFGRTR_EL2 and its like; for MPAM
-//! Arm DDI 0598; for the list of what is to be looked at, Linux' Documentation/arch/arm64/booting.
+//! Source: Arm DDI 0487, D24.2: HCR_EL2, HCRX_EL2, CPTR_EL2, MDCR_EL2, CNTHCTL_EL2, HFGRTR_EL2 and
+//! its like; for MPAM Arm DDI 0598; for the list of what is to be looked at, Linux'
+//! Documentation/arch/arm64/booting.
+
+#[cfg(test)]
+mod tests;
 
 /// Bits of HCR_EL2.
 #[allow(missing_docs, reason = "the architecture's names")]
@@ -44,9 +49,9 @@ const CPTR_BASE: u64 = 0x33ff;
 const CPTR_TTA: u64 = 1 << 20;
 const CPTR_TAM: u64 = 1 << 30;
 
-/// MDCR_EL2: the performance monitor, debug registers, OS lock, debug ROM, statistical profiling, trace filters, the
-/// debug channel. The buffers of profiling and tracing (E2PB, E2TB) are EL2's where these bits are 0, and debug
-/// exceptions (TDE) the guest's.
+/// MDCR_EL2: the performance monitor, debug registers, OS lock, debug ROM, statistical profiling,
+/// trace filters, the debug channel. The buffers of profiling and tracing (E2PB, E2TB) are EL2's
+/// where these bits are 0, and debug exceptions (TDE) the guest's.
 mod mdcr {
     pub(super) const TPMCR: u64 = 1 << 5;
     pub(super) const TPM: u64 = 1 << 6;
@@ -73,7 +78,8 @@ const MPAMHCR_TRAP_ID: u64 = 1 << 31;
 /// MPAMIDR_EL1: there is MPAMHCR_EL2; MPAM2_EL2 has TIDR.
 const MPAMIDR_HAS_HCR: u64 = 1 << 17;
 const MPAMIDR_HAS_TIDR: u64 = 1 << 58;
-/// VSESR_EL2: what the guest's SErrors say of themselves is nothing that the architecture defines (IDS).
+/// VSESR_EL2: what the guest's SErrors say of themselves is nothing that the architecture defines
+/// (IDS).
 const VSESR_DEFINED_BY_NOBODY: u64 = 1 << 24;
 
 /// What the processor says of itself: ID registers by their names.
@@ -170,11 +176,13 @@ const fn when(there: bool, bits: u64) -> u64 {
     if there { bits } else { 0 }
 }
 
-/// HCR_EL2 as it always is, but for [`hcr::TWE`], [`hcr::VSE`] and what is wanted of the guest's TLB instructions.
+/// HCR_EL2 as it always is, but for [`hcr::TWE`], [`hcr::VSE`] and what is wanted of the guest's
+/// TLB instructions.
 ///
-/// Stage 2 stays on while the hypervisor runs: EL2's own translation does not pass it. What is 0 and could be 1: bits of
-/// features that are not shown, whose registers trap where the bit is 0 (ATA, EnSCXT, FIEN, AMVOFFEN, TME, NV), and traps
-/// of what is the guest's own (TVM, TRVM, TTLB, TPU, TPC, TDZ, TID2, TID4, HCD).
+/// Stage 2 stays on while the hypervisor runs: EL2's own translation does not pass it. What is 0
+/// and could be 1: bits of features that are not shown, whose registers trap where the bit is 0
+/// (ATA, EnSCXT, FIEN, AMVOFFEN, TME, NV), and traps of what is the guest's own (TVM, TRVM, TTLB,
+/// TPU, TPC, TDZ, TID2, TID4, HCD).
 #[must_use]
 pub const fn hcr_base(processor: &Processor) -> u64 {
     hcr::VM
@@ -214,8 +222,8 @@ const fn mdcr(processor: &Processor) -> u64 {
         | processor.counters & 0x1f
 }
 
-/// Passes on the registers that are written on each CPU before its first guest, in the order in which they are: names, and
-/// how the assembler is told of those that it may not know.
+/// Passes on the registers that are written on each CPU before its first guest, in the order in
+/// which they are: names, and how the assembler is told of those that it may not know.
 macro_rules! for_each_control {
     ($callback:ident) => {
         $callback! {
@@ -325,13 +333,15 @@ pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
         C::Cptr => (true, cptr(processor)),
         C::Mdcr => (true, mdcr(processor)),
         C::Cnthctl => (true, CNTHCTL),
-        // An emulator (QEMU 7.2) adds offset and compare value of the virtual timer without looking for an overflow, and
-        // then its timer goes off for ever. So the guest's counter is the machine's.
+        // An emulator (QEMU 7.2) adds offset and compare value of the virtual timer without looking
+        // for an overflow, and then its timer goes off for ever. So the guest's counter is the
+        // machine's.
         C::Cntvoff => (true, 0),
         C::Hstr | C::Hacr | C::Mdscr | C::Mdccint | C::OsLock => (true, 0),
         C::Cntpoff => (processor.has_counter_offset(), 0),
         C::Hcrx => (processor.has_hcx(), when(processor.has_nmi(), HCRX_TALLINT)),
-        // Bits for what is new trap where they are 0, and what the others could trap is trapped otherwise or the guest's.
+        // Bits for what is new trap where they are 0, and what the others could trap is trapped
+        // otherwise or the guest's.
         C::Hfgrtr | C::Hfgwtr | C::Hfgitr | C::Hdfgwtr => (processor.has_fgt(), 0),
         C::Hdfgrtr => {
             let buffers =
@@ -359,145 +369,8 @@ pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
     if there { Some(value) } else { None }
 }
 
-/// ICC_SRE_EL2: system registers (SRE), no bypass (DFB, DIB). Enable is 0, so that ICC_SRE_EL1 traps: with it a guest could
-/// change what the next vCPU finds.
+/// ICC_SRE_EL2: system registers (SRE), no bypass (DFB, DIB). Enable is 0, so that ICC_SRE_EL1
+/// traps: with it a guest could change what the next vCPU finds.
 pub const ICC_SRE_EL2: u64 = 7;
 /// ICC_SRE_EL1, likewise; a guest reads this.
 pub const ICC_SRE_EL1: u64 = 7;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every field says 1, but those of which 2 matters; the double lock is not there.
-    fn everything() -> Processor {
-        const ONES: u64 = 0x1111_1111_1111_1111;
-        Processor {
-            pfr0: ONES,
-            pfr1: ONES | 2 << 8,
-            dfr0: ONES | 0xf << 36,
-            mmfr0: ONES | 2 << 56 | 2 << 60,
-            mmfr1: ONES,
-            mmfr2: ONES,
-            isar1: ONES,
-            isar2: ONES,
-            mpamidr: u64::MAX,
-            counters: 6,
-        }
-    }
-
-    /// ARMv8.0 without anything optional.
-    fn nothing() -> Processor {
-        Processor { mmfr0: 0xff << 24, ..Processor::default() }
-    }
-
-    #[test]
-    fn u8_whatever_the_processor_has_and_the_guest_has_not_is_kept_from_it() {
-        let all = everything();
-        let value = |control| at_start(control, &all);
-        let hcr = value(Control::Hcr).unwrap();
-        // TERR, TEA, TLOR, TID1, TID3, TID5, TSC, TIDCP, TACR, TSW, AMO; by their places in the manual.
-        for bit in [36, 37, 35, 16, 18, 58, 19, 20, 21, 22, 5, 4, 3] {
-            assert!(hcr >> bit & 1 != 0, "HCR_EL2 bit {bit}");
-        }
-        // ATA, EnSCXT, FIEN, AMVOFFEN, TME, NV, NV1, NV2, TGE, E2H, VSE: off.
-        for bit in [56, 53, 47, 51, 39, 42, 43, 45, 27, 34, 8] {
-            assert!(hcr >> bit & 1 == 0, "HCR_EL2 bit {bit}");
-        }
-        assert_eq!(value(Control::Cptr), Some(1 << 30 | 1 << 20 | 0x33ff), "TAM, TTA, TSM, TZ");
-        let mdcr = value(Control::Mdcr).unwrap();
-        for bit in [5, 6, 9, 10, 11, 14, 19, 27] {
-            assert!(mdcr >> bit & 1 != 0, "MDCR_EL2 bit {bit}");
-        }
-        // TDE; E2PB and E2TB, whose 0 is EL2's buffers.
-        assert_eq!(mdcr & (1 << 8 | 3 << 12 | 3 << 24), 0);
-        assert_eq!(mdcr & 0x1f, 6);
-        assert_eq!(value(Control::Hcrx), Some(1 << 6));
-        assert_eq!(value(Control::Hdfgrtr), Some(1 << 63 | 1 << 56));
-        assert_eq!(value(Control::Mpam2), Some(1 << 48 | 1 << 49 | 1 << 58));
-        assert_eq!(value(Control::Mpamhcr), Some(1 << 31));
-        assert_eq!(value(Control::Vsesr), Some(1 << 24));
-        assert_eq!(ICC_SRE_EL2 & 1 << 3, 0, "ICC_SRE_EL1 traps");
-    }
-
-    #[test]
-    fn u8_nothing_keeps_what_firmware_left() {
-        let all = everything();
-        for &control in Control::ALL {
-            let there = at_start(control, &all).is_some();
-            assert_eq!(there, control != Control::DoubleLock, "{}", control.name());
-        }
-        assert_eq!(at_start(Control::DoubleLock, &nothing()), Some(0));
-        let zeroes = [
-            Control::Hstr,
-            Control::Hacr,
-            Control::Cntpoff,
-            Control::Hfgrtr,
-            Control::Hfgwtr,
-            Control::Hfgitr,
-            Control::Hdfgwtr,
-            Control::Hafgrtr,
-            Control::Hfgrtr2,
-            Control::Hfgwtr2,
-            Control::Hfgitr2,
-            Control::Hdfgrtr2,
-            Control::Hdfgwtr2,
-            Control::Mpam1,
-            Control::Mpam0,
-            Control::Lorc,
-            Control::Pmscr,
-            Control::Trfcr,
-            Control::Brbcr,
-            Control::Pmuserenr,
-            Control::Amuserenr,
-            Control::Vdisr,
-            Control::Mdscr,
-            Control::Mdccint,
-            Control::OsLock,
-        ];
-        for control in zeroes {
-            assert_eq!(at_start(control, &all), Some(0), "{}", control.name());
-        }
-    }
-
-    #[test]
-    fn u8_what_is_not_there_is_not_written() {
-        let base = [
-            Control::Hcr,
-            Control::Cptr,
-            Control::Mdcr,
-            Control::Hstr,
-            Control::Hacr,
-            Control::Cnthctl,
-            Control::Cntvoff,
-            Control::Mdscr,
-            Control::Mdccint,
-            Control::OsLock,
-            Control::DoubleLock,
-        ];
-        for &control in Control::ALL {
-            assert_eq!(
-                at_start(control, &nothing()).is_some(),
-                base.contains(&control),
-                "{}",
-                control.name()
-            );
-        }
-        // Bits of features that are not there are reserved.
-        let hcr = at_start(Control::Hcr, &nothing()).unwrap();
-        assert_eq!(hcr & (hcr::TERR | hcr::TEA | hcr::TLOR | hcr::TID5 | hcr::APK | hcr::API | hcr::FWB), 0);
-        assert_eq!(at_start(Control::Cptr, &nothing()), Some(0x33ff | 1 << 20));
-        // A performance monitor of an implementer's own has no PMUSERENR_EL0 that we know.
-        let own = Processor { dfr0: 0xf << 8, ..nothing() };
-        assert_eq!(at_start(Control::Pmuserenr, &own), None);
-    }
-
-    #[test]
-    fn u1_the_guests_counter_has_no_offset() {
-        for processor in [everything(), nothing()] {
-            assert_eq!(at_start(Control::Cntvoff, &processor), Some(0));
-            // The physical timer and counter are the guest's (EL1PCTEN, EL1PCEN), without ECV's traps and offset.
-            assert_eq!(at_start(Control::Cnthctl, &processor), Some(3));
-        }
-    }
-}

@@ -1,11 +1,17 @@
-//! The part of `quell bench flush` whose targets are in guest mode: what a call does to them and to others.
+//! The part of `quell bench flush` whose targets are in guest mode: what a call does to them and to
+//! others.
 //!
-//! The machine has a CPU for each vCPU, and its clock is the number of instructions executed. Each case runs on two
-//! machines that differ in the number of calls alone, so the difference between their counters is what those calls
-//! did, to the exit: the start of the guest, its report and its end are the same in both.
+//! The machine has a CPU for each vCPU, and its clock is the number of instructions executed. Each
+//! case runs on two machines that differ in the number of calls alone, so the difference between
+//! their counters is what those calls did, to the exit: the start of the guest, its report and its
+//! end are the same in both.
 //!
-//! That clock counts the instructions of all CPUs, which QEMU runs in turn, one until it pauses or halts and then the
-//! next. So instructions are reported for the machine as a whole, the loops of targets and bystanders included.
+//! That clock counts the instructions of all CPUs, which QEMU runs in turn, one until it pauses or
+//! halts and then the next. So instructions are reported for the machine as a whole, the loops of
+//! targets and bystanders included.
+
+#[cfg(test)]
+mod tests;
 
 use crate::arch::{Arch, Platform};
 use crate::cli::ExitsArgs;
@@ -135,7 +141,8 @@ impl Calls {
         Metric::new("instructions of the machine", INSTRUCTIONS, each)
     }
 
-    /// Makes sure that the calls were made as the case wants them: without, small numbers would mean nothing.
+    /// Makes sure that the calls were made as the case wants them: without, small numbers would
+    /// mean nothing.
     fn check(&self, shape: Shape) -> Result<()> {
         let (initiators, targets) = match shape {
             Shape::List { targets } => (1, targets),
@@ -211,8 +218,8 @@ struct Lab<'a> {
     signals: &'a Signals,
 }
 
-/// Runs every case and prints the table; the status is that of a machine that failed, 1 if a number is over what it
-/// may be, else 0.
+/// Runs every case and prints the table; the status is that of a machine that failed, 1 if a number
+/// is over what it may be, else 0.
 pub(super) fn run(args: &ExitsArgs, signals: &Signals, samples: &mut Samples) -> Result<u8> {
     let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
     let lab = Lab {
@@ -254,7 +261,8 @@ fn take(case: &Case, calls: &Calls, samples: &mut Samples, rows: &mut Vec<[Strin
 }
 
 impl Lab<'_> {
-    /// What [`CALLS`] calls do. The inner error is the exit status, after the reason has been printed.
+    /// What [`CALLS`] calls do. The inner error is the exit status, after the reason has been
+    /// printed.
     fn measure(&self, case: &Case) -> Result<Result<Calls, u8>> {
         let before = match self.machine(case, CALLS_BEFORE)? {
             Ok(before) => before,
@@ -275,8 +283,8 @@ impl Lab<'_> {
         })
     }
 
-    /// The guest's instructions and the counters of a machine whose initiators make so many calls. The inner error is
-    /// as above.
+    /// The guest's instructions and the counters of a machine whose initiators make so many calls.
+    /// The inner error is as above.
     fn machine(&self, case: &Case, calls: u32) -> Result<Result<(f64, Snapshot), u8>> {
         let cpus = match case.shape {
             Shape::List { targets } => targets + 2,
@@ -291,7 +299,8 @@ impl Lab<'_> {
             flush: FlushMode::Hypercall,
             platform: Platform::X86_64,
             reset: ResetPolicy::Exit,
-            // Not as measured: with a clock of instructions neither INVLPGA nor a TLB miss takes time.
+            // Not as measured: with a clock of instructions neither INVLPGA nor a TLB miss takes
+            // time.
             switches: Switches { flush_pages: Some(PAGES_MAX), ..Switches::default() },
         };
         guest.check()?;
@@ -308,99 +317,5 @@ impl Lab<'_> {
             return Ok(Err(1));
         };
         Ok(Ok((instructions, counters)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ONE: Shape = Shape::List { targets: 1 };
-    const ALL: Shape = Shape::Merge { initiators: 8 };
-
-    /// Ten calls of these vCPUs.
-    fn calls(vcpus: &[&[(Counter, u64)]]) -> Calls {
-        let row = |counts: &&[(Counter, u64)]| {
-            let mut row = [0; Counter::COUNT];
-            counts.iter().for_each(|(counter, count)| row[*counter as usize] = *count);
-            row
-        };
-        let counters = Snapshot::of_rows(vcpus.iter().map(row).collect());
-        Calls { count: 10, instructions: 20_000.0, counters }
-    }
-
-    fn over(calls: &Calls, shape: Shape) -> Vec<&'static str> {
-        let metrics = calls.metrics(shape);
-        metrics.iter().filter(|metric| metric.is_over()).map(|metric| metric.name).collect()
-    }
-
-    #[test]
-    fn list_may_kick_and_stop_its_targets_once_and_nobody_else() {
-        let requests = [(Counter::FlushLists, 10), (Counter::FlushBusy, 10)];
-        let list = |kicks, exits, bystander| {
-            let initiator =
-                [requests[0], requests[1], (Counter::FlushKicks, kicks), (Counter::ExitHypercall, 10)];
-            calls(&[&initiator, &[(Counter::ExitInterrupt, exits)], &[(Counter::ExitInterrupt, bystander)]])
-        };
-        assert!(over(&list(10, 10, 0), ONE).is_empty());
-        assert_eq!(over(&list(11, 10, 0), ONE), ["kicks"]);
-        assert_eq!(over(&list(10, 11, 0), ONE), ["exits of a target"]);
-        assert_eq!(over(&list(10, 10, 1), ONE), ["exits of a bystander"]);
-        assert!(list(10, 10, 0).check(ONE).is_ok());
-        // In two parts, twice as much.
-        let parts = [
-            (Counter::FlushLists, 10),
-            (Counter::FlushContinued, 10),
-            (Counter::FlushBusy, 20),
-            (Counter::FlushKicks, 20),
-        ];
-        let parts = calls(&[&parts, &[(Counter::ExitInterrupt, 20)], &[]]);
-        assert!(parts.check(ONE).is_ok() && over(&parts, ONE).is_empty());
-    }
-
-    #[test]
-    fn calls_that_were_not_made_or_met_nobody_are_not_taken() {
-        let call = |requests, targets, idle| {
-            let counts = [
-                (Counter::FlushLists, requests),
-                (Counter::FlushBusy, targets - idle),
-                (Counter::FlushDeferred, idle),
-            ];
-            calls(&[&counts]).check(ONE)
-        };
-        assert!(call(10, 10, 0).is_ok());
-        assert!(call(9, 10, 0).is_err());
-        assert!(call(10, 9, 0).is_err());
-        assert!(call(10, 10, 1).is_err());
-        assert!(calls(&[]).check(ALL).is_err());
-    }
-
-    #[test]
-    fn merging_halves_the_kicks_and_flushes_once_per_generation() {
-        let merge = |kicks, flushes| {
-            let vcpu = [
-                (Counter::FlushKicks, kicks),
-                (Counter::FlushTaken, 20),
-                (Counter::FlushWhole, flushes),
-                (Counter::ExitHypercall, 10),
-                (Counter::ExitInterrupt, 10),
-            ];
-            calls(&[vcpu.as_slice(); 8])
-        };
-        // Each vCPU has seven targets in ten rounds.
-        assert!(over(&merge(35, 20), ALL).is_empty());
-        assert_eq!(over(&merge(36, 20), ALL), ["kicks per initiator and target"]);
-        assert_eq!(over(&merge(35, 21), ALL), ["flushes per merged generation"]);
-    }
-
-    #[test]
-    fn numbers_are_per_call() {
-        let names_and_values: Vec<_> = calls(&[])
-            .metrics(ONE)
-            .into_iter()
-            .map(|metric| (metric.name, metric.row()[1].clone()))
-            .collect();
-        assert_eq!(names_and_values[0], ("instructions of the machine", "2000".to_owned()));
-        assert_eq!(names_and_values[2], ("kicks", "0.000".to_owned()));
     }
 }

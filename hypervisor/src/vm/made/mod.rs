@@ -10,6 +10,11 @@
 //! A test that handles one exit needs no run: [`Made::create`] makes the calling thread CPU 0, and
 //! [`Made::with_vcpu`] gives it a vCPU.
 
+mod board;
+pub(crate) mod offer;
+
+pub(crate) use board::made_board;
+
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -21,12 +26,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
-use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use baremetal::random::Random;
 use hostlink::config::Config;
-use hostlink::ctl::NEXT;
 use hostlink::exit::ExitCode;
 
 use super::arch::Arch;
@@ -34,7 +37,7 @@ use super::context::Context;
 use super::files::{CreateError, Files};
 use super::machine::{self, Vm};
 use super::percpu::PerCpu;
-use super::{interrupts, run};
+use super::run;
 use crate::free_memory::FreeMemory;
 use crate::sched::Turn;
 
@@ -386,222 +389,3 @@ impl<A: Arch> Made<A> {
         turns.is_due(cpu, now)
     }
 }
-
-/// What the traits of the core ask the board of the calling thread for. See [`made_board`].
-pub(crate) mod offer {
-    use super::*;
-
-    pub(crate) fn now<A: Arch>() -> u64 {
-        here::<A>().0.clock.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub(crate) fn this_cpu<A: Arch>() -> &'static PerCpu<A> {
-        let (board, cpu) = here::<A>();
-        &board.cpus[cpu as usize]
-    }
-
-    pub(crate) fn cpu<A: Arch>(index: u32) -> Option<&'static PerCpu<A>> {
-        here::<A>().0.cpus.get(index as usize)
-    }
-
-    pub(crate) fn machine<A: Arch>() -> Option<&'static Vm<A>> {
-        here::<A>().0.machine.get()
-    }
-
-    /// Hands the turn on: for whatever may take time.
-    pub(crate) fn pass<A: Arch>() {
-        let (board, cpu) = here::<A>();
-        board.pass(cpu, false);
-    }
-
-    /// Lets time pass.
-    pub(crate) fn advance<A: Arch>(ticks: u64) {
-        here::<A>().0.clock.fetch_add(ticks, Ordering::Relaxed);
-    }
-
-    /// Whether an interrupt pends on the calling CPU.
-    pub(crate) fn is_interrupted<A: Arch>() -> bool {
-        let (board, cpu) = here::<A>();
-        board.is_interrupted(cpu)
-    }
-
-    pub(crate) fn take_interrupts<A: Arch>() {
-        pass::<A>();
-        take_what_pends::<A>();
-    }
-
-    /// The turn of a vCPU begins on the calling CPU.
-    pub(crate) fn begin_turn<A: Arch>() {
-        let (board, cpu) = here::<A>();
-        let turns = board.turns_since[cpu as usize].fetch_add(1, Ordering::Relaxed) + 1;
-        board.turns_most.fetch_max(turns, Ordering::Relaxed);
-    }
-
-    /// Takes the interrupts that pend, right after an exit: no other CPU gets its turn before.
-    pub(crate) fn take_what_pends<A: Arch>() {
-        let (board, cpu) = here::<A>();
-        board.turns_since[cpu as usize].store(0, Ordering::Relaxed);
-        loop {
-            let mut turns = board.lock();
-            let now = board.time();
-            turns.deliver(now);
-            let lines = &mut turns.lines[cpu as usize];
-            if core::mem::take(&mut lines.kick) {
-                drop(turns);
-                interrupts::on_kick::<A>();
-                continue;
-            }
-            if lines.timer <= now {
-                lines.timer = u64::MAX;
-                drop(turns);
-                interrupts::on_timer::<A>();
-                continue;
-            }
-            if core::mem::take(&mut lines.control) {
-                drop(turns);
-                interrupts::on_control_interrupt::<A>();
-                continue;
-            }
-            if core::mem::take(&mut lines.serial) {
-                drop(turns);
-                interrupts::on_serial_interrupt::<A>();
-                continue;
-            }
-            return;
-        }
-    }
-
-    pub(crate) fn wait_for_interrupt<A: Arch>() {
-        let (board, cpu) = here::<A>();
-        board.pass(cpu, true);
-        take_what_pends::<A>();
-    }
-
-    pub(crate) fn kick<A: Arch>(cpu: &PerCpu<A>) {
-        let board = here::<A>().0;
-        board.kicks.fetch_add(1, Ordering::Relaxed);
-        board.lock().lines[cpu.index as usize].kick = true;
-        // The other CPU may be there at once.
-        pass::<A>();
-    }
-
-    pub(crate) fn arm_timer<A: Arch>(deadline: u64) {
-        let (board, cpu) = here::<A>();
-        board.lock().lines[cpu as usize].timer = deadline;
-    }
-
-    pub(crate) fn exit<A: Arch>(code: ExitCode) -> ! {
-        let board = here::<A>().0;
-        board.stop(board.lock(), End::Exit(code))
-    }
-
-    pub(crate) fn receive_control<A: Arch>() -> Option<u8> {
-        here::<A>().0.lock().to_hypervisor.pop_front()
-    }
-
-    /// The asker asks for more when a record has come.
-    pub(crate) fn send_control<A: Arch>(byte: u8) {
-        let mut turns = here::<A>().0.lock();
-        if byte != b'\n' {
-            return turns.line.push(byte.into());
-        }
-        let line = core::mem::take(&mut turns.line);
-        if line.contains(" : ") && turns.hung_up.is_none_or(|number| !line.starts_with(&format!("{number} ")))
-        {
-            turns.to_hypervisor.push_back(NEXT);
-            turns.lines[0].control = true;
-        }
-        turns.answers.push(line);
-    }
-
-    /// Next byte that the real console has received.
-    pub(crate) fn receive_console<A: Arch>() -> Option<u8> {
-        here::<A>().0.console.lock().expect("no test panics with it").pop_front()
-    }
-
-    /// Zeroes memory.
-    ///
-    /// # Safety
-    ///
-    /// It is memory of the board's, and nobody else uses it.
-    pub(crate) unsafe fn zero(start: u64, size: u64) {
-        // SAFETY: the caller vouches for the range.
-        unsafe { core::ptr::write_bytes(start as *mut u8, 0, size as usize) };
-    }
-}
-
-/// Implements the traits of the machine below for an architecture that runs on this board, with
-/// this data for each CPU. What else the architecture says of caches may follow.
-macro_rules! made_board {
-    ($arch:ty, $data:ty $(, $item:item)*) => {
-        impl $crate::vm::arch::Clock for $arch {
-            fn now() -> u64 {
-                $crate::vm::made::offer::now::<Self>()
-            }
-
-            fn hz() -> u64 {
-                $crate::vm::made::HZ
-            }
-        }
-
-        // SAFETY: each CPU of the board is a thread, and the thread knows which; its data are for
-        // this thread.
-        unsafe impl $crate::vm::arch::Cpus for $arch {
-            type CpuData = $data;
-
-            fn this_cpu() -> &'static $crate::vm::PerCpu<Self> {
-                $crate::vm::made::offer::this_cpu()
-            }
-
-            fn cpu(index: u32) -> Option<&'static $crate::vm::PerCpu<Self>> {
-                $crate::vm::made::offer::cpu(index)
-            }
-
-            fn take_interrupts() {
-                $crate::vm::made::offer::take_interrupts::<Self>();
-            }
-
-            fn wait_for_interrupt() {
-                $crate::vm::made::offer::wait_for_interrupt::<Self>();
-            }
-
-            fn kick(cpu: &$crate::vm::PerCpu<Self>) {
-                $crate::vm::made::offer::kick(cpu);
-            }
-
-            fn arm_timer(deadline: u64, _: u64) {
-                $crate::vm::made::offer::arm_timer::<Self>(deadline);
-            }
-
-            fn stop() -> ! {
-                unreachable!("no CPU of the board is given up")
-            }
-        }
-
-        impl $crate::vm::arch::Board for $arch {
-            $($item)*
-
-            fn machine() -> Option<&'static $crate::vm::Vm<Self>> {
-                $crate::vm::made::offer::machine()
-            }
-
-            unsafe fn zero(start: u64, size: u64) {
-                // SAFETY: the caller vouches for the range.
-                unsafe { $crate::vm::made::offer::zero(start, size) };
-            }
-
-            fn receive_control() -> Option<u8> {
-                $crate::vm::made::offer::receive_control::<Self>()
-            }
-
-            fn send_control(byte: u8) {
-                $crate::vm::made::offer::send_control::<Self>(byte);
-            }
-
-            fn exit(code: hostlink::exit::ExitCode) -> ! {
-                $crate::vm::made::offer::exit::<Self>(code)
-            }
-        }
-    };
-}
-pub(crate) use made_board;

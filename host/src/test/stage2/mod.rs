@@ -1,14 +1,22 @@
-//! Whether it is noticed when the hypervisor for Arm leaves translations where they are: by guests that go on looking at memory
-//! that has gone, and, where the emulator shows no difference, by the instructions that were executed.
+//! Whether it is noticed when the hypervisor for Arm leaves translations where they are: by guests
+//! that go on looking at memory that has gone, and, where the emulator shows no difference, by the
+//! instructions that were executed.
 //!
-//! QEMU's TLB has no VMID tags, keeps no entries of stage 2 alone but for pages with tables of stage 1, and completes all
-//! maintenance at the next barrier of any kind: it cannot show what DSB ISHST and the domain of the last DSB are for. It drops
-//! everything when TCR_EL1 is written, so that what an arriving vCPU could meet is never there.
+//! QEMU's TLB has no VMID tags, keeps no entries of stage 2 alone but for pages with tables of
+//! stage 1, and completes all maintenance at the next barrier of any kind: it cannot show what DSB
+//! ISHST and the domain of the last DSB are for. It drops everything when TCR_EL1 is written, so
+//! that what an arriving vCPU could meet is never there.
+
+mod script;
+#[cfg(test)]
+mod tests;
+
+use script::Script;
 
 use super::cases::{Body, Case, Expect, STALE, case, stock};
 use crate::arch::{ArmCpu, Platform};
 use crate::bench::phases::{Counts, Phases};
-use crate::machine::process::{End, Flow, Machine, Outcome};
+use crate::machine::process::{Machine, Outcome};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Counting, Spec};
 use crate::run::{switches, tail};
@@ -19,14 +27,15 @@ use anyhow::{Context, Result, anyhow, ensure};
 use baremetal::pages::PAGE;
 use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches};
 use hostlink::counters::Counter;
-use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 use std::path::Path;
 use std::time::Duration;
 
-/// What is done, and what has to come of it. What is wrong with the hypervisor is in the case's settings.
+/// What is done, and what has to come of it. What is wrong with the hypervisor is in the case's
+/// settings.
 pub(super) enum Test {
-    /// Memory goes and comes back while all vCPUs look at it. `true` if one of them has to go on with what was there.
+    /// Memory goes and comes back while all vCPUs look at it. `true` if one of them has to go on
+    /// with what was there.
     Watch(bool),
     /// So many pages go, and these instructions are executed for it.
     Counts(u64, Sequence),
@@ -190,7 +199,8 @@ const LEFT: u64 = (PAGE + 8) / 8;
 /// Longest time for a step, and for a whole run.
 const PATIENCE: Duration = Duration::from_secs(20);
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long it takes to be sure that a vCPU does not notice: memory has gone before the request is answered.
+/// How long it takes to be sure that a vCPU does not notice: memory has gone before the request is
+/// answered.
 const NOTICING: Duration = Duration::from_secs(2);
 /// vCPUs that watch.
 const WATCHERS: usize = 2;
@@ -312,136 +322,4 @@ const ARRIVALS_MIN: u64 = 20;
 fn with_ends(error: anyhow::Error, outcome: &Outcome) -> anyhow::Error {
     let (console, log) = (tail(&outcome.console), tail(&outcome.log));
     anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")
-}
-
-/// A machine, and how far its console was read.
-struct Script {
-    machine: Machine,
-    read: usize,
-}
-
-impl Script {
-    fn await_text(&mut self, text: &str) -> Result<()> {
-        self.read = self.machine.await_console(text, self.read, PATIENCE)?;
-        Ok(())
-    }
-
-    /// Types a command, and waits until it is done.
-    fn command(&mut self, command: &str) -> Result<()> {
-        self.machine.type_text(&format!("{command}\n"))?;
-        self.await_text("load: done: ")
-    }
-
-    fn add(&self, size: u64) -> Result<u16> {
-        self.machine.control()?.add(AT, size)
-    }
-
-    fn delete(&self, slot: u16) -> Result<()> {
-        self.machine.control()?.delete(slot).map(drop)
-    }
-
-    /// Every vCPU says this of the memory, in any order, within some time.
-    fn all_say(&mut self, what: &str, patience: Duration) -> Result<()> {
-        let mut last = self.read;
-        for number in 0..WATCHERS {
-            let line = format!("load: watch: processor {number} {what}");
-            last = last.max(self.machine.await_console(&line, self.read, patience)?);
-        }
-        self.read = last;
-        Ok(())
-    }
-
-    /// Memory comes, goes and comes back; says whether all vCPUs have noticed in time that it went.
-    fn watch(&mut self, noticing: Duration) -> Result<bool> {
-        let slot = self.add(16 * PAGE)?;
-        self.command(&format!("touch={AT:#x},{:#x},8", 16 * PAGE))?;
-        self.machine.type_text(&format!("watch={WORD:#x},60\n"))?;
-        self.all_say(&format!("reads {LEFT:#x}"), PATIENCE)?;
-        self.delete(slot)?;
-        let noticed = self.all_say("faults", noticing).is_ok();
-        if noticed {
-            self.add(16 * PAGE)?;
-            self.all_say("reads 0x0", PATIENCE)?;
-        }
-        // What has not been noticed may have several reasons: the guest has to be alive.
-        self.machine.type_text("q")?;
-        self.await_text(&format!("load: done: watch={WORD:#x},60 count={WATCHERS}"))?;
-        Ok(noticed)
-    }
-
-    fn come_and_go(&mut self, size: u64) -> Result<()> {
-        let slot = self.add(size)?;
-        self.command(&format!("touch={AT:#x},{size:#x},{PAGE:#x}"))?;
-        self.delete(slot)
-    }
-
-    /// Both vCPUs are awake for some time.
-    fn take_turns(&mut self) -> Result<()> {
-        let slot = self.add(PAGE)?;
-        self.command(&format!("watch={AT:#x},1"))?;
-        self.delete(slot)
-    }
-
-    /// Switches the machine off.
-    fn end(mut self) -> Result<Outcome> {
-        // If the guest is lost, time is up soon.
-        self.machine.type_text("poweroff\n")?;
-        let outcome = self.machine.run(|_, _| Ok(Flow::Continue))?;
-        ensure!(
-            outcome.end == End::Hypervisor(ExitCode::GuestPowerOff),
-            "the machine ended with {:?}; the guest's console:\n{}\nthe hypervisor's log:\n{}",
-            outcome.end,
-            tail(&outcome.console),
-            tail(&outcome.log)
-        );
-        Ok(outcome)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::{Value, json};
-
-    fn counted(tlbi: Value, dsb: Value) -> Counts {
-        let counts = json!({"entries": 1, "instructions": 9, "tlbi": tlbi, "dsb": dsb, "dc": 0, "eret": 0});
-        serde_json::from_value(counts).expect("are counts")
-    }
-
-    #[test]
-    fn o11_o12_each_instruction_that_is_missing_or_too_many_is_refused() {
-        let (tlbi, dsb) = (json!({"ripas2e1is": 1, "vmalle1is": 1}), json!({"ishst": 1, "ish": 2}));
-        BY_RANGE.check(&counted(tlbi.clone(), dsb.clone())).expect("is right");
-        for bad in [
-            json!({"vmalle1is": 1}),
-            json!({"ripas2e1is": 1}),
-            json!({"ripas2e1is": 2, "vmalle1is": 1}),
-            json!({"ripas2e1is": 1, "vmalle1is": 1, "alle1is": 1}),
-            json!({"ripas2e1is": 1, "vmalle1": 1}),
-        ] {
-            assert!(BY_RANGE.check(&counted(bad.clone(), dsb.clone())).is_err(), "{bad}");
-        }
-        for bad in [
-            json!({"ish": 2}),
-            json!({"ishst": 1, "ish": 1}),
-            json!({"ishst": 1, "ish": 2, "nsh": 1}),
-            json!({"ishst": 1, "nsh": 2}),
-        ] {
-            assert!(BY_RANGE.check(&counted(tlbi.clone(), bad.clone())).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn errata_repeat_the_last_instruction_with_its_barrier() {
-        assert_eq!(BY_PAGE.repeated(), Sequence { vmalle1is: 2, ish: 3, ..BY_PAGE });
-        assert_eq!(WHOLE.repeated(), Sequence { vmalls12e1is: 2, ish: 2, ..WHOLE });
-    }
-
-    #[test]
-    fn names_are_unique() {
-        for row in &ROWS {
-            let count = super::super::all_cases().filter(|case| case.name == row.name).count();
-            assert_eq!(count, 1, "{}", row.name);
-        }
-    }
 }

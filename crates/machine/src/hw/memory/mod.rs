@@ -1,9 +1,12 @@
 //! Physical memory: frames for page tables, and regions that back guest memory.
 //!
-//! It is real memory, because the crates under test access it by address. A physical address of the model is an address
-//! of this process. Who owns a frame, and since when, is known for each; what is free is poisoned. Of tables it is known
-//! what they held at earlier times: the crates write them by atomics that nobody sees, so [`Memory::sync`] compares the
-//! frame with what it was.
+//! It is real memory, because the crates under test access it by address. A physical address of the
+//! model is an address of this process. Who owns a frame, and since when, is known for each; what
+//! is free is poisoned. Of tables it is known what they held at earlier times: the crates write
+//! them by atomics that nobody sees, so [`Memory::sync`] compares the frame with what it was.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -21,7 +24,8 @@ pub const FRAME_SIZE: u64 = 4096;
 pub const REGION_SIZE: u64 = 2 << 20;
 /// Frames of a region.
 pub const REGION_FRAMES: usize = (REGION_SIZE / FRAME_SIZE) as usize;
-/// What is in free memory. To page tables it is an absent entry, so that nothing goes wrong before it is noticed.
+/// What is in free memory. To page tables it is an absent entry, so that nothing goes wrong before
+/// it is noticed.
 pub const POISON: u64 = 0x0dea_d0dd_ba11_0000;
 /// Words of a free region's frame that are poisoned: nobody reads more.
 const POISONED_WORDS: usize = 16;
@@ -180,7 +184,8 @@ impl Memory {
         }
     }
 
-    /// Takes back a table and poisons it; false if it is none, or free already. What it held is remembered.
+    /// Takes back a table and poisons it; false if it is none, or free already. What it held is
+    /// remembered.
     pub fn free_table(&mut self, pa: u64) -> bool {
         let Some(index) = self.table_index(pa) else { return false };
         self.sync([pa]);
@@ -283,7 +288,8 @@ impl Memory {
         self.regions[index].histories[frame as usize].as_deref_mut()
     }
 
-    /// What the word at `pa` was at `time`; `None` if nobody knows. Memory that holds no tables is what it is.
+    /// What the word at `pa` was at `time`; `None` if nobody knows. Memory that holds no tables is
+    /// what it is.
     pub fn value_at(&self, pa: u64, time: u64) -> Option<u64> {
         match self.history(pa) {
             Some(history) => history.value_at(index_of(pa), time),
@@ -291,7 +297,8 @@ impl Memory {
         }
     }
 
-    /// When the word at `pa`, as it was at `time`, became something for which `is_replaced` is true.
+    /// When the word at `pa`, as it was at `time`, became something for which `is_replaced` is
+    /// true.
     pub fn replaced_at(&self, pa: u64, time: u64, is_replaced: impl Fn(u64) -> bool) -> u64 {
         self.history(pa).map_or(u64::MAX, |history| history.replaced_at(index_of(pa), time, is_replaced))
     }
@@ -360,65 +367,4 @@ impl Memory {
 
 const fn index_of(pa: u64) -> usize {
     (pa % FRAME_SIZE / 8) as usize
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tables_are_known_as_they_were() {
-        let mut memory = Memory::new(2, 0);
-        let pa = memory.allocate_table().unwrap().unwrap();
-        let before = memory.now();
-        memory.entries(pa).unwrap()[3].store(7, Relaxed);
-        assert_eq!(memory.value_at(pa + 24, memory.now()), Some(0), "not noticed yet");
-        assert!(memory.sync([pa]) && !memory.sync([pa]));
-        assert_eq!(memory.value_at(pa + 24, memory.now()), Some(7));
-        assert_eq!(memory.value_at(pa + 24, before), Some(0));
-        assert_eq!(memory.replaced_at(pa + 24, before, |word| word != 0), memory.now());
-        assert_eq!(memory.moments().back(), Some(&memory.now()));
-    }
-
-    #[test]
-    fn frames_have_lives() {
-        let mut memory = Memory::new(1, 1);
-        let pa = memory.allocate_table().unwrap().unwrap();
-        assert_eq!(memory.allocate_table(), Ok(None));
-        let alive = memory.now();
-        assert_eq!(memory.presence(pa, alive), Presence::Alive(1));
-        assert_eq!(memory.presence(pa, alive - 1), Presence::Free);
-        assert!(memory.free_table(pa));
-        assert_eq!(memory.presence(pa, memory.now()), Presence::Free);
-        assert!(!memory.free_table(pa));
-        assert_eq!(memory.load(pa), POISON);
-        for life in 2..9 {
-            assert_eq!(memory.allocate_table(), Ok(Some(pa)));
-            assert_eq!((memory.load(pa), memory.presence(pa, memory.now())), (0, Presence::Alive(life)));
-            assert!(memory.free_table(pa));
-        }
-        assert_eq!(memory.presence(pa, alive), Presence::Unknown);
-        assert!(memory.check_free_tables().is_ok());
-        memory.entries(pa).unwrap()[5].store(1, Relaxed);
-        assert!(memory.check_free_tables().is_err() && memory.allocate_table().is_err());
-        assert_eq!(memory.presence(pa + FRAME_SIZE, alive), Presence::Free, "there is nothing");
-    }
-
-    #[test]
-    fn regions_come_back_zeroed_and_go_poisoned() {
-        let mut memory = Memory::new(1, 1);
-        let pa = memory.allocate_region(&[1]).unwrap();
-        assert_eq!(pa % REGION_SIZE, 0);
-        let before = memory.now();
-        memory.store(pa, 1);
-        memory.store(pa + FRAME_SIZE, 2);
-        assert_eq!(
-            (memory.value_at(pa, before), memory.value_at(pa + FRAME_SIZE, before)),
-            (Some(1), Some(0))
-        );
-        assert!(memory.free_region(pa) && !memory.free_region(pa));
-        assert_eq!(memory.load(pa), POISON);
-        assert_eq!(memory.allocate_region(&[]), Some(pa));
-        assert_eq!((memory.load(pa), memory.load(pa + FRAME_SIZE)), (0, 0));
-    }
 }

@@ -1,0 +1,318 @@
+//! Guests on Quell.
+
+use super::Lab;
+use super::expect::{
+    check_log, expect_a_search, expect_bounds, expect_date, expect_end, expect_few_lost, expect_generations,
+    expect_status, expect_tlb_ipis, expect_toggles, expect_verdict, expect_without_cpus, with_console,
+};
+use super::{BOOT_TIMEOUT, made};
+use crate::arch::{Arch, Platform};
+use crate::bench::migrate::writer::{Setup, Writer};
+use crate::bench::phases::Phases;
+use crate::machine::process::{End, Flow, Machine};
+use crate::machine::spec::Clock;
+use crate::run::switches;
+use crate::size::MIB;
+use crate::test::cases::{Case, Expect, Hostile, ProbeEnd, Stock, Talk};
+use crate::test::siege::{self, Siege};
+use crate::test::storm::{self, Requests};
+use crate::test::talk;
+use crate::vm::Guest;
+use crate::workspace;
+use anyhow::{Context, Result, anyhow, ensure};
+use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
+use hostlink::phase::Phase;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What the guest's shell shows when it takes input, and how long after its announcement at most.
+const PROMPT: &str = "# ";
+const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// INVLPGAs by which the hypervisor measures what one costs, when it starts.
+const MEASURED: u64 = 5 * 64;
+/// Fewer pages than this tell nothing.
+const PAGES_MIN: u64 = 100;
+
+impl Lab<'_> {
+    pub(super) fn talk(&self, case: &Case, command: &str, about: Talk) -> Result<()> {
+        let mut guest = self.stock_guest(case.platform, Some(command))?;
+        (guest.vcpus, guest.memory) = (4, talk::GUEST_MEMORY);
+        guest.switches = switches(case.settings)?;
+        let mut said = Err(anyhow!("the guest did not begin to work"));
+        let outcome = self.boot(&guest, 2, |report, machine| {
+            if report["event"] != "ready" {
+                return Ok(Flow::Continue);
+            }
+            said = talk::talk(machine, case.platform.arch(), about);
+            Ok(Flow::Stop)
+        })?;
+        with_console(&outcome, || {
+            said?;
+            ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
+            ensure!(outcome.report("wrong").is_none(), "the guest's ROM has changed");
+            // What is refused for the devices' sake is over before the ROM need have come and gone.
+            if case.platform.arch() == Arch::X86_64 && !matches!(about, Talk::Devices) {
+                let counters = outcome.counters.as_ref().context("there are no counters")?;
+                let changes = counters.get(Counter::SlotChanges);
+                ensure!(changes > 4, "the guest's ROM came and went {changes} times");
+            }
+            Ok(())
+        })
+    }
+
+    pub(super) fn migrate(&self, case: &Case) -> Result<()> {
+        let setup = Setup {
+            hypervisor: self.hypervisor(case.platform.arch())?,
+            platform: case.platform,
+            switches: switches(case.settings)?,
+            clock: Clock::Wall,
+            size: talk::MIGRATED,
+            spare: 2 * talk::MIGRATED,
+            timeout: BOOT_TIMEOUT,
+        };
+        let mut writer = Writer::start(&setup, self.signals)?;
+        talk::migrate(&mut writer).with_context(|| writer.console())?;
+        writer.finish()
+    }
+
+    pub(super) fn stock(
+        &self,
+        case: &Case,
+        test: &Stock,
+        command: &str,
+        kernel: Option<PathBuf>,
+    ) -> Result<()> {
+        let mut guest = self.stock_guest(case.platform, Some(command))?;
+        if let Some(kernel) = kernel {
+            guest.kernel = kernel;
+        }
+        guest.vcpus = test.vcpus;
+        guest.cmdline = format!("{} {}", guest.cmdline, case.words).trim_end().to_owned();
+        guest.memory = case.memory;
+        guest.switches = switches(case.settings)?;
+        guest.flush = test.flush;
+        let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
+        let outcome = self.boot_by(clock, &guest, test.cpus, |_, _| Ok(Flow::Continue))?;
+        with_console(&outcome, || {
+            let end = match test.expect {
+                Expect::Panic(_) => ExitCode::Panic,
+                _ => ExitCode::GuestPowerOff,
+            };
+            expect_end(&outcome, end)?;
+            match test.expect {
+                Expect::Panic(says) => ensure!(outcome.log.contains(says), "it does not say {says:?}"),
+                Expect::Success => expect_status(&outcome, 0)?,
+                Expect::Date => expect_date(&outcome)?,
+                Expect::PowerOff => {
+                    ensure!(outcome.report("exit").is_none(), "the command ended before the guest");
+                }
+                Expect::FewLost => {
+                    expect_tlb_ipis(&outcome, false)?;
+                    expect_few_lost(&outcome)?;
+                }
+                Expect::TlbIpis(expected) => expect_tlb_ipis(&outcome, expected)?,
+                Expect::NothingStale => {
+                    expect_status(&outcome, 0)?;
+                    expect_a_search(&outcome)?;
+                    if guest.switches.vmid_churn.is_some() {
+                        expect_generations(&outcome)?;
+                    }
+                }
+                Expect::Intact => {
+                    expect_status(&outcome, 0)?;
+                    expect_toggles(&outcome)?;
+                }
+                Expect::Flood => {
+                    expect_status(&outcome, 0)?;
+                    expect_bounds(&outcome)?;
+                }
+                Expect::WithoutCpus(missing) => {
+                    expect_status(&outcome, 0)?;
+                    expect_without_cpus(&outcome, missing)?;
+                }
+                Expect::Stale => {
+                    ensure!(outcome.report("stale").is_some(), "nothing stale was found");
+                    expect_status(&outcome, 1)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    pub(super) fn typed(&self, platform: Platform, texts: &[&str]) -> Result<()> {
+        let mut guest = self.stock_guest(platform, None)?;
+        guest.reset = ResetPolicy::Reboot;
+        let mut left = texts.iter();
+        let mut read = 0;
+        let outcome = self.boot(&guest, 2, |report, machine| {
+            if report["event"] == "shell" {
+                let Some(text) = left.next() else { return Ok(Flow::Stop) };
+                read = machine.await_console(PROMPT, read, PROMPT_TIMEOUT)?;
+                machine.type_text(text)?;
+            }
+            Ok(Flow::Continue)
+        })?;
+        with_console(&outcome, || {
+            ensure!(
+                left.next().is_none(),
+                "ended by {:?} before the shell had come up often enough",
+                outcome.end
+            );
+            expect_end(&outcome, ExitCode::GuestPowerOff)
+        })
+    }
+
+    /// The bare guest that does the things of this name.
+    pub(super) fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
+        let guest = Guest {
+            kernel: made(&self.parts.probe)?.clone(),
+            initrd: None,
+            cmdline: format!("test={name}"),
+            vcpus,
+            memory: 64 * MIB,
+            flush: FlushMode::Hypercall,
+            platform: Platform::X86_64,
+            reset: ResetPolicy::Exit,
+            switches: switches(case.settings)?,
+        };
+        guest.check()?;
+        Ok(guest)
+    }
+
+    pub(super) fn probe(&self, case: &Case, name: &str, end: ProbeEnd) -> Result<()> {
+        let (processors, cpus) = match end {
+            ProbeEnd::AllPassed | ProbeEnd::SecondPassed => (2, 2),
+            ProbeEnd::SharedPassed => (2, 1),
+            ProbeEnd::Passed | ProbeEnd::TripleFault => (1, 1),
+        };
+        let guest = self.probe_guest(case, name, processors)?;
+        let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
+        let outcome = self.boot_by(clock, &guest, cpus, |_, _| Ok(Flow::Continue))?;
+        with_console(&outcome, || check_log(&outcome))?;
+        with_console(&outcome, || match end {
+            ProbeEnd::TripleFault => {
+                expect_end(&outcome, ExitCode::GuestTripleFault)?;
+                ensure!(outcome.log.to_lowercase().contains("rip"), "the log has no registers");
+                Ok(())
+            }
+            ProbeEnd::Passed | ProbeEnd::SecondPassed | ProbeEnd::SharedPassed => {
+                expect_end(&outcome, ExitCode::GuestPowerOff)?;
+                let test = name.split(' ').next().unwrap_or(name);
+                let is_report = |report: &&Value| report["test"] == test && report["result"].is_string();
+                let report = outcome.reports.iter().find(is_report);
+                let report = report.with_context(|| format!("no report of {name}"))?;
+                ensure!(report["result"] == "pass", "the guest says: {}", report["why"]);
+                Ok(())
+            }
+            ProbeEnd::AllPassed => {
+                let reports = || outcome.reports.iter().filter(|report| report["test"].is_string());
+                let failures: Vec<_> = reports()
+                    .filter(|report| report["result"] != "pass")
+                    .map(|report| format!("fail {}: {}", report["test"], report["why"]))
+                    .collect();
+                ensure!(failures.is_empty(), "the guest says:\n{}", failures.join("\n"));
+                expect_end(&outcome, ExitCode::GuestPowerOff)?;
+                ensure!(reports().next().is_some(), "the guest ran no test");
+                Ok(())
+            }
+        })
+    }
+
+    /// An emulator forgets all translations at each VMRUN, so that a page which is left out goes
+    /// unnoticed: it is counted.
+    pub(super) fn invalidations(&self, case: &Case, test: &str) -> Result<()> {
+        let guest = self.probe_guest(case, test, 2)?;
+        let hypervisor = self.hypervisor(Arch::X86_64)?;
+        let mut spec = guest.on_quell(hypervisor, 2, Clock::Instructions, self.directory)?;
+        let counting = Phases::counting(self.directory)?;
+        spec.counting = Some(counting.clone());
+        spec.timeout = Some(BOOT_TIMEOUT);
+        let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
+        with_console(&outcome, || {
+            expect_end(&outcome, ExitCode::GuestPowerOff)?;
+            let pages = outcome.counters.as_ref().context("there are no counters")?.get(Counter::FlushPages);
+            ensure!(pages >= PAGES_MIN, "{pages} pages are too few to tell anything");
+            let executed = Phases::read(&counting)?.of(Phase::None)?.of_kind("invlpga");
+            let expected = pages + MEASURED;
+            ensure!(
+                executed == expected,
+                "{executed} INVLPGA for {pages} pages, and {MEASURED} at the start"
+            );
+            Ok(())
+        })
+    }
+
+    pub(super) fn siege(&self, case: &Case, siege: &Siege) -> Result<()> {
+        let guest = Guest {
+            kernel: made(&self.parts.probe)?.clone(),
+            initrd: None,
+            cmdline: format!("test={}", siege.test),
+            vcpus: siege.vcpus,
+            memory: siege.memory,
+            flush: FlushMode::Hypercall,
+            platform: case.platform,
+            reset: ResetPolicy::Reboot,
+            switches: switches(case.settings)?,
+        };
+        guest.check()?;
+        let mut said = None;
+        let outcome = self.boot(&guest, siege.cpus, |report, machine| {
+            if report["event"] != "ready" || said.is_some() {
+                return Ok(Flow::Continue);
+            }
+            said = Some(siege::talk(machine));
+            Ok(Flow::Stop)
+        })?;
+        with_console(&outcome, || {
+            said.context("the guest did not begin")??;
+            let counters = outcome.counters.as_ref().context("there are no counters")?;
+            for &(counter, least) in siege.least {
+                let counted = counters.get(counter);
+                ensure!(counted >= least, "{} is {counted}, below {least}", counter.name());
+            }
+            check_log(&outcome)?;
+            ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
+            Ok(())
+        })
+    }
+
+    pub(super) fn hostile(&self, case: &Case, test: &Hostile, words: &str) -> Result<()> {
+        let arch = case.platform.arch();
+        let guest = Guest {
+            kernel: workspace::bootable(workspace::build(workspace::HOSTILE, arch)?, arch)?,
+            initrd: None,
+            cmdline: format!("test={words}"),
+            vcpus: test.vcpus,
+            memory: 64 * MIB,
+            flush: FlushMode::Hypercall,
+            platform: case.platform,
+            reset: ResetPolicy::Exit,
+            switches: switches(case.settings)?,
+        };
+        guest.check()?;
+        let (mut said, mut storm, mut sent, mut seed) = (Ok(()), None, 0, storm::SEED);
+        let outcome = self.boot(&guest, test.cpus, |report, machine| {
+            let turned = match report["event"].as_str() {
+                Some("storm") => Requests::begin(machine, seed).map(|begun| storm = Some(begun)),
+                Some("calm") => {
+                    seed += 1;
+                    let ended = storm.take().context("a storm ends that has not begun");
+                    ended.and_then(|requests| requests.end(machine)).map(|count| sent += count)
+                }
+                _ => return Ok(Flow::Continue),
+            };
+            said = turned.and_then(|()| machine.type_text("\n"));
+            Ok(if said.is_ok() { Flow::Continue } else { Flow::Stop })
+        })?;
+        with_console(&outcome, || {
+            said.with_context(|| format!("seed {:#x} of the requests, {sent} were answered before", seed))?;
+            expect_verdict(&outcome, test)?;
+            check_log(&outcome)?;
+            expect_end(&outcome, test.end)
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! What has to come of a run.
+
+use crate::machine::child::describe;
+use crate::machine::process::{CONSOLE_BYTES, End, Outcome};
+use crate::run::tail;
+use crate::test::cases::{FLOOD_CLAIM, FLOOD_REPORTS, Hostile};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Longest log of a run with a bare guest, whose runs are short.
+const LOG_BYTES_MAX: usize = 32 << 10;
+
+/// How often CPUs drop everything at least where generations of VMIDs begin all the time.
+const GENERATIONS_MIN: u64 = 1000;
+
+/// The guest has said what time it is, which is so to a day: no test is as slow as that, and no
+/// clock that is wrong as right.
+pub(super) fn expect_date(outcome: &Outcome) -> Result<()> {
+    const DAY: u64 = 86_400;
+    let said = outcome.report("date").and_then(|report| report["unix"].as_u64());
+    let said = said.context("the guest did not say what time it is")?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    ensure!(said.abs_diff(now) < DAY, "the guest says it is {said}, and it is {now}");
+    Ok(())
+}
+
+pub(super) fn expect_end(outcome: &Outcome, expected: ExitCode) -> Result<()> {
+    match outcome.end {
+        End::Hypervisor(code) if code == expected => Ok(()),
+        End::Failed(status) => {
+            bail!("QEMU failed ({}): {}", describe(status), outcome.qemu_messages.trim())
+        }
+        end => bail!("ended by {end:?} instead of {expected:?}"),
+    }
+}
+
+/// Whatever a guest does, the hypervisor's log stays short.
+pub(super) fn check_log(outcome: &Outcome) -> Result<()> {
+    let length = outcome.log.len();
+    ensure!(length <= LOG_BYTES_MAX, "the hypervisor's log has {length} bytes");
+    Ok(())
+}
+
+/// The guest's report, if it lives to make one.
+pub(super) fn expect_verdict(outcome: &Outcome, test: &Hostile) -> Result<()> {
+    let name = test.test.split(' ').next().unwrap_or(test.test);
+    let reports = || outcome.reports.iter().filter(|report| report["result"].is_string());
+    if let Some(failure) = reports().find(|report| report["result"] != "pass") {
+        bail!("the guest says: {}", failure["why"]);
+    }
+    let has_passed = reports().any(|report| report["test"] == name);
+    ensure!(has_passed || test.end != ExitCode::GuestPowerOff, "no report of {name}");
+    Ok(())
+}
+
+pub(super) fn expect_status(outcome: &Outcome, expected: i32) -> Result<()> {
+    let exit = outcome.report("exit").context("the command did not come to its end")?;
+    ensure!(exit["status"] == expected, "the command's status is {}", exit["status"]);
+    Ok(())
+}
+
+/// The hunter remapped in every way it knows, and its readers saw pages change.
+pub(super) fn expect_a_search(outcome: &Outcome) -> Result<()> {
+    let end = outcome.report("end").context("the hunter did not come to its end")?;
+    let remaps = end["remaps"].as_object().context("the hunter did not count its remappings")?;
+    ensure!(!remaps.is_empty() && remaps.values().all(|count| *count != 0), "not all ways were tried: {end}");
+    ensure!(end["changes"].as_u64().is_some_and(|changes| changes > 0), "the readers saw no change: {end}");
+    Ok(())
+}
+
+/// What the guest said is kept within bounds, its end is there, and none of it is taken for the
+/// hypervisor's.
+pub(super) fn expect_bounds(outcome: &Outcome) -> Result<()> {
+    let shown = outcome.console.len();
+    ensure!(
+        shown <= 2 * CONSOLE_BYTES + "(100000 bytes before this are not kept)\n".len(),
+        "{shown} bytes of the console are kept"
+    );
+    ensure!(outcome.console.contains("before this are not kept"), "it is not said that some are missing");
+    ensure!(outcome.console.contains(FLOOD_CLAIM), "the guest's last line is not on its console");
+    ensure!(!outcome.log.contains(FLOOD_CLAIM), "the guest's line is in the hypervisor's log");
+    let (kept, dropped) = (outcome.reports.len(), outcome.reports_dropped);
+    ensure!(dropped > 0 && kept < FLOOD_REPORTS, "{kept} reports are kept, and {dropped} are not");
+    ensure!(
+        kept + dropped >= FLOOD_REPORTS,
+        "{kept} reports are kept, {dropped} are not, and some are not counted"
+    );
+    Ok(())
+}
+
+/// These of the machine's CPUs were given up, and no others.
+pub(super) fn expect_without_cpus(outcome: &Outcome, missing: &[u32]) -> Result<()> {
+    let given_up: Vec<&str> = outcome.log.lines().filter(|line| line.contains("is not used")).collect();
+    let is_said = |cpu: &u32| given_up.iter().any(|line| line.contains(&format!("CPU {cpu} ")));
+    ensure!(
+        given_up.len() == missing.len() && missing.iter().all(is_said),
+        "CPUs {missing:?} come late, and the log says {given_up:?}"
+    );
+    Ok(())
+}
+
+/// Generations of VMIDs have begun all the time: a CPU's first entry alone counts as one.
+pub(super) fn expect_generations(outcome: &Outcome) -> Result<()> {
+    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let flushes = counters.get(Counter::VmidFlushes);
+    ensure!(flushes >= GENERATIONS_MIN, "CPUs dropped everything {flushes} times only");
+    Ok(())
+}
+
+/// Mmtest has made all its toggles, each of which has added memory to the guest and taken it away.
+pub(super) fn expect_toggles(outcome: &Outcome) -> Result<()> {
+    let begin = outcome.report("begin").context("mmtest did not begin")?;
+    let end = outcome.report("end").context("mmtest did not come to its end")?;
+    ensure!(end["toggles"] == begin["toggles"], "{} toggles instead of {}", end["toggles"], begin["toggles"]);
+    let passes =
+        begin["threads"].as_u64().zip(begin["passes"].as_u64()).map(|(threads, each)| threads * each);
+    ensure!(end["passes"].as_u64() >= passes, "{} passes instead of {passes:?}", end["passes"]);
+    for errors in ["rom_errors", "canary_errors"] {
+        ensure!(end[errors] == 0, "{} {errors}", end[errors]);
+    }
+    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let changes = counters.get(Counter::SlotChanges);
+    let expected = end["toggles"].as_u64().map(|toggles| 2 * toggles);
+    ensure!(Some(changes) >= expected, "{changes} changes of the guest's memory instead of {expected:?}");
+    Ok(())
+}
+
+pub(super) fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
+    let end = outcome.report("end").context("thrash did not come to its end")?;
+    let ipis = end["tlb_ipis"].as_u64().context("thrash did not count TLB IPIs")?;
+    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let requests = counters.flush_requests();
+    if expected {
+        ensure!(ipis > 0, "no TLB IPIs were sent");
+        ensure!(requests == 0, "{requests} flush hypercalls in spite of the missing hint");
+    } else {
+        ensure!(ipis == 0, "{ipis} TLB IPIs in spite of the hypercalls");
+        ensure!(requests > 0, "no flush hypercalls either");
+    }
+    Ok(())
+}
+
+/// How many wake-ups may be lost, for a million exits: kicks that the tick brought, with work that
+/// it found; and kicks sent again.
+const LATE_MAX: u64 = 300;
+const AGAIN_MAX: u64 = 1000;
+
+/// QEMU may lose what announces an interrupt (`docs/qemu.md`), which the hypervisor makes good.
+/// That is not to hide that it forgets to kick, or kicks the wrong CPU.
+pub(super) fn expect_few_lost(outcome: &Outcome) -> Result<()> {
+    let counters = outcome.counters.as_ref().context("there are no counters")?;
+    let exits = counters.exits();
+    ensure!(exits > 10_000, "{exits} exits tell nothing");
+    let per_million = |counted: u64| counted * 1_000_000 / exits;
+    let (late, missing) = (counters.get(Counter::KickLate), counters.get(Counter::KickMissing));
+    let again = counters.get(Counter::KickAgain);
+    ensure!(
+        per_million(late + missing) <= LATE_MAX,
+        "in {exits} exits the tick brought {late} kicks and found work {missing} times"
+    );
+    ensure!(per_million(again) <= AGAIN_MAX, "in {exits} exits all CPUs were kicked again {again} times");
+    Ok(())
+}
+
+/// Adds the ends of console and log to an error.
+pub(super) fn with_console(outcome: &Outcome, check: impl FnOnce() -> Result<()>) -> Result<()> {
+    check().map_err(|error| {
+        let (console, log) = (tail(&outcome.console), tail(&outcome.log));
+        anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")
+    })
+}

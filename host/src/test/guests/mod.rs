@@ -1,0 +1,209 @@
+//! Runs the tests that boot guests under QEMU; the table of them is in [`super::cases`].
+
+mod bodies;
+mod expect;
+mod tools;
+
+use super::Tally;
+use super::arm;
+use super::cases::{Body, Case};
+use super::progress::ProgressView;
+use super::second::SecondTries;
+use super::stage2;
+use super::storm;
+use crate::arch::{Arch, Platform};
+use crate::guest::cache;
+use crate::machine::process::{End, Flow, Machine, Outcome};
+use crate::machine::signals::Signals;
+use crate::machine::spec::Clock;
+use crate::run::reporting_console;
+use crate::size::MIB;
+use crate::vm::{Guest, Hypervisor, StockGuest};
+use crate::workspace;
+use anyhow::{Result, anyhow};
+use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use serde_json::Value;
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Longest time for a boot with a short command, and for one that is to search for long.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+const LONG_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// What all labs share. Each part is made when the first case needs it; one that cannot be made
+/// fails the cases that need it.
+pub(super) struct Parts {
+    stock: LazyLock<Result<StockGuest>>,
+    usual: LazyLock<Result<Hypervisor>>,
+    tested: LazyLock<Result<Hypervisor>>,
+    arm_stock: LazyLock<Result<StockGuest>>,
+    arm_tested: LazyLock<Result<Hypervisor>>,
+    probe: LazyLock<Result<PathBuf>>,
+    again: Mutex<SecondTries>,
+}
+
+impl Parts {
+    /// None is made yet.
+    pub(super) fn new() -> Self {
+        Self {
+            stock: LazyLock::new(|| StockGuest::prepare(Arch::X86_64)),
+            usual: LazyLock::new(|| Hypervisor::build(Arch::X86_64)),
+            tested: LazyLock::new(|| Hypervisor::for_tests(Arch::X86_64)),
+            arm_stock: LazyLock::new(|| StockGuest::prepare(Arch::Aarch64)),
+            arm_tested: LazyLock::new(|| Hypervisor::for_tests(Arch::Aarch64)),
+            probe: LazyLock::new(|| workspace::build(workspace::PROBE, Arch::X86_64)),
+            again: Mutex::new(SecondTries::known()),
+        }
+    }
+}
+
+/// Where cases run, one after the other.
+pub(super) struct Lab<'a> {
+    parts: &'a Parts,
+    /// For files of this lab's own: others work beside it.
+    directory: &'a Path,
+    signals: &'a Signals,
+    /// Whether searches are to take long.
+    long: bool,
+    /// Whether the machine that was started last ran into its time limit.
+    hung: Cell<bool>,
+}
+
+/// Runs cases until `next` has no more; `long` as the command line says.
+pub(super) fn run_all(
+    mut next: impl FnMut() -> Option<&'static Case>,
+    parts: &Parts,
+    long: bool,
+    progress: &ProgressView,
+    signals: &Signals,
+) -> Result<Tally> {
+    let directory = tempfile::Builder::new().prefix("quell-test-").tempdir()?;
+    let lab = Lab { parts, directory: directory.path(), signals, long, hung: Cell::new(false) };
+    let mut tally = Tally::default();
+    while let Some(case) = next() {
+        let running = progress.begin(case.name);
+        let mut result = lab.run(case);
+        let (mut note, mut why) = ("", String::new());
+        if lab.hung.replace(false)
+            && let Err(error) = result
+        {
+            // A machine that hangs may be tried once more, and the row says so and shows how the
+            // first one ended; a failure of any other kind stands.
+            let allowed = parts.again.lock().unwrap_or_else(PoisonError::into_inner).allow(case.name);
+            result = match allowed {
+                Ok(()) => {
+                    note = "second try: the first machine hung";
+                    why = format!("{error:#}\n");
+                    lab.run(case)
+                }
+                Err(why) => Err(error.context(why)),
+            };
+        }
+        if let Err(error) = &result {
+            why.push_str(&format!("{error:#}"));
+        }
+        running.end(result.is_ok(), note, &why);
+        let second = usize::from(result.is_ok() && !note.is_empty());
+        tally.add(Tally {
+            passed: usize::from(result.is_ok()),
+            failed: usize::from(result.is_err()),
+            second,
+        });
+    }
+    Ok(tally)
+}
+
+/// A part of the lab, or why it could not be made.
+fn made<T>(part: &LazyLock<Result<T>>) -> Result<&T> {
+    LazyLock::force(part).as_ref().map_err(|error| anyhow!("{error:#}"))
+}
+
+impl Lab<'_> {
+    fn run(&self, case: &Case) -> Result<()> {
+        let told = |usual| case.long.filter(|_| self.long).unwrap_or(usual);
+        match &case.body {
+            Body::Stock(stock) => self.stock(case, stock, told(stock.command), None),
+            Body::Newer(stock) => {
+                let kernel = cache::newer_kernel()?;
+                self.stock(case, stock, told(stock.command), Some(kernel))
+            }
+            Body::Check(check) => self.check(case, check),
+            Body::Stage2(test) => {
+                let hypervisor = self.hypervisor(Arch::Aarch64)?;
+                stage2::run(case, test, hypervisor, self.directory, self.signals)
+            }
+            Body::Counts => arm::counts(case.platform, self.directory, self.signals),
+            Body::Disc { entry, uefi, shows } => self.disc(*entry, *uefi, shows),
+            Body::Bzimage { cmdline } => self.bzimage(cmdline),
+            Body::Talk { command, about } => self.talk(case, command, *about),
+            Body::Own(act) => act(tempfile::tempdir_in(self.directory)?.path()),
+            Body::Typed(texts) => self.typed(case.platform, texts),
+            Body::Probe(test, end) => self.probe(case, told(test), *end),
+            Body::Invalidations(test) => self.invalidations(case, test),
+            Body::Hostile(test) => self.hostile(case, test, told(test.test)),
+            Body::Migrate => self.migrate(case),
+            Body::Siege(siege) => self.siege(case, siege),
+            Body::Tool { args, file, status, message } => self.tool(args, *file, *status, message),
+        }
+    }
+
+    fn stock_guest(&self, platform: Platform, command: Option<&str>) -> Result<Guest> {
+        let stock = made(match platform.arch() {
+            Arch::X86_64 => &self.parts.stock,
+            Arch::Aarch64 => &self.parts.arm_stock,
+        })?;
+        Ok(Guest {
+            kernel: stock.kernel(),
+            initrd: Some(stock.initrd(command)),
+            cmdline: format!("{} panic=-1", reporting_console(platform.arch())),
+            vcpus: 2,
+            memory: 512 * MIB,
+            flush: FlushMode::Hypercall,
+            platform,
+            reset: ResetPolicy::Exit,
+            switches: Switches::default(),
+        })
+    }
+
+    /// Guests run with the auditor, mistake or not.
+    fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
+        made(match arch {
+            Arch::X86_64 => &self.parts.tested,
+            Arch::Aarch64 => &self.parts.arm_tested,
+        })
+    }
+
+    fn boot(
+        &self,
+        guest: &Guest,
+        cpus: u32,
+        observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
+    ) -> Result<Outcome> {
+        self.boot_by(Clock::Wall, guest, cpus, observe)
+    }
+
+    fn boot_by(
+        &self,
+        clock: Clock,
+        guest: &Guest,
+        cpus: u32,
+        observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
+    ) -> Result<Outcome> {
+        let hypervisor = match (clock, guest.platform.arch()) {
+            // Where time is counted it is that of the image for users.
+            (Clock::Instructions, Arch::X86_64) => made(&self.parts.usual)?,
+            (_, arch) => self.hypervisor(arch)?,
+        };
+        let mut spec = guest.on_quell(hypervisor, cpus, clock, self.directory)?;
+        spec.timeout = Some(match (storm::is_one(&guest.cmdline), self.long) {
+            (true, long) => storm::timeout(long),
+            (false, true) => LONG_TIMEOUT,
+            (false, false) => BOOT_TIMEOUT,
+        });
+        let outcome = Machine::start(&spec, self.signals)?.run(observe)?;
+        self.hung.set(matches!(outcome.end, End::TimedOut));
+        Ok(outcome)
+    }
+}

@@ -1,0 +1,93 @@
+//! What a machine is told to do.
+
+use super::{AT, LEFT, PATIENCE, WATCHERS, WORD};
+use crate::machine::process::{End, Flow, Machine, Outcome};
+use crate::run::tail;
+use anyhow::{Result, ensure};
+use baremetal::pages::PAGE;
+use hostlink::exit::ExitCode;
+use std::time::Duration;
+
+/// A machine, and how far its console was read.
+pub(super) struct Script {
+    pub(super) machine: Machine,
+    pub(super) read: usize,
+}
+
+impl Script {
+    pub(super) fn await_text(&mut self, text: &str) -> Result<()> {
+        self.read = self.machine.await_console(text, self.read, PATIENCE)?;
+        Ok(())
+    }
+
+    /// Types a command, and waits until it is done.
+    pub(super) fn command(&mut self, command: &str) -> Result<()> {
+        self.machine.type_text(&format!("{command}\n"))?;
+        self.await_text("load: done: ")
+    }
+
+    pub(super) fn add(&self, size: u64) -> Result<u16> {
+        self.machine.control()?.add(AT, size)
+    }
+
+    pub(super) fn delete(&self, slot: u16) -> Result<()> {
+        self.machine.control()?.delete(slot).map(drop)
+    }
+
+    /// Every vCPU says this of the memory, in any order, within some time.
+    pub(super) fn all_say(&mut self, what: &str, patience: Duration) -> Result<()> {
+        let mut last = self.read;
+        for number in 0..WATCHERS {
+            let line = format!("load: watch: processor {number} {what}");
+            last = last.max(self.machine.await_console(&line, self.read, patience)?);
+        }
+        self.read = last;
+        Ok(())
+    }
+
+    /// Memory comes, goes and comes back; says whether all vCPUs have noticed in time that it went.
+    pub(super) fn watch(&mut self, noticing: Duration) -> Result<bool> {
+        let slot = self.add(16 * PAGE)?;
+        self.command(&format!("touch={AT:#x},{:#x},8", 16 * PAGE))?;
+        self.machine.type_text(&format!("watch={WORD:#x},60\n"))?;
+        self.all_say(&format!("reads {LEFT:#x}"), PATIENCE)?;
+        self.delete(slot)?;
+        let noticed = self.all_say("faults", noticing).is_ok();
+        if noticed {
+            self.add(16 * PAGE)?;
+            self.all_say("reads 0x0", PATIENCE)?;
+        }
+        // What has not been noticed may have several reasons: the guest has to be alive.
+        self.machine.type_text("q")?;
+        self.await_text(&format!("load: done: watch={WORD:#x},60 count={WATCHERS}"))?;
+        Ok(noticed)
+    }
+
+    pub(super) fn come_and_go(&mut self, size: u64) -> Result<()> {
+        let slot = self.add(size)?;
+        self.command(&format!("touch={AT:#x},{size:#x},{PAGE:#x}"))?;
+        self.delete(slot)
+    }
+
+    /// Both vCPUs are awake for some time.
+    pub(super) fn take_turns(&mut self) -> Result<()> {
+        let slot = self.add(PAGE)?;
+        self.command(&format!("watch={AT:#x},1"))?;
+        self.delete(slot)
+    }
+
+    /// Switches the machine off.
+    pub(super) fn end(mut self) -> Result<Outcome> {
+        // If the guest is lost, time is up soon.
+        self.machine.type_text("poweroff\n")?;
+        let outcome = self.machine.run(|_, _| Ok(Flow::Continue))?;
+        ensure!(
+            outcome.end == End::Hypervisor(ExitCode::GuestPowerOff),
+            "the machine ended with {:?}; the guest's console:\n{}\nthe hypervisor's log:\n{}",
+            outcome.end,
+            tail(&outcome.console),
+            tail(&outcome.log)
+        );
+        Ok(outcome)
+    }
+}

@@ -1,0 +1,44 @@
+use super::*;
+use serde_json::{Value, json};
+
+fn counted(tlbi: Value, dsb: Value) -> Counts {
+    let counts = json!({"entries": 1, "instructions": 9, "tlbi": tlbi, "dsb": dsb, "dc": 0, "eret": 0});
+    serde_json::from_value(counts).expect("are counts")
+}
+
+#[test]
+fn o11_o12_each_instruction_that_is_missing_or_too_many_is_refused() {
+    let (tlbi, dsb) = (json!({"ripas2e1is": 1, "vmalle1is": 1}), json!({"ishst": 1, "ish": 2}));
+    BY_RANGE.check(&counted(tlbi.clone(), dsb.clone())).expect("is right");
+    for bad in [
+        json!({"vmalle1is": 1}),
+        json!({"ripas2e1is": 1}),
+        json!({"ripas2e1is": 2, "vmalle1is": 1}),
+        json!({"ripas2e1is": 1, "vmalle1is": 1, "alle1is": 1}),
+        json!({"ripas2e1is": 1, "vmalle1": 1}),
+    ] {
+        assert!(BY_RANGE.check(&counted(bad.clone(), dsb.clone())).is_err(), "{bad}");
+    }
+    for bad in [
+        json!({"ish": 2}),
+        json!({"ishst": 1, "ish": 1}),
+        json!({"ishst": 1, "ish": 2, "nsh": 1}),
+        json!({"ishst": 1, "nsh": 2}),
+    ] {
+        assert!(BY_RANGE.check(&counted(tlbi.clone(), bad.clone())).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn errata_repeat_the_last_instruction_with_its_barrier() {
+    assert_eq!(BY_PAGE.repeated(), Sequence { vmalle1is: 2, ish: 3, ..BY_PAGE });
+    assert_eq!(WHOLE.repeated(), Sequence { vmalls12e1is: 2, ish: 2, ..WHOLE });
+}
+
+#[test]
+fn names_are_unique() {
+    for row in &ROWS {
+        let count = super::super::all_cases().filter(|case| case.name == row.name).count();
+        assert_eq!(count, 1, "{}", row.name);
+    }
+}

@@ -1,0 +1,269 @@
+//! The VM's devices behind their ports and addresses.
+//!
+//! Everything else that software may probe for is absent, and the ACPI tables say so: keyboard
+//! controller, interrupt controller of the PC, VGA. A port without a device reads as all ones and
+//! ignores writes. Every device at a port but [PCI's configuration](super::pci) is one byte wide,
+//! so wider accesses find no device.
+
+#[cfg(test)]
+mod tests;
+
+use super::cmos::{self, Cmos};
+use super::ioapic::{self, IoApic, Messages};
+use super::message::Message;
+use super::pci::{self, Pci};
+use super::pit::{self, Pit};
+use super::power::{self, PowerEvent};
+use crate::devices::region::Region;
+use crate::devices::uart16550::{self, Uart16550};
+
+/// Addresses that are devices'. Those of local APICs are also where messages of interrupts go (APM
+/// vol. 2 section 16.3.2).
+pub const REGIONS: [Region; 3] = [
+    Region { name: "the PCI bus's window", range: pci::WINDOW },
+    Region::new("the I/O APIC", ioapic::BASE, ioapic::LEN),
+    Region::new("the local APICs", 0xfee0_0000, 1 << 20),
+];
+
+/// A serial port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SerialPort {
+    /// The guest's console.
+    Com1,
+    /// Where programs in the guest write their reports.
+    Com2,
+}
+
+impl SerialPort {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Com1, Self::Com2];
+
+    /// The first of its eight ports.
+    #[must_use]
+    pub const fn base(self) -> u16 {
+        match self {
+            Self::Com1 => 0x3f8,
+            Self::Com2 => 0x2f8,
+        }
+    }
+
+    /// Its pin at the I/O APIC.
+    #[must_use]
+    pub const fn pin(self) -> u8 {
+        match self {
+            Self::Com1 => 4,
+            Self::Com2 => 3,
+        }
+    }
+
+    /// The port and register that an I/O port belongs to.
+    const fn decode(port: u16) -> Option<(Self, u16)> {
+        match port {
+            0x3f8..=0x3ff => Some((Self::Com1, port - 0x3f8)),
+            0x2f8..=0x2ff => Some((Self::Com2, port - 0x2f8)),
+            _ => None,
+        }
+    }
+}
+
+/// Width of a port access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortSize {
+    /// One byte.
+    Byte,
+    /// Two bytes.
+    Word,
+    /// Four bytes.
+    Dword,
+}
+
+impl PortSize {
+    /// The width with this number of bytes.
+    #[must_use]
+    pub const fn from_bytes(bytes: usize) -> Option<Self> {
+        match bytes {
+            1 => Some(Self::Byte),
+            2 => Some(Self::Word),
+            4 => Some(Self::Dword),
+            _ => None,
+        }
+    }
+
+    /// What a read without a device returns.
+    #[must_use]
+    pub const fn all_ones(self) -> u32 {
+        match self {
+            Self::Byte => 0xff,
+            Self::Word => 0xffff,
+            Self::Dword => 0xffff_ffff,
+        }
+    }
+}
+
+/// What leaves the platform by a port write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Nothing.
+    None,
+    /// A byte goes out of a serial port.
+    Transmit(SerialPort, u8),
+    /// The machine is to end or to start again.
+    Power(PowerEvent),
+}
+
+/// What a port write asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct PlatformEffect {
+    /// What leaves the platform.
+    pub output: Output,
+    /// An interrupt to deliver.
+    pub interrupt: Option<Message>,
+}
+
+impl PlatformEffect {
+    /// Nothing to do.
+    pub const NONE: Self = Self { output: Output::None, interrupt: None };
+}
+
+/// The devices of one VM.
+#[derive(Clone, Debug, Default)]
+pub struct PcBoard {
+    com1: Uart16550,
+    com2: Uart16550,
+    ioapic: IoApic,
+    pci: Pci,
+    cmos: Cmos,
+    pit: Pit,
+}
+
+impl PcBoard {
+    /// All devices after reset.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All devices as after reset. The clock goes on.
+    pub fn reset(&mut self) {
+        let mut cmos = core::mem::take(&mut self.cmos);
+        cmos.reset();
+        *self = Self { cmos, ..Self::default() };
+    }
+
+    /// IN from a port. Reading can only lower interrupt lines, so there is no effect to deliver.
+    /// `wall_ns` is asked by the clock and by the interval timer alone, in nanoseconds since the
+    /// beginning of 1970.
+    #[must_use]
+    pub fn port_read(&mut self, port: u16, size: PortSize, wall_ns: impl FnOnce() -> u64) -> u32 {
+        if let Some(value) = self.pci.port_read(port, size) {
+            return value;
+        }
+        if size != PortSize::Byte {
+            return size.all_ones();
+        }
+        if let Some((serial, offset)) = SerialPort::decode(port) {
+            let value = self.uart(serial).read(offset);
+            if !self.uart(serial).irq_level() {
+                let _ = self.ioapic.set_line(usize::from(serial.pin()), false);
+            }
+            return u32::from(value);
+        }
+        if matches!(port, cmos::INDEX | cmos::DATA) {
+            return u32::from(self.cmos.read(port, wall_ns()));
+        }
+        if pit::has_port(port) {
+            return u32::from(self.pit.read(port, wall_ns()));
+        }
+        power::read(port).map_or(size.all_ones(), u32::from)
+    }
+
+    /// OUT to a port. Of `value` only the low bits of the access's size count. One to PCI's
+    /// configuration may change [where the ROM is seen](Self::rom_base).
+    pub fn port_write(
+        &mut self,
+        port: u16,
+        size: PortSize,
+        value: u32,
+        wall_ns: impl FnOnce() -> u64,
+    ) -> PlatformEffect {
+        if self.pci.port_write(port, size, value) || size != PortSize::Byte {
+            return PlatformEffect::NONE;
+        }
+        let value = value as u8;
+        if let Some((serial, offset)) = SerialPort::decode(port) {
+            let output = match self.uart(serial).write(offset, value) {
+                uart16550::Effect::Transmit(byte) => Output::Transmit(serial, byte),
+                uart16550::Effect::None => Output::None,
+            };
+            return PlatformEffect { output, interrupt: self.update_line(serial) };
+        }
+        if matches!(port, cmos::INDEX | cmos::DATA) {
+            self.cmos.write(port, value, wall_ns());
+            return PlatformEffect::NONE;
+        }
+        if pit::has_port(port) {
+            self.pit.write(port, value, wall_ns());
+            return PlatformEffect::NONE;
+        }
+        let output = power::write(port, value).map_or(Output::None, Output::Power);
+        PlatformEffect { output, interrupt: None }
+    }
+
+    /// Offers input to a serial port: returns how many bytes it took, and an interrupt to deliver.
+    /// Offer the rest again later, after the guest has read.
+    pub fn receive(&mut self, serial: SerialPort, bytes: &[u8]) -> (usize, Option<Message>) {
+        let uart = self.uart(serial);
+        let taken = bytes.iter().take_while(|&&byte| uart.receive(byte)).count();
+        (taken, self.update_line(serial))
+    }
+
+    /// Whether [`Self::receive`] would take a byte.
+    #[must_use]
+    pub fn can_receive(&self, serial: SerialPort) -> bool {
+        match serial {
+            SerialPort::Com1 => self.com1.can_receive(),
+            SerialPort::Com2 => self.com2.can_receive(),
+        }
+    }
+
+    /// Where the ROM on the PCI bus is seen.
+    #[must_use]
+    pub fn rom_base(&self) -> Option<u64> {
+        self.pci.rom_base()
+    }
+
+    /// Whether a guest physical address is a device's.
+    #[must_use]
+    pub const fn is_mmio(gpa: u64) -> bool {
+        gpa >= ioapic::BASE && gpa - ioapic::BASE < ioapic::LEN
+    }
+
+    /// A 32-bit read from a guest physical address; all ones where there is no device.
+    #[must_use]
+    pub fn mmio_read(&self, gpa: u64) -> u32 {
+        if Self::is_mmio(gpa) { self.ioapic.read(gpa - ioapic::BASE) } else { u32::MAX }
+    }
+
+    /// A 32-bit write to a guest physical address: the interrupts that it sends.
+    pub fn mmio_write(&mut self, gpa: u64, value: u32) -> Messages {
+        if Self::is_mmio(gpa) { self.ioapic.write(gpa - ioapic::BASE, value) } else { Messages::new() }
+    }
+
+    /// A level-triggered vector left service at a local APIC: the interrupts that are sent again.
+    pub fn eoi(&mut self, vector: u8) -> Messages {
+        self.ioapic.eoi(vector)
+    }
+
+    const fn uart(&mut self, serial: SerialPort) -> &mut Uart16550 {
+        match serial {
+            SerialPort::Com1 => &mut self.com1,
+            SerialPort::Com2 => &mut self.com2,
+        }
+    }
+
+    fn update_line(&mut self, serial: SerialPort) -> Option<Message> {
+        let level = self.uart(serial).irq_level();
+        self.ioapic.set_line(usize::from(serial.pin()), level)
+    }
+}

@@ -1,0 +1,80 @@
+//! Requests that are refused.
+
+use core::fmt;
+
+use memslots::{Slot, SlotError};
+
+use crate::vm::Vm;
+use crate::vm::arch::Arch;
+
+/// Why a request was refused: then nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// What the slots say.
+    Slot(SlotError),
+    /// The slot of this number overlaps.
+    Overlap { slot: u16, gpa: u64, size: u64 },
+    /// A device is there.
+    Device { name: &'static str, start: u64, end: u64 },
+    /// There is not so much memory in one piece; but so much.
+    NoMemory { size: u64, largest: u64 },
+    /// No slot has this number.
+    NoSlot(u16),
+    /// The slot was not added by a request.
+    NotAdded(u16),
+    /// The guest can not store to it.
+    ReadOnly(u16),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Slot(SlotError::Empty) => f.write_str("the size is 0"),
+            Self::Slot(SlotError::Unaligned) => f.write_str("address and size must be multiples of 4096"),
+            Self::Slot(SlotError::TooHigh) => {
+                f.write_str("it ends beyond the guest's physical address width")
+            }
+            Self::Slot(SlotError::NoLog) => f.write_str("stores to the slot are not logged"),
+            Self::Slot(error) => write!(f, "{error}"),
+            Self::Overlap { slot, gpa, size } => {
+                write!(f, "it overlaps slot {slot}, which is at {gpa:#x} and has {size:#x} bytes")
+            }
+            Self::Device { name, start, end } => {
+                write!(f, "it overlaps {name}, {start:#x} to {end:#x}")
+            }
+            Self::NoMemory { size, largest } => {
+                write!(
+                    f,
+                    "there are no {size:#x} bytes of free memory in one piece; the largest has {largest:#x}"
+                )
+            }
+            Self::NoSlot(slot) => write!(f, "there is no slot {slot}"),
+            Self::NotAdded(slot) => {
+                write!(
+                    f,
+                    "slot {slot} was not added by a request: it is the guest's own memory, or a device's"
+                )
+            }
+            Self::ReadOnly(slot) => write!(f, "the guest cannot store to slot {slot}"),
+        }
+    }
+}
+
+/// Why a request about this slot was refused, by what the slots say.
+pub(super) fn refusal(slot: u16, error: SlotError) -> Refusal {
+    match error {
+        SlotError::UnknownId => Refusal::NoSlot(slot),
+        error => Refusal::Slot(error),
+    }
+}
+
+/// Says where the slot is that is in the way.
+pub(super) fn named<A: Arch>(vm: &Vm<A>, error: SlotError) -> Refusal {
+    match error {
+        SlotError::Overlap(id) => match vm.space.slots().memory().get(id) {
+            Some(Slot { gpa, size, .. }) => Refusal::Overlap { slot: id.0, gpa: gpa.0, size },
+            None => Refusal::Slot(error),
+        },
+        error => Refusal::Slot(error),
+    }
+}

@@ -1,0 +1,51 @@
+//! The counters of the vCPUs, which the host tool reads out of memory.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
+
+use super::arch::Arch;
+use super::machine::{Vcpu, Vm};
+use crate::sched::VcpuIndex;
+
+/// The counters of one vCPU, as `hostlink::counters` lays them out.
+pub type CounterRow = [AtomicU64; Counter::COUNT];
+
+impl<A: Arch> Vm<A> {
+    /// Lets the host tool find the counters.
+    pub fn publish_counters(&self, beacon: &Beacon) {
+        beacon.counters.store(self.counters.as_ptr().addr() as u64, Ordering::Relaxed);
+        beacon.tsc_hz.store(A::hz(), Ordering::Relaxed);
+        beacon.vcpu_count.store(self.vcpu_count(), Ordering::Relaxed);
+        beacon.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
+        beacon.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
+        // Pairs with the host tool, which reads the rest after it has found this.
+        beacon.magic.store(BEACON_MAGIC, Ordering::Release);
+    }
+
+    /// The counters of a vCPU.
+    pub fn counters_of(&self, vcpu: &Vcpu<A>) -> &CounterRow {
+        &self.counters[vcpu.index as usize]
+    }
+}
+
+/// Adds to a counter of a vCPU. Only the CPU that runs the vCPU does so, hence no locked
+/// instruction.
+#[inline]
+pub fn increase(counter: &AtomicU64, amount: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+}
+
+/// Counts for the vCPU that is on this CPU, or for the first one.
+#[cold]
+pub fn count_here<A: Arch>(counter: Counter) {
+    count_rare::<A>(A::this_cpu().current_vcpu.load(Ordering::Relaxed).saturating_sub(1), counter);
+}
+
+/// Counts what is rare for a vCPU, on whatever CPU that is: hence by a locked add.
+#[cold]
+pub fn count_rare<A: Arch>(vcpu: VcpuIndex, counter: Counter) {
+    if let Some(row) = A::machine().and_then(|vm| vm.counters.get(vcpu as usize)) {
+        row[counter as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}

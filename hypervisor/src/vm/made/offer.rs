@@ -1,0 +1,149 @@
+//! What the traits of the core ask the board of the calling thread for. See
+//! [`made_board`](super::made_board).
+
+use super::{End, here};
+use crate::vm::arch::Arch;
+use crate::vm::interrupts;
+use crate::vm::machine::Vm;
+use crate::vm::percpu::PerCpu;
+use alloc::format;
+use core::sync::atomic::Ordering;
+use hostlink::ctl::NEXT;
+use hostlink::exit::ExitCode;
+
+pub(crate) fn now<A: Arch>() -> u64 {
+    here::<A>().0.clock.fetch_add(1, Ordering::Relaxed)
+}
+
+pub(crate) fn this_cpu<A: Arch>() -> &'static PerCpu<A> {
+    let (board, cpu) = here::<A>();
+    &board.cpus[cpu as usize]
+}
+
+pub(crate) fn cpu<A: Arch>(index: u32) -> Option<&'static PerCpu<A>> {
+    here::<A>().0.cpus.get(index as usize)
+}
+
+pub(crate) fn machine<A: Arch>() -> Option<&'static Vm<A>> {
+    here::<A>().0.machine.get()
+}
+
+/// Hands the turn on: for whatever may take time.
+pub(crate) fn pass<A: Arch>() {
+    let (board, cpu) = here::<A>();
+    board.pass(cpu, false);
+}
+
+/// Lets time pass.
+pub(crate) fn advance<A: Arch>(ticks: u64) {
+    here::<A>().0.clock.fetch_add(ticks, Ordering::Relaxed);
+}
+
+/// Whether an interrupt pends on the calling CPU.
+pub(crate) fn is_interrupted<A: Arch>() -> bool {
+    let (board, cpu) = here::<A>();
+    board.is_interrupted(cpu)
+}
+
+pub(crate) fn take_interrupts<A: Arch>() {
+    pass::<A>();
+    take_what_pends::<A>();
+}
+
+/// The turn of a vCPU begins on the calling CPU.
+pub(crate) fn begin_turn<A: Arch>() {
+    let (board, cpu) = here::<A>();
+    let turns = board.turns_since[cpu as usize].fetch_add(1, Ordering::Relaxed) + 1;
+    board.turns_most.fetch_max(turns, Ordering::Relaxed);
+}
+
+/// Takes the interrupts that pend, right after an exit: no other CPU gets its turn before.
+pub(crate) fn take_what_pends<A: Arch>() {
+    let (board, cpu) = here::<A>();
+    board.turns_since[cpu as usize].store(0, Ordering::Relaxed);
+    loop {
+        let mut turns = board.lock();
+        let now = board.time();
+        turns.deliver(now);
+        let lines = &mut turns.lines[cpu as usize];
+        if core::mem::take(&mut lines.kick) {
+            drop(turns);
+            interrupts::on_kick::<A>();
+            continue;
+        }
+        if lines.timer <= now {
+            lines.timer = u64::MAX;
+            drop(turns);
+            interrupts::on_timer::<A>();
+            continue;
+        }
+        if core::mem::take(&mut lines.control) {
+            drop(turns);
+            interrupts::on_control_interrupt::<A>();
+            continue;
+        }
+        if core::mem::take(&mut lines.serial) {
+            drop(turns);
+            interrupts::on_serial_interrupt::<A>();
+            continue;
+        }
+        return;
+    }
+}
+
+pub(crate) fn wait_for_interrupt<A: Arch>() {
+    let (board, cpu) = here::<A>();
+    board.pass(cpu, true);
+    take_what_pends::<A>();
+}
+
+pub(crate) fn kick<A: Arch>(cpu: &PerCpu<A>) {
+    let board = here::<A>().0;
+    board.kicks.fetch_add(1, Ordering::Relaxed);
+    board.lock().lines[cpu.index as usize].kick = true;
+    // The other CPU may be there at once.
+    pass::<A>();
+}
+
+pub(crate) fn arm_timer<A: Arch>(deadline: u64) {
+    let (board, cpu) = here::<A>();
+    board.lock().lines[cpu as usize].timer = deadline;
+}
+
+pub(crate) fn exit<A: Arch>(code: ExitCode) -> ! {
+    let board = here::<A>().0;
+    board.stop(board.lock(), End::Exit(code))
+}
+
+pub(crate) fn receive_control<A: Arch>() -> Option<u8> {
+    here::<A>().0.lock().to_hypervisor.pop_front()
+}
+
+/// The asker asks for more when a record has come.
+pub(crate) fn send_control<A: Arch>(byte: u8) {
+    let mut turns = here::<A>().0.lock();
+    if byte != b'\n' {
+        return turns.line.push(byte.into());
+    }
+    let line = core::mem::take(&mut turns.line);
+    if line.contains(" : ") && turns.hung_up.is_none_or(|number| !line.starts_with(&format!("{number} "))) {
+        turns.to_hypervisor.push_back(NEXT);
+        turns.lines[0].control = true;
+    }
+    turns.answers.push(line);
+}
+
+/// Next byte that the real console has received.
+pub(crate) fn receive_console<A: Arch>() -> Option<u8> {
+    here::<A>().0.console.lock().expect("no test panics with it").pop_front()
+}
+
+/// Zeroes memory.
+///
+/// # Safety
+///
+/// It is memory of the board's, and nobody else uses it.
+pub(crate) unsafe fn zero(start: u64, size: u64) {
+    // SAFETY: the caller vouches for the range.
+    unsafe { core::ptr::write_bytes(start as *mut u8, 0, size as usize) };
+}

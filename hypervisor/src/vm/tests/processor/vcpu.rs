@@ -1,0 +1,365 @@
+//! A vCPU: its program, its TLB, its interrupts and its timer.
+
+use super::{Entry, Inbox, Made, Op, PAGE};
+use crate::sched::VcpuIndex;
+use crate::sched::spinning::Look;
+use crate::vm::Vm;
+use crate::vm::arch::{Clock, State};
+use crate::vm::awaited::Word;
+use crate::vm::made::offer;
+use alloc::vec::Vec;
+use coherence::Space;
+use core::sync::atomic::{AtomicU64, Ordering};
+use memslots::{Gpa, MmioCache};
+use stay::MMIO_PAGES;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Activity {
+    Off,
+    Running,
+    Halted,
+}
+
+/// Why a vCPU left the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exit {
+    Interrupt,
+    Halt,
+    Sleep(u64),
+    Send(u32),
+    Start(u32),
+    Pause,
+    Fault { gpa: u64, is_store: bool, may_miss: bool },
+    Move(u64),
+    Reset,
+    PowerOff,
+    Crash,
+}
+
+pub(in crate::vm::tests) struct Vcpu {
+    pub(super) index: u32,
+    pub(super) program: Vec<Op>,
+    pub(super) at: usize,
+    pub(super) rounds: BTreeMap<usize, u32>,
+    pub(super) activity: Activity,
+    /// Interrupts that have come and were not taken.
+    pub(super) got: u64,
+    /// Those that it waits for.
+    pub(super) wants: u64,
+    pub(super) timer: u64,
+    pub(super) worked: u64,
+    /// When it began to wait.
+    pub(super) since: Option<u64>,
+    pub(super) exit: Exit,
+    /// The CPU that its state is loaded on.
+    pub(super) loaded: Option<u32>,
+    pub(super) exits_on_pause: bool,
+    pub(super) word: Option<Word>,
+    pub(super) mmio: MmioCache<MMIO_PAGES>,
+}
+
+impl State for Vcpu {
+    type Inbox = Inbox;
+
+    fn reset(&mut self, inbox: &Inbox) {
+        assert_eq!(self.loaded, None, "a vCPU that is loaded is not reset");
+        inbox.interrupts.store(0, Ordering::Relaxed);
+        inbox.start.store(0, Ordering::Relaxed);
+        *self = Self { mmio: MmioCache::new(), ..Self::new(self.index, core::mem::take(&mut self.program)) };
+    }
+
+    fn space(&self) -> Space {
+        Space::UNKNOWN
+    }
+
+    fn is_running(&self) -> bool {
+        self.activity == Activity::Running
+    }
+
+    fn update_activity(&mut self) {
+        if self.activity == Activity::Halted && self.wakes_from_halt() {
+            self.activity = Activity::Running;
+        }
+    }
+
+    fn wakes_from_halt(&self) -> bool {
+        self.got & self.wants != 0
+    }
+
+    fn next_deadline(&self, _: u64) -> u64 {
+        self.timer
+    }
+
+    fn intercept_pause(&mut self, wanted: bool) {
+        self.exits_on_pause = wanted;
+    }
+
+    fn is_look_due(&self, _: u64) -> bool {
+        false
+    }
+
+    fn check_spinning(&mut self, _: u64, _: u64) -> Look {
+        Look::Again(u64::MAX)
+    }
+
+    fn mmio(&mut self) -> &mut MmioCache<MMIO_PAGES> {
+        &mut self.mmio
+    }
+
+    fn dump(&self, _: VcpuIndex) {}
+}
+
+/// The bit of the timer among the interrupts.
+pub(super) const TIMER: u64 = 1 << 63;
+
+impl Vcpu {
+    pub(super) fn new(index: u32, program: Vec<Op>) -> Self {
+        Self {
+            index,
+            program,
+            at: 0,
+            rounds: BTreeMap::new(),
+            activity: Activity::Off,
+            got: 0,
+            wants: 0,
+            timer: u64::MAX,
+            worked: 0,
+            since: None,
+            exit: Exit::Interrupt,
+            loaded: None,
+            exits_on_pause: false,
+            word: None,
+            mmio: MmioCache::new(),
+        }
+    }
+
+    /// Takes an interrupt, if it has come; goes on to the next operation then.
+    pub(super) fn take(&mut self, sender: u64) -> bool {
+        let has_come = self.got & sender != 0;
+        self.got &= !sender;
+        self.at += usize::from(has_come);
+        has_come
+    }
+
+    /// Executes some of the program; an exit if there is one.
+    pub(super) fn execute(&mut self, vm: &Vm<Made>, inbox: &Inbox) -> Option<Exit> {
+        let Some(&op) = self.program.get(self.at) else {
+            self.wants = 0;
+            return Some(Exit::Halt);
+        };
+        match op {
+            Op::Work(ticks) => {
+                // In pieces, so that interrupts come in between.
+                let piece = 10_000;
+                offer::advance::<Made>(piece);
+                self.worked += piece;
+                if self.worked >= ticks {
+                    self.worked = 0;
+                    self.at += 1;
+                }
+                return None;
+            }
+            Op::Sleep(ticks) if self.timer == u64::MAX && self.wants != TIMER => {
+                self.wants = TIMER;
+                return Some(Exit::Sleep(ticks));
+            }
+            Op::Sleep(_) => {
+                if !self.take(TIMER) {
+                    return Some(Exit::Halt);
+                }
+                self.wants = 0;
+                return None;
+            }
+            // As HLT does it: it is for the hypervisor to find that there is an interrupt already.
+            Op::WaitFor(sender) if self.wants != 1 << sender => {
+                self.wants = 1 << sender;
+                return Some(Exit::Halt);
+            }
+            Op::WaitFor(sender) => {
+                if !self.take(1 << sender) {
+                    return Some(Exit::Halt);
+                }
+                self.wants = 0;
+                return None;
+            }
+            Op::Tick(ticks) if self.timer == u64::MAX && self.wants != TIMER => {
+                self.wants = TIMER;
+                return Some(Exit::Sleep(ticks));
+            }
+            Op::Tick(_) => {
+                offer::advance::<Made>(1000);
+                if self.take(TIMER) {
+                    self.wants = 0;
+                }
+                return None;
+            }
+            Op::Note => vm.guest.notes.lock().unwrap().push((self.index, Made::now())),
+            Op::Etch(gpa, value) => {
+                let memory = vm.space.slots().memory();
+                let mut found = None;
+                memory.for_each(|slot| {
+                    if (slot.gpa.0..slot.gpa.0 + slot.size).contains(&gpa) {
+                        found = Some(slot.host.0 + (gpa - slot.gpa.0));
+                    }
+                });
+                let host = found.expect("there is memory");
+                // SAFETY: the guest's memory.
+                unsafe { &*(host as *const AtomicU64) }.store(value, Ordering::Relaxed);
+            }
+            Op::SpinFor(sender) => {
+                offer::advance::<Made>(100);
+                return (!self.take(1 << sender) && self.exits_on_pause).then_some(Exit::Pause);
+            }
+            Op::SpinOn(gpa, _) | Op::SpinOnFor(gpa, _) | Op::SpinOnOr(gpa, _) => {
+                offer::advance::<Made>(100);
+                let now = Made::now();
+                let found = match self.access(vm, inbox, gpa, false) {
+                    Ok(host) => host,
+                    Err(exit) => return Some(exit),
+                };
+                // SAFETY: it is the guest's memory, which other vCPUs store to by atomics as well.
+                let found = unsafe { &*(found as *const AtomicU64) }.load(Ordering::Relaxed);
+                let since = *self.since.get_or_insert(now);
+                let is_over = match op {
+                    Op::SpinOn(_, value) => found == value,
+                    Op::SpinOnFor(_, ticks) => now - since >= ticks,
+                    Op::SpinOnOr(_, sender) => {
+                        let has_come = self.got & 1 << sender != 0;
+                        self.got &= !(1 << sender);
+                        has_come
+                    }
+                    _ => unreachable!("one of the three"),
+                };
+                if is_over {
+                    (self.word, self.since) = (None, None);
+                    self.at += 1;
+                    return None;
+                }
+                self.word = Some(Word { gpa: Gpa(gpa), bytes: 8, value: found });
+                return self.exits_on_pause.then_some(Exit::Pause);
+            }
+            Op::Move(gpa) => return Some(Exit::Move(gpa)),
+            Op::Gone(gpa) => match self.access(vm, inbox, gpa, false) {
+                Ok(_) => panic!("vCPU {} finds memory at {gpa:#x}, which has gone", self.index),
+                Err(Exit::Fault { gpa, is_store, .. }) => {
+                    return Some(Exit::Fault { gpa, is_store, may_miss: true });
+                }
+                Err(exit) => return Some(exit),
+            },
+            Op::Load(gpa, _) | Op::Try(gpa) | Op::Store(gpa, _) | Op::StoreTry(gpa) => {
+                let is_store = matches!(op, Op::Store(..) | Op::StoreTry(_));
+                let host = match self.access(vm, inbox, gpa, is_store) {
+                    Ok(host) => host,
+                    Err(Exit::Fault { gpa, is_store, .. }) => {
+                        return Some(Exit::Fault {
+                            gpa,
+                            is_store,
+                            may_miss: matches!(op, Op::Try(_) | Op::StoreTry(_)),
+                        });
+                    }
+                    Err(exit) => return Some(exit),
+                };
+                // SAFETY: as above.
+                let word = unsafe { &*(host as *const AtomicU64) };
+                match op {
+                    Op::Store(_, value) => word.store(value, Ordering::Relaxed),
+                    Op::StoreTry(_) => word.store(1, Ordering::Relaxed),
+                    Op::Load(_, value) => {
+                        assert_eq!(word.load(Ordering::Relaxed), value, "vCPU {} at {gpa:#x}", self.index);
+                    }
+                    _ => {
+                        let _any = word.load(Ordering::Relaxed);
+                    }
+                }
+            }
+            Op::Back(to, times) => {
+                let rounds = self.rounds.entry(self.at).or_default();
+                *rounds += 1;
+                if *rounds < times {
+                    self.at = to;
+                } else {
+                    *rounds = 0;
+                    self.at += 1;
+                }
+                return None;
+            }
+            Op::Send(to) => {
+                self.at += 1;
+                return Some(Exit::Send(to));
+            }
+            Op::Start(vcpu) => {
+                self.at += 1;
+                return Some(Exit::Start(vcpu));
+            }
+            Op::SkipAfterReset => self.at += usize::from(vm.guest.resets.load(Ordering::Relaxed) != 0),
+            Op::Reset => return Some(Exit::Reset),
+            Op::ResetBelow(most) if vm.guest.resets.load(Ordering::Relaxed) < most => {
+                return Some(Exit::Reset);
+            }
+            Op::ResetBelow(_) => {}
+            Op::PowerOff => return Some(Exit::PowerOff),
+            Op::Crash => return Some(Exit::Crash),
+            Op::Done => {
+                self.at += 1;
+                let done = vm.guest.done.fetch_add(1, Ordering::Relaxed) + 1;
+                return (done == vm.vcpu_count()).then_some(Exit::PowerOff);
+            }
+        }
+        self.at += 1;
+        None
+    }
+
+    /// The host address that the TLB, or the nested table, has for a word.
+    fn access(&self, vm: &Vm<Made>, inbox: &Inbox, gpa: u64, is_store: bool) -> Result<u64, Exit> {
+        let page = gpa & !(PAGE - 1);
+        let mut tlb = inbox.tlb.lock().unwrap();
+        if let Some(entry) = tlb.get(&page).filter(|entry| entry.is_writable || !is_store) {
+            assert!(!entry.is_void, "vCPU {} uses page {page:#x} of memory that was given back", self.index);
+            return Ok(entry.host + gpa % PAGE);
+        }
+        let fault = Exit::Fault { gpa, is_store, may_miss: false };
+        let entry = walk(vm.guest.root, page, is_store).ok_or(fault)?;
+        tlb.insert(page, entry);
+        Ok(entry.host + gpa % PAGE)
+    }
+}
+
+/// A walk of the nested table, as a processor does it.
+fn walk(root: u64, gpa: u64, is_store: bool) -> Option<Entry> {
+    const PRESENT: u64 = 1;
+    const WRITABLE: u64 = 1 << 1;
+    const DIRTY: u64 = 1 << 6;
+    const LARGE: u64 = 1 << 7;
+    const ADDRESS: u64 = 0xf_ffff_ffff_f000;
+    let mut table = root;
+    let mut is_writable = true;
+    for shift in [39, 30, 21, 12] {
+        let place = table + (gpa >> shift & 0x1ff) * 8;
+        // SAFETY: a table of the machine's, whose entries are changed by atomics.
+        let entry = unsafe { &*(place as *const AtomicU64) };
+        let value = entry.load(Ordering::Acquire);
+        if value & PRESENT == 0 {
+            return None;
+        }
+        is_writable &= value & WRITABLE != 0;
+        if shift != 12 && value & LARGE == 0 {
+            table = value & ADDRESS;
+            continue;
+        }
+        if is_store && !is_writable {
+            return None;
+        }
+        if is_store
+            && entry.compare_exchange(value, value | DIRTY, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        {
+            return None;
+        }
+        let within = (1 << shift) - 1;
+        let host = (value & ADDRESS & !within) | (gpa & within & !(PAGE - 1));
+        // What was loaded only may not be stored to before the entry says so: then it notes the
+        // store.
+        return Some(Entry { host, is_writable: is_store, is_void: false });
+    }
+    None
+}

@@ -1,0 +1,281 @@
+//! What the core asks this architecture for.
+
+use super::vcpu::{Activity, Exit, TIMER, Vcpu};
+use super::{DEVICE, Inbox, Made, Op, PAGE, PROGRAMS, Shared};
+use crate::devices::region::Region;
+use crate::loader::LoadError;
+use crate::sched::{Turn, VcpuIndex};
+use crate::vm::arch::{Arch, Clock, Cpus};
+use crate::vm::awaited::Word;
+use crate::vm::machine::attention;
+use crate::vm::made::offer;
+use crate::vm::memory::NestedTables;
+use crate::vm::space::{FlushScratch, Flushed, VmMemory};
+use crate::vm::{Access, Context, CreateError, Files, Led, Next, PerCpu, Vm, percpu};
+use alloc::vec;
+use alloc::vec::Vec;
+use coherence::{CpuId, Hardware, Stalled};
+use core::ops::{ControlFlow, Range};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use hostlink::config::Config;
+use hostlink::counters::Counter;
+use memslots::{Gpa, Memslots, SlotError};
+use paging::{Amd64Nested, Invalidation, Level};
+use std::sync::Mutex;
+
+/// Who flushes: by kicks.
+struct Kicks<'a>(&'a Vm<Made>);
+
+impl Hardware for Kicks<'_> {
+    fn kick(&self, cpu: CpuId) {
+        Made::kick(Made::cpu(cpu.0).expect("a CPU that a vCPU is on"));
+    }
+
+    fn relax(&self, _: u64) -> ControlFlow<()> {
+        if self.0.guest.stalls.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
+        }
+        offer::pass::<Made>();
+        ControlFlow::Continue(())
+    }
+}
+
+// SAFETY: `enter` runs programs between `try_enter` and `leave`; `take_flush` clears the vCPU's TLB
+// before it completes; `flush_space` asks all vCPUs.
+unsafe impl Arch for Made {
+    type Nested = Amd64Nested;
+    type Tables = NestedTables;
+    type Shared = Shared;
+    type Inbox = Inbox;
+    type State = Vcpu;
+    type Workspace = ();
+
+    const COUNTS_SECTIONS: bool = false;
+
+    fn check(_: &Config<'_>) -> Result<(), CreateError> {
+        Ok(())
+    }
+
+    fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+        // A hole, as machines have them.
+        Ok(vec![0..size / 2, 1 << 32..(1 << 32) + size / 2])
+    }
+
+    fn physical_address_bits() -> u32 {
+        40
+    }
+
+    fn largest_page() -> Level {
+        Level::Page1G
+    }
+
+    fn notes_stores() -> bool {
+        true
+    }
+
+    fn tables(pool: NestedTables) -> NestedTables {
+        pool
+    }
+
+    fn share(_: &Config<'_>, space: &VmMemory<Self>) -> Result<Shared, CreateError> {
+        Ok(Shared {
+            programs: PROGRAMS.take(),
+            root: space.root().0,
+            done: AtomicU32::new(0),
+            resets: AtomicU32::new(0),
+            console: Mutex::default(),
+            cleaned: AtomicU64::new(0),
+            taken_over: AtomicU32::new(0),
+            latest: AtomicU64::new(0),
+            notes: Mutex::default(),
+            stalls: false.into(),
+        })
+    }
+
+    fn new_vcpu(shared: &Shared, index: VcpuIndex) -> Vcpu {
+        Vcpu::new(index, shared.programs.get(index as usize).cloned().unwrap_or_else(|| vec![Op::Done]))
+    }
+
+    fn new_inbox() -> Inbox {
+        Inbox::default()
+    }
+
+    fn new_workspace(_: &PerCpu<Self>) {}
+
+    fn load(
+        _: &Shared,
+        _: &Files,
+        _: u32,
+        _: &Memslots,
+        (_, state): (&Inbox, &mut Vcpu),
+        pause: &mut dyn FnMut(),
+    ) -> Result<(), LoadError> {
+        pause();
+        state.activity = Activity::Running;
+        Ok(())
+    }
+
+    /// Is asked again until no change is under way.
+    fn reset_slots(vm: &'static Vm<Self>, _: &PerCpu<Self>) -> bool {
+        assert!(!vm.is_changing(), "it is over before devices are asked");
+        true
+    }
+
+    fn reset_devices(vm: &Vm<Self>) {
+        vm.guest.resets.fetch_add(1, Ordering::Relaxed);
+        vm.guest.done.store(0, Ordering::Relaxed);
+        for vcpu in &vm.vcpus {
+            assert!(vcpu.target.owner().is_some(), "vCPU {} runs while devices are reset", vcpu.index);
+        }
+    }
+
+    fn device_regions(_: &Vm<Self>) -> impl IntoIterator<Item = Region> {
+        [Region { name: "the device", range: DEVICE..DEVICE + PAGE }]
+    }
+
+    fn receive_console(vm: &Vm<Self>) {
+        while let Some(byte) = offer::receive_console::<Self>() {
+            vm.guest.console.lock().unwrap().push(byte);
+        }
+    }
+
+    fn flush_space(
+        vm: &Vm<Self>,
+        _: Invalidation<'_>,
+        scratch: &mut FlushScratch,
+    ) -> Result<Flushed, Stalled> {
+        coherence::flush_space(vm, scratch, &Kicks(vm))
+    }
+
+    fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
+        offer::begin_turn::<Self>();
+        assert_eq!(context.state.loaded.replace(context.cpu.index), None, "loaded twice");
+        let name = context.vcpu.index + 1;
+        let named = percpu::online::<Self>().filter(|cpu| cpu.current_vcpu.load(Ordering::Relaxed) == name);
+        assert!(named.map(|cpu| cpu.index).eq([context.cpu.index]), "another CPU takes it for its own");
+    }
+
+    fn reload_state(context: &mut Context<'_, Self>) {
+        assert_eq!(context.state.loaded.replace(context.cpu.index), None, "loaded twice");
+    }
+
+    fn save_state(context: &mut Context<'_, Self>) {
+        assert_eq!(context.state.loaded.take(), Some(context.cpu.index), "saved elsewhere");
+        let meets_change = attention::CHANGE | attention::RESET;
+        if context.vm.attention() & meets_change == meets_change {
+            context.vm.guest.taken_over.fetch_add(1, Ordering::Relaxed);
+        }
+        offer::pass::<Self>();
+    }
+
+    fn open_window(_: &mut Context<'_, Self>) {
+        Self::take_interrupts();
+    }
+
+    fn take_signals(context: &mut Context<'_, Self>) {
+        offer::pass::<Self>();
+        let inbox = &context.vcpu.inbox;
+        if inbox.start.swap(0, Ordering::Acquire) != 0 && context.state.activity == Activity::Off {
+            context.state.activity = Activity::Running;
+        }
+        context.state.got |= inbox.interrupts.swap(0, Ordering::Acquire);
+    }
+
+    fn expire_timers(context: &mut Context<'_, Self>, now: u64) {
+        let state = &mut *context.state;
+        assert!(state.timer <= now, "a timer expires before its time");
+        context.vm.guest.latest.fetch_max(now - state.timer, Ordering::Relaxed);
+        state.timer = u64::MAX;
+        state.got |= TIMER;
+    }
+
+    fn awaited_word(context: &Context<'_, Self>) -> Option<Word> {
+        let word = context.state.word?;
+        (!word.has_changed(&context.vm.space.slots().memory())).then_some(word)
+    }
+
+    fn enter(context: &mut Context<'_, Self>) -> bool {
+        let Context { owner, state, vm, cpu, vcpu, .. } = context;
+        let Ok(guest) = owner.try_enter(CpuId(cpu.index)) else {
+            Self::take_flush(context);
+            return false;
+        };
+        assert_eq!(state.loaded, Some(cpu.index), "it runs on a CPU that its state is not loaded on");
+        assert_eq!(state.activity, Activity::Running, "a vCPU that waits is entered");
+        state.exit = loop {
+            offer::pass::<Self>();
+            if offer::is_interrupted::<Self>() && !vm.guest.stalls.load(Ordering::Relaxed) {
+                break Exit::Interrupt;
+            }
+            if let Some(exit) = state.execute(vm, &vcpu.inbox) {
+                break exit;
+            }
+        };
+        guest.leave();
+        offer::take_what_pends::<Self>();
+        true
+    }
+
+    fn take_flush(context: &mut Context<'_, Self>) {
+        let Some(work) = context.owner.take_flush() else { return };
+        context.vcpu.inbox.tlb.lock().unwrap().clear();
+        work.complete();
+        context.count(Counter::FlushTaken);
+    }
+
+    fn handle_exit(context: &mut Context<'_, Self>) -> Next {
+        let vm = context.vm;
+        match context.state.exit {
+            Exit::Interrupt => Next::Resume,
+            Exit::Halt => {
+                context.state.activity = Activity::Halted;
+                Next::Halt
+            }
+            Exit::Sleep(ticks) => {
+                context.state.timer = Self::now() + ticks;
+                Next::Timers
+            }
+            Exit::Send(to) => {
+                let to = &vm.vcpus[to as usize];
+                to.inbox.interrupts.fetch_or(1 << context.vcpu.index, Ordering::Release);
+                vm.notify(to);
+                Next::Resume
+            }
+            Exit::Start(vcpu) => {
+                let vcpu = &vm.vcpus[vcpu as usize];
+                vcpu.inbox.start.store(1, Ordering::Release);
+                vm.notify(vcpu);
+                Next::Resume
+            }
+            Exit::Pause => Next::Yield,
+            Exit::Fault { gpa, is_store, may_miss } => {
+                match context.nested_fault(Gpa(gpa), Access::Data, is_store) {
+                    Led::Again => {}
+                    Led::Lost if may_miss => context.state.at += 1,
+                    Led::Lost => panic!("vCPU {} may not store to {gpa:#x}", context.vcpu.index),
+                    Led::Device if gpa == DEVICE || may_miss => context.state.at += 1,
+                    Led::Device => panic!("vCPU {} has no memory at {gpa:#x}", context.vcpu.index),
+                    Led::WalkRefused | Led::FetchRefused => unreachable!("it was an access to data"),
+                }
+                Next::Resume
+            }
+            Exit::Move(_) if vm.is_changing() => Next::Again,
+            Exit::Move(gpa) => {
+                let mut last = None;
+                vm.space.slots().memory().for_each(|slot| last = last.max(Some(slot.id)));
+                match vm.space.move_to(last.expect("there is memory"), Gpa(gpa)) {
+                    Ok(job) => {
+                        context.state.at += 1;
+                        vm.begin_change(context.cpu, context.vcpu.index, job);
+                        Next::Resume
+                    }
+                    Err(SlotError::Busy) => Next::Again,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            Exit::Reset => Next::Reset,
+            Exit::PowerOff => Next::PowerOff,
+            Exit::Crash => Next::Dead,
+        }
+    }
+}
