@@ -153,7 +153,7 @@ impl Writer {
         Self { path, bench, machine: machine(), versions: versions(guest) }
     }
 
-    /// Replaces the file by one with these rows. Who reads it meanwhile sees the old or the new one
+    /// Replaces the file by one with these rows. A reader meanwhile sees the old or the new one
     /// as a whole, unless it is no ordinary file.
     pub(crate) fn write(&self, samples: &Samples) -> Result<()> {
         self.write_rows(&samples.rows())

@@ -13,7 +13,7 @@ pub struct Quota {
     left_out: u64,
 }
 
-/// The answer to who wants to write a line.
+/// The answer to a request to write a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It may be written; so many were left out before it.

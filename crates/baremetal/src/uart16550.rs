@@ -16,7 +16,7 @@ const TRANSMITTER_EMPTY: u8 = 1 << 5;
 /// ever. They take 6 ms and more, and a full FIFO of 16 bytes is empty after 1.4 ms at 115,200
 /// baud.
 const TRIES: u32 = 1 << 16;
-/// The same for text: a program has nothing else to do, and whoever reads it may be slow.
+/// The same for text: a program has nothing else to do, and the reader may be slow.
 const TRIES_FOR_TEXT: u32 = 1 << 22;
 
 /// How registers are accessed.

@@ -17,7 +17,7 @@ pub struct GvaRange {
 
 /// What an initiator asks for.
 ///
-/// Exhaustive: who overlooks one flushes too little.
+/// Exhaustive: a caller that overlooks one flushes too little.
 #[derive(Clone, Copy, Debug)]
 pub enum Scope<'a> {
     /// Every translation of the target.
@@ -41,7 +41,7 @@ pub enum Scope<'a> {
 /// c  set FLUSH in the word                 g  drain the list, under the lock
 ///
 /// a before b   a sampled generation has its ranges in the list already
-/// b before c   whoever sees FLUSH sees the generation
+/// b before c   an owner that sees FLUSH sees the generation
 /// e before f   a request that f misses sets FLUSH after e, and is taken next time
 /// f before g   what g drains is at least what f counted (O8); the rest is flushed once too often
 /// ```

@@ -7,7 +7,7 @@ use crate::{CpuId, word};
 
 /// The right to run a vCPU, held by one physical CPU at a time.
 ///
-/// An [`Owner`] is a token: whoever holds it runs the vCPU. Guest mode, a translation section and
+/// An [`Owner`] is a token: its holder runs the vCPU. Guest mode, a translation section and
 /// a flush that is being recorded are guards that borrow it mutably, so that none of them can
 /// overlap another. The entry loop is
 ///
@@ -137,9 +137,10 @@ impl<'a> Owner<'a> {
         self.begin(word::translating)
     }
 
-    /// The same without counting it, which is a few instructions less: for who never flushes by
-    /// [broadcast](fn@crate::broadcast). A request keeps sections from beginning, so its initiator
-    /// need not tell one from the next; a broadcast would wait for those that follow as well.
+    /// The same without counting it, which is a few instructions less: for a caller that never
+    /// flushes by [broadcast](fn@crate::broadcast). A request keeps sections from beginning, so its
+    /// initiator need not tell one from the next; a broadcast would wait for those that follow as
+    /// well.
     ///
     /// # Errors
     /// As for [`begin_translation`](Self::begin_translation).

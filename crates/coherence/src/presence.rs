@@ -57,8 +57,8 @@ impl Owner<'_> {
     /// Takes the vCPU away: nobody runs it, waits for it or wakes it before [`Target::add`].
     ///
     /// To remove a vCPU that runs, post an event and let its CPU do it. One that is queued or
-    /// halted is removed by whoever claims it ([`Target::owner`]); a wake-up that was handed out
-    /// before may still be on its way, and its bearer then finds no owner to be had.
+    /// halted is removed by the CPU that claims it ([`Target::owner`]); a wake-up that was handed
+    /// out before may still be on its way, and its bearer then finds no owner to be had.
     pub fn remove(self) {
         // Pairs with `Target::add`: the next owner comes after this one.
         self.target.word.fetch_or(word::ABSENT, Ordering::AcqRel);

@@ -1,6 +1,6 @@
 //! Sets of targets by index.
 
-/// Whom a flush is for: indices in banks of 64. [`TargetSet`] is such a set; one that comes in
+/// The targets of a flush: indices in banks of 64. [`TargetSet`] is such a set; one that comes in
 /// another form, like a guest's packed VP set, need not be made into one.
 pub trait Members {
     /// Calls `visit` with the number of a bank and its members, bit `i` for index `64 * bank + i`,

@@ -74,7 +74,7 @@ impl Space {
 
 /// What the poster of an event must do now.
 ///
-/// Exhaustive: who overlooks one lets a target sleep through its event.
+/// Exhaustive: a caller that overlooks one lets a target sleep through its event.
 #[must_use = "the target may sleep through the event"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
@@ -169,8 +169,8 @@ impl Target {
         self.word.load(Ordering::Relaxed) & word::IN_GUEST != 0
     }
 
-    /// Whether something waits to be looked at, as a hint for whoever chooses which target is to
-    /// run: it says nothing of what was published along with it.
+    /// Whether something waits to be looked at, as a hint for a caller that chooses which target is
+    /// to run: it says nothing of what was published along with it.
     #[must_use]
     pub fn has_event(&self) -> bool {
         self.word.load(Ordering::Relaxed) & word::EVENT != 0
@@ -209,9 +209,9 @@ impl Target {
     /// Whether the vCPU has halted in another address space, so that a change of this one's tables
     /// concerns none of its translations but global ones.
     ///
-    /// The look at the word is a read-modify-write, in the place of C: whoever enters later walks
-    /// the changed tables. `space` may be of a later halt than the one that was seen; then the
-    /// guest has run in between, and has left this address space again.
+    /// The look at the word is a read-modify-write, in the place of C: a vCPU that enters later
+    /// walks the changed tables. `space` may be of a later halt than the one that was seen; then
+    /// the guest has run in between, and has left this address space again.
     pub(crate) fn has_halted_elsewhere(&self, space: u64) -> bool {
         // Pairs with `Owner::try_halt` and `Owner::try_enter`.
         let old = self.word.fetch_or(0, Ordering::AcqRel);
@@ -223,7 +223,7 @@ impl Target {
         halted_in != Space::UNKNOWN && halted_in != Space(space)
     }
 
-    /// D. Whoever gets [`Claim::Kick`] must kick: others rely on it from now on.
+    /// D. The caller that gets [`Claim::Kick`] must kick: others rely on it from now on.
     ///
     /// Without FLUSH the request has been taken since, so the target has left guest mode.
     pub(crate) fn claim_kick(&self) -> Claim {

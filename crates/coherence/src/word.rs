@@ -26,7 +26,7 @@ pub(crate) const TRANSLATING: u64 = 1 << 2;
 pub(crate) const KICKED: u64 = 1 << 3;
 /// An `Owner` exists.
 pub(crate) const OWNED: u64 = 1 << 4;
-/// There is no vCPU. `OWNED` stays set, so that nobody but who adds one gets an `Owner`.
+/// There is no vCPU. `OWNED` stays set, so that only the caller that adds one gets an `Owner`.
 pub(crate) const ABSENT: u64 = 1 << 5;
 /// The mailbox holds a request that the owner has not taken.
 pub(crate) const FLUSH: u64 = 1 << 8;

@@ -225,7 +225,7 @@ counters! {
     /// what would have announced them got lost. Counted for the vCPU on the CPU that was kicked, or
     /// for the first one.
     KickLate = "kick.late",
-    /// Times that an idle CPU whom nobody had kicked found this vCPU ready to run when its tick was
+    /// Times that an idle CPU that nobody had kicked found this vCPU ready to run when its tick was
     /// due.
     KickMissing = "kick.missing",
     /// Times the vCPU was put on a CPU.

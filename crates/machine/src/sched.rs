@@ -93,7 +93,7 @@ impl Scheduler {
         }
     }
 
-    /// Whoever has the next turn goes on here. What waits for others calls this.
+    /// The thread of the next turn goes on here. What waits for others calls this.
     pub fn give_way(&self) {
         let Some((_, Some(switch))) = self.current.get() else { return };
         if std::thread::panicking() {

@@ -222,7 +222,7 @@ impl AbstractMachine {
     /// A vCPU of some other virtual machine comes to a CPU, and goes. It has used a VMID.
     pub(crate) fn be_visited(&self, cpu: usize, place: &mut Place) {
         let slot = VmidSlot::new();
-        // Who ever uses what was loaded by these tables has somebody else's entry.
+        // A processor that uses what was loaded by these tables has somebody else's entry.
         let roots = Roots { nested: 0, guest: 0 };
         let tlb = self.tlb(cpu, Some(roots));
         let space = self.address_space(&slot, roots.nested);

@@ -330,9 +330,9 @@ fn windows(
         let offset = slot.offset(gpa).ok_or(unmapped)?;
         let take = usize::try_from(slot.size - offset).unwrap_or(usize::MAX).min(left);
         let host = slot.host.checked_add(offset).ok_or(unmapped)?;
-        // SAFETY: `offset + take` is at most the slot's size, and whoever added the slot promised
-        // that the memory behind it can be accessed until it is handed back, which is not before
-        // the pin on `slots` is gone; the window does not outlive this step.
+        // SAFETY: `offset + take` is at most the slot's size, and the caller that added the slot
+        // promised that the memory behind it can be accessed until it is handed back, which is not
+        // before the pin on `slots` is gone; the window does not outlive this step.
         act(slot, offset, unsafe { Window::new(host, take) });
         gpa = gpa.checked_add(take as u64).ok_or(unmapped)?;
         left -= take;

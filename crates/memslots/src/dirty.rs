@@ -18,7 +18,7 @@ pub(crate) const PAGES_PER_WORD: u64 = u64::BITS as u64;
 /// # Ordering
 ///
 /// A log is a bitmap with a bit for each page of 4 KiB. A mark may be too many, never too few:
-/// whoever fetches the log copies the marked pages *after* that, and what was stored later must be
+/// the fetcher of the log copies the marked pages *after* that, and what was stored later must be
 /// marked for the next fetch.
 ///
 /// Four may meet at a page, in any order but for what the third column says:
@@ -27,7 +27,7 @@ pub(crate) const PAGES_PER_WORD: u64 = u64::BITS as u64;
 /// |---|---|---|
 /// | vCPU whose store faults on a leaf that is write-protected | a: make the leaf writable; b: mark; c: the store | a before b: if a fetch takes the mark, it sees the writable leaf and protects it again. Marked first, the mark could be taken and the leaf found protected before a, and c would leave no trace |
 /// | vCPU that finds the leaf writable | s: the store, which sets the leaf's dirty bit in the same step if it is clear | the processor's |
-/// | hypervisor that stores for a guest | t: the store; u: mark | t before u: who takes the mark sees the store. Marked first, the page could be fetched and copied in between |
+/// | hypervisor that stores for a guest | t: the store; u: mark | t before u: a fetcher that takes the mark sees the store. Marked first, the page could be fetched and copied in between |
 /// | fetch | A: take the marks, by exchange; B: protect the pages that were marked, or clear the dirty bits of all leaves and add their pages; C: flush, receipt; D: look at the marks again and leave them | A before B, as the counterpart of a before b. C before the copy: until then processors store by what they hold. D after C, see below |
 ///
 /// No store is lost, for each way that it can fall:
@@ -54,8 +54,8 @@ pub struct DirtyLog {
     word_count: usize,
 }
 
-// SAFETY: the words are atomics, which any thread may use; whoever gives the log to a slot vouches
-// for their life.
+// SAFETY: the words are atomics, which any thread may use; the caller that gives the log to a slot
+// vouches for their life.
 unsafe impl Send for DirtyLog {}
 // SAFETY: as above.
 unsafe impl Sync for DirtyLog {}
@@ -72,7 +72,7 @@ impl DirtyLog {
         size.div_ceil(Level::Page4K.size()).div_ceil(PAGES_PER_WORD)
     }
 
-    /// Where the words are, for who gets the log back.
+    /// Where the words are, for the caller that gets the log back.
     pub const fn as_ptr(&self) -> *const AtomicU64 {
         self.words.as_ptr()
     }
@@ -90,9 +90,9 @@ impl DirtyLog {
     ///
     /// For the lifetime `'a`, a list that has the log is pinned.
     pub(crate) const unsafe fn marks<'a>(&self) -> Marks<'a> {
-        // SAFETY: whoever gave the log to the slot promised that the words are there, and accessed
-        // by atomics only, until the log is handed back, which is not before the pins of lists that
-        // have it are gone.
+        // SAFETY: the caller that gave the log to the slot promised that the words are there, and
+        // accessed by atomics only, until the log is handed back, which is not before the pins of
+        // lists that have it are gone.
         Marks(unsafe { core::slice::from_raw_parts(self.words.as_ptr(), self.word_count) })
     }
 }
@@ -102,8 +102,8 @@ impl DirtyLog {
 pub(crate) struct Marks<'a>(pub(crate) &'a [AtomicU64]);
 
 impl Marks<'_> {
-    /// Marks the pages from `first` to `last`. What the caller has stored before is seen by who
-    /// takes the marks.
+    /// Marks the pages from `first` to `last`. What the caller has stored before is seen by the one
+    /// that takes the marks.
     pub(crate) fn mark(self, first: u64, last: u64) {
         for index in first / PAGES_PER_WORD..=last / PAGES_PER_WORD {
             let Some(word) = usize::try_from(index).ok().and_then(|index| self.0.get(index)) else { return };
@@ -130,7 +130,7 @@ impl Marks<'_> {
 
     /// A: takes the marks of a word; none if it has no such word.
     pub(crate) fn take(self, index: usize) -> u64 {
-        // Pairs with `mark`: who made the leaf writable, or stored, did that before.
+        // Pairs with `mark`: a CPU that made the leaf writable, or stored, did that before.
         self.0.get(index).map_or(0, |word| word.swap(0, Acquire))
     }
 
@@ -150,7 +150,7 @@ impl Marks<'_> {
     /// Gives back marks that were taken.
     pub(crate) fn put_back(self, index: usize, marks: u64) {
         if let Some(word) = self.0.get(index).filter(|_| marks != 0) {
-            // Who takes them again reads from the release sequence that the first mark has begun.
+            // The next to take them reads from the release sequence that the first mark has begun.
             word.fetch_or(marks, Relaxed);
         }
     }

@@ -51,7 +51,7 @@ pub use generation::Numbers;
 pub use located::{Located, Record};
 pub use memslots::{Memslots, PHYSICAL_BITS_MAX};
 pub use mmio::MmioCache;
-// Also offered by the crate that they come from: whoever only keeps slots need not name it.
+// Also offered by the crate that they come from: a user that only keeps slots need not name it.
 pub use paging::{Gpa, PhysAddr};
 pub use raw::Pattern;
 pub use slot::{SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId, SpaceId};

@@ -34,9 +34,9 @@ impl Located {
     /// For the lifetime `'a`, a list with this stamp is pinned.
     #[inline]
     pub(crate) unsafe fn window<'a>(&self) -> Window<'a> {
-        // SAFETY: the bytes are in a slot of the list; whoever added the slot promised that the
-        // memory behind it can be accessed until the slot is handed back, which is not before the
-        // list's pins are gone.
+        // SAFETY: the bytes are in a slot of the list; the caller that added the slot promised that
+        // the memory behind it can be accessed until the slot is handed back, which is not before
+        // the list's pins are gone.
         unsafe { Window::new(self.host, self.len) }
     }
 }

@@ -132,7 +132,8 @@ impl<const SPACES: usize> Memslots<SPACES> {
     /// Wait-free.
     ///
     /// Keep it from a lookup to the end of what depends on it, such as installing the translation;
-    /// and no longer, since an update waits for it. Whoever waits for an update must not hold one.
+    /// and no longer, since an update waits for it. A caller that waits for an update must not hold
+    /// one.
     ///
     /// # Panics
     ///

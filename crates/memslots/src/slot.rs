@@ -21,7 +21,7 @@ impl SpaceId {
     }
 }
 
-/// Names a slot of an address space for as long as it exists; chosen by whoever adds it.
+/// Names a slot of an address space for as long as it exists; chosen by the caller that adds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u16);
 

@@ -8,7 +8,7 @@ use crate::slot::{Slot, SpaceId};
 /// What must happen to the translations of a former slot's range before the update can be finished.
 /// The stronger of two comes later in the order.
 ///
-/// Exhaustive: who overlooks one leaves translations that must go.
+/// Exhaustive: a caller that overlooks one leaves translations that must go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Treatment {
     /// Nothing: they allow no more than they may, and faults make them allow more.

@@ -235,7 +235,7 @@ pub struct Quiesced<'a, const SPACES: usize = 1> {
 
 /// What an update takes out of use, handed back by [`Quiesced::finish`].
 ///
-/// Exhaustive: who overlooks one leaks what it hands back.
+/// Exhaustive: a caller that overlooks one leaks what it hands back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retired {
     /// The memory behind a slot that was removed.
@@ -264,7 +264,7 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
         self.for_each(|change, _| visit(&change));
     }
 
-    /// The changes one by one, for who deals with them in steps; `None` behind the last.
+    /// The changes one by one, for a caller that deals with them in steps; `None` behind the last.
     pub fn change(&self, index: usize) -> Option<SlotChange> {
         if index >= self.change_count {
             return None;

@@ -279,8 +279,8 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
             {
                 return None;
             }
-            // As above; what is written pairs with whoever loads the entry to walk on (`descend`,
-            // `look`).
+            // As above; what is written pairs with a walk that loads the entry to walk on
+            // (`descend`, `look`).
             match cell.compare_exchange(old, new, AcqRel, Acquire) {
                 Ok(_) => return Some(old),
                 Err(other) => {

@@ -35,8 +35,8 @@ impl Permissions {
     /// Everything; what a guest's RAM gets.
     pub const RWX: Self = Self::RW.union(Self::EXECUTE);
 
-    /// Rights that can be added to a leaf in use without a flush: who holds the old ones faults
-    /// once more.
+    /// Rights that can be added to a leaf in use without a flush: a processor that holds the old
+    /// ones faults once more.
     pub(crate) const GROWING: Self = Self::RWX;
 }
 
@@ -76,8 +76,8 @@ pub trait Format {
     /// the same memory by pages of the same size, or nowhere, which is for the user to see to.
     const REPLACES_IN_PLACE: bool;
     /// Some bits and their values: an entry of the last level that has them is a leaf that allows
-    /// stores and is dirty, so no processor changes it by itself. Whoever goes over whole tables
-    /// asks this of all entries.
+    /// stores and is dirty, so no processor changes it by itself. A caller that goes over whole
+    /// tables asks this of all entries.
     const SETTLED: (u64, u64);
     /// The largest payload of a [mark](Self::mark).
     const MARK_MAX: u64 = u64::MAX >> MARK_SHIFT;

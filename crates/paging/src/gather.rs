@@ -25,7 +25,7 @@ pub struct FlushRange {
 
 /// What must be invalidated before the [`Gather`] can be released.
 ///
-/// Exhaustive: who overlooks one invalidates too little.
+/// Exhaustive: a caller that overlooks one invalidates too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidation<'a> {
     /// Nothing changed that a processor can hold.

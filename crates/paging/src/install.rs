@@ -102,7 +102,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
     /// the note by. Returns whether it is there now; if not, the address has a translation.
     ///
     /// A mark is absent to the processor. The page gets the tables it needs; so where the address
-    /// is a guest's choice, the number of tables must be bounded by whoever calls.
+    /// is a guest's choice, the number of tables must be bounded by the caller.
     ///
     /// # Errors
     ///

@@ -95,11 +95,11 @@
 //!    between, that is lost again, which costs one more fault; and as all that such a change has
 //!    stored to is flushed, nobody keeps the right either.
 //! 2. **A tree that was cut off is left as it is until its flush.** One store detaches it, however
-//!    large it is. Nobody finds it any more but those who are in it already: processors by their
+//!    large it is. It is found no longer but by those in it already: processors by their
 //!    walk caches, until the flush has completed, and faults in sections that began before, which
 //!    may still fill its entries or find what is there. The gather covers all the addresses of the
 //!    tree, so what they put there is flushed with the rest; and the receipt says that both are out
-//!    of it. From then on whoever holds the receipt has the tree alone: it is walked with plain
+//!    of it. From then on the holder of the receipt has the tree alone: it is walked with plain
 //!    accesses, with all that was put into it until then, and its tables are freed. Before that,
 //!    only the first entry of the tables that are linked is exchanged, for a frozen one: absent to
 //!    the processor, and not replaced by faults, which are told [`MapError::Raced`], and find the
@@ -127,7 +127,7 @@
 //! | a: read an entry of the table; b: exchange absent for a leaf | c: cut the table off, with frames; d: freeze the entry; e: flush | b before d: the leaf goes with d, and e covers it. d before b: b fails |
 //! | a: read; b: exchange absent for a table (Release) | c: cut off, with frames; d: exchange the entry for frozen (Acquire) | d reads b's table and goes on in it, or b fails |
 //! | a: read a leaf; b: exchange it for one with more rights | c: write-protect by exchange | the later finds the earlier, or fails and looks again |
-//! | a: read a settled leaf; b: exchange it for one with more rights | c: read it; d: store it protected or clean; e: flush | b before d: the right goes again, and e covers who has used it. d before b: b fails |
+//! | a: read a settled leaf; b: exchange it for one with more rights | c: read it; d: store it protected or clean; e: flush | b before d: the right goes again, and e covers a processor that has used it. d before b: b fails |
 //! | a: exchange a mark for a leaf | b: swap the mark for absent | b gets the leaf and flushes it, or a fails |
 //! | a: set the dirty bit by exchange | b: exchange the leaf for a clean one, a read-only one, or a table of pieces | b carries over what a has set, or tells it; or a fails, and walks again |
 //! | a: store by a leaf held as dirty | b: clean, telling the page; c: flush; d: read the page | a before c, hence before d. Later stores set the bit anew |

@@ -147,7 +147,7 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
                 Entry::Absent | Entry::Frozen => {
                     let next = self.memory.allocate().ok_or(MapError::OutOfTables)?;
                     self.memory.publish();
-                    // Release: whoever finds the table finds it zeroed.
+                    // Release: a walk that finds the table finds it zeroed.
                     // It pairs with the loads of all walkers.
                     cell.store(F::table(next), Release);
                     next

@@ -46,7 +46,7 @@ pub unsafe trait TableMemory: Clone {
     /// follows. On Arm: DSB ISHST. Nothing on AMD64, whose walks see stores in program order.
     fn publish(&self) {}
 
-    /// Zeroes a table that nobody else reaches any more, before it is freed. Whoever has an
+    /// Zeroes a table that nobody else reaches any more, before it is freed. A caller that has an
     /// instruction that zeroes a cache line can do it with fewer stores.
     ///
     /// # Safety

@@ -21,7 +21,7 @@ impl Stamp {
 /// Proof that a flush has completed. Only in exchange for one are tables and frames freed.
 ///
 /// With the feature `coherence` the receipt of that flush engine is one, and nothing else need be.
-/// Whoever uses another engine implements this for a type that holds its receipt together with the
+/// A user of another engine implements this for a type that holds its receipt together with the
 /// table's [stamp](crate::PageTable::stamp), **sampled before the flush was issued**.
 ///
 /// # Safety

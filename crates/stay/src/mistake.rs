@@ -44,8 +44,8 @@ mistakes! {
     RestOfListForgotten,
     /// The address space of a call is taken with the bits that are no address.
     SpaceNotMasked,
-    /// A flush of one address space leaves out whoever has halted in another one, although it asks
-    /// for global translations too.
+    /// A flush of one address space leaves out a vCPU that has halted in another one, although it
+    /// asks for global translations too.
     GlobalsSpared,
     /// What a guest asks for is asked of the first bank of vCPUs alone.
     FirstBankOnly,

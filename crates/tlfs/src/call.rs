@@ -86,7 +86,7 @@ impl ClusterIpi<'_> {
 
 /// Which virtual processors a call is about.
 ///
-/// Exhaustive: who overlooks one flushes too little.
+/// Exhaustive: a caller that overlooks one flushes too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Targets<'a> {
     /// Every virtual processor of the partition, the caller included.
@@ -108,7 +108,7 @@ impl Targets<'_> {
 
 /// Which addresses to flush.
 ///
-/// Exhaustive: who overlooks one flushes too little.
+/// Exhaustive: a caller that overlooks one flushes too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushScope<'a> {
     /// Everything.

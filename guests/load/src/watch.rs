@@ -26,7 +26,8 @@ struct Change {
 #[derive(Debug)]
 pub struct Findings {
     changes: [Change; CHANGES],
-    /// Those that are complete. Stored with release by who notes, loaded with acquire by who tells.
+    /// Those that are complete. Stored with release by the noting processor, loaded with acquire by
+    /// the telling one.
     count: AtomicUsize,
 }
 

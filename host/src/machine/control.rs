@@ -1,9 +1,9 @@
 //! The control channel of running machines: where it is found, and a conversation over it.
 //!
 //! Each machine with the hypervisor has a UNIX socket in a directory of the user's, named after the
-//! process that runs it. Who could write there could answer in a machine's place, so a directory
-//! that others may use is neither made use of nor looked into. QEMU serves one conversation at a
-//! time.
+//! process that runs it. A process that could write there could answer in a machine's place, so a
+//! directory that others may use is neither made use of nor looked into. QEMU serves one
+//! conversation at a time.
 
 use super::signals::Signals;
 use anyhow::{Context, Result, anyhow, bail, ensure};

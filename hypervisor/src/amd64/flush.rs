@@ -33,7 +33,7 @@ pub struct CallServices<'a, A: Amd64> {
     pub vm: &'a Vm<A>,
     /// The vCPU that calls.
     pub caller: &'a Vcpu<A>,
-    /// Where it is noted who is waited for.
+    /// Where the targets are noted that are waited for.
     pub scratch: &'a mut FlushScratch,
 }
 

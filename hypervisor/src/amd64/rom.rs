@@ -15,8 +15,9 @@ use crate::vm::{PerCpu, Vm};
 const SLOT: SlotId = SlotId(u16::MAX);
 const PAGE: usize = 4096;
 
-/// The ROM. Whoever writes to its device's registers holds its lock until [`follow`](Rom::follow)
-/// has begun the change, so that the slots follow in the order of the writes.
+/// The ROM. A CPU that writes to its device's registers holds its lock until
+/// [`follow`](Rom::follow) has begun the change, so that the slots follow in the order of the
+/// writes.
 pub struct Rom {
     image: PhysAddr,
     len: RomLen,

@@ -15,7 +15,7 @@ use crate::vm::{Context, PerCpu, increase};
 pub struct Workspace {
     /// The CPU's address space tags.
     pub asids: AsidAllocator,
-    /// Where it is noted who is waited for.
+    /// Where the targets are noted that are waited for.
     pub scratch: FlushScratch,
     /// Where a hypercall's input is copied to.
     pub page: InputPage,

@@ -22,7 +22,7 @@ pub enum MsrRead {
 }
 
 /// What a write of a synthetic register asks for. Effects on pages of a partition are to be
-/// performed before another of its virtual processors writes the same register: whoever calls holds
+/// performed before another of its virtual processors writes the same register: the caller holds
 /// a lock over both, or the moves get out of order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a write does nothing outside the register until its effect is performed"]

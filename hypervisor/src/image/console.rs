@@ -16,7 +16,7 @@ use crate::vm::{GUEST, increase};
 /// passed.
 const GUEST_LINE_PERIOD_US: u64 = 500_000;
 
-/// Held by who writes a line.
+/// Held while a line is written.
 static LOG_LOCK: Mutex<Quota> = Mutex::new(Quota::new());
 
 /// Writes text to the log as it is, without the lock: for a panic that may have happened while it

@@ -31,7 +31,7 @@ fn on_panic(info: &PanicInfo<'_>) -> ! {
     finish_report(cpu::frame_pointer(), None)
 }
 
-/// Whether some CPU has panicked: who is interrupted for that stops.
+/// Whether some CPU has panicked: a CPU that is interrupted for that stops.
 pub(crate) fn has_panicked() -> bool {
     PANICKED.load(Ordering::Relaxed)
 }

@@ -6,8 +6,8 @@
 //! * The one that has had least runs next, for at most a slice while others wait, without limit
 //!   otherwise.
 //! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if
-//!   there is one, to its last CPU otherwise, and preempts whoever has run for longer than a small
-//!   margin.
+//!   there is one, to its last CPU otherwise, and preempts a vCPU that has run for longer than a
+//!   small margin.
 //! * A vCPU that nothing but its timer wakes waits in a line of its own, which shares the CPU with
 //!   those that have work (see [`queue`]).
 //! * A vCPU that spins goes behind all that wait. One that waits for a word in memory is passed
@@ -57,7 +57,7 @@ struct Home {
     /// Its virtual time there when it left.
     virtual_time: AtomicU64,
     /// CPU in whose timer line it waits, plus one; 0 if in none. Written under that queue's lock;
-    /// to whoever reads it without, a hint.
+    /// to those that read it without, a hint.
     timer_line: AtomicU32,
 }
 
@@ -190,7 +190,7 @@ impl Scheduler {
     }
 
     /// Lets `cpu` run the vCPU that has most right to: its own, or one of the longest queue.
-    /// `None`: it may idle; whoever gives it work later finds it idle and nudges it.
+    /// `None`: it may idle; a CPU that gives it work later finds it idle and nudges it.
     pub fn next(&self, cpu: CpuIndex, now: u64) -> Option<Turn> {
         if let Some(turn) = self.place(cpu).with(|own| self.start(cpu, own, now)) {
             return Some(turn);
@@ -272,8 +272,8 @@ impl Scheduler {
         })
     }
 
-    /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller is the one who may
-    /// wake it. It waits in `line`.
+    /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller is the one that
+    /// may wake it. It waits in `line`.
     pub fn wake(&self, vcpu: VcpuIndex, line: Line) -> Nudge {
         let home = &self.homes[vcpu as usize];
         // Relaxed: the notify word orders it, by which the caller knows that it may wake.
@@ -333,8 +333,8 @@ impl Scheduler {
 
     /// What `cpu`, which asks, has to reckon with while its vCPU runs.
     ///
-    /// Whoever puts a vCPU into the queue afterwards, and so does not count here, posts the running
-    /// one an event after that: it looks again before it next enters the guest.
+    /// A CPU that puts a vCPU into the queue afterwards, and so does not count here, posts the
+    /// running one an event after that: it looks again before it next enters the guest.
     #[inline]
     pub fn queue_state(&self, cpu: CpuIndex, now: u64) -> QueueState {
         let place = self.place(cpu);

@@ -21,7 +21,7 @@
 //!
 //! A before B, E before F before G: if E sees B, F sees A
 //! B before G   G fails, and E comes again
-//! G before B   B finds the vCPU in guest mode and kicks its CPU, or halted and is the one who wakes it
+//! G before B   B finds the vCPU in guest mode and kicks its CPU, or halted and is the one that wakes it
 //! H before C   a wake takes the lock in which G was: the vCPU is off its CPU, and its timer is there to be removed
 //!
 //! waker: wake                                      a CPU without work: next, then it idles
@@ -48,7 +48,7 @@
 //! |---|---|---|
 //! | `Place::load` | under the queue's lock | a vCPU in a longer queue than need be, until somebody puts a vCPU back. In a queue_state: nothing, M follows |
 //! | `Place::next_timer` | under the queue's lock; only its own CPU adds timers | an interrupt for a timer that was removed. It is never later than the next timer |
-//! | `Home::cpu`, `Home::virtual_time` | by the CPU that runs the vCPU, before G or in its lock | nothing: read by whoever wakes it, after B |
+//! | `Home::cpu`, `Home::virtual_time` | by the CPU that runs the vCPU, before G or in its lock | nothing: read by its waker, after B |
 //! | `Home::timer_line` | under the lock of the queue that it names | a vCPU with work waits among those that only tick: it is late, not lost |
 
 use coherence::{Notify, Target};

@@ -1,7 +1,7 @@
 //! The word in guest memory that a vCPU waits for, while others run.
 //!
 //! The vCPU's owner notes the word before it puts the vCPU into a queue, whose lock orders that
-//! before all looks: they are taken by whoever holds that lock. Nobody else notes anything
+//! before all looks: they are taken by the holder of that lock. Nobody else notes anything
 //! meanwhile, for nobody owns the vCPU.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};

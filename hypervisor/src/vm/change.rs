@@ -38,7 +38,7 @@ impl<A: Arch> Vm<A> {
     pub fn begin_change(&self, cpu: &PerCpu<A>, by: VcpuIndex, job: MemoryJob<'static, A>) {
         cpu.check_queue.set(true);
         self.change.lock().under_way = Some((by, job));
-        // Pairs with `attention`: who sees it finds the change.
+        // Pairs with `attention`: a CPU that sees it finds the change.
         self.attention.fetch_or(attention::CHANGE, Ordering::Release);
     }
 

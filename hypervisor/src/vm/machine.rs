@@ -45,7 +45,7 @@ pub mod attention {
 pub struct Vcpu<A: Arch> {
     /// Index in the machine; also its VP index.
     pub index: VcpuIndex,
-    /// As the flush engine sees it. Its owner is the one who may touch `state`.
+    /// As the flush engine sees it. Its owner is the one that may touch `state`.
     pub target: Target,
     /// Interrupts that others post.
     pub inbox: A::Inbox,
@@ -348,7 +348,7 @@ impl<A: Arch> Reach for Vm<A> {
     }
 
     fn kick_guest(&self, vcpu: VcpuIndex, cpu: CpuIndex) {
-        // Counted for the vCPU that is kicked, by whoever kicks it: the one counter that needs a
+        // Counted for the vCPU that is kicked, by its kicker: the one counter that needs a
         // locked add.
         if let Some(row) = self.counters.get(vcpu as usize) {
             row[Counter::KickEvent as usize].fetch_add(1, Ordering::Relaxed);

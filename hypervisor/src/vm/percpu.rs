@@ -35,7 +35,7 @@ pub struct PerCpu<A: Cpus> {
     /// Longest time in clock ticks that this CPU goes without a timer interrupt.
     pub tick_max: Cell<u64>,
     /// Clock value at which the last kick was sent that has not been taken; 0 if there is none. It
-    /// is only counted by: whoever kicks stores it, and the CPU itself takes it.
+    /// is only counted by: a kicker stores it, and the CPU itself takes it.
     pub kicked_at: AtomicU64,
     /// Whether a kick was taken since it began to idle.
     pub was_kicked: Cell<bool>,

@@ -13,7 +13,7 @@ use super::{GUEST, control};
 use crate::sched::Line;
 
 impl<A: Arch> Vm<A> {
-    /// Begins a reset: every vCPU stops at its next look at its events. Whoever comes first does
+    /// Begins a reset: every vCPU stops at its next look at its events. The first to come does
     /// this.
     pub fn begin_reset(&self) {
         // Pairs with `attention`; of two that begin a reset one comes first.
@@ -69,7 +69,7 @@ impl<A: Arch> Vm<A> {
         self.load_guest(&mut pause)
             .unwrap_or_else(|error| panic!("the guest cannot be loaded again: {error}"));
         cpu.resets.set(false);
-        // Pairs with `attention`: who finds no reset finds memory as it is to begin with.
+        // Pairs with `attention`: a CPU that finds no reset finds memory as it is to begin with.
         self.attention.fetch_and(!attention::RESET, Ordering::Release);
         for vcpu in &self.vcpus {
             self.nudge(self.sched.wake(vcpu.index, Line::Work));

@@ -147,7 +147,7 @@ impl SlotMemory {
         Some(unsafe { log.result.as_mut() })
     }
 
-    /// Who has the result has let go of it.
+    /// The holder of the result has let go of it.
     pub fn put_result(&mut self, id: SlotId) {
         if let Some(log) = self.logs.iter_mut().find(|log| log.id == id) {
             log.is_lent = false;

@@ -40,7 +40,8 @@ pub type DirtyFetch<'a, A> = FetchJob<'a, 'static, <A as Arch>::Nested, <A as Ar
 /// Banks of 64 that all vCPUs fit into.
 const BANKS: usize = (MAX_VCPUS as usize).div_ceil(64);
 
-/// Where an initiator of a flush notes whom it waits for; one per CPU. It has room for all vCPUs.
+/// Where an initiator of a flush notes the targets that it waits for; one per CPU. It has room for
+/// all vCPUs.
 pub type FlushScratch = Ledger<BANKS>;
 
 /// Entries of the nested page table that one step visits: well below 50 µs, at a few instructions

@@ -10,7 +10,7 @@ use tlbcheck::report::{Report, Totals, reason};
 
 use super::this::ends::{self, FIRST, Port, SECOND};
 
-/// How a run ended, for whoever started the emulator.
+/// How a run ended, for the program that started the emulator.
 const CODE_GOOD: u8 = 0;
 const CODE_FAILED: u8 = 1;
 const CODE_STOPPED: u8 = 2;

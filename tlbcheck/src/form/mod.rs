@@ -1,6 +1,7 @@
 //! Every form of every flush hypercall: what control word and what input a flush has in it.
 //!
-//! [`tlfs::encode`] chooses the best form; here it is the caller who chooses, the unusual ones too.
+//! [`tlfs::encode`] chooses the best form; here it is the caller that chooses, the unusual ones
+//! too.
 
 use tlfs::{
     CallCode, Control, ExtendedGvaEntry, FlushFlags, GvaEntry, HvResult, PAGE_WORDS, Status, XMM_FAST_WORDS,

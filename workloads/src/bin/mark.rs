@@ -2,7 +2,8 @@
 //! counted to here.
 //!
 //! As first program (`rdinit=/bin/mark`) it runs right after the kernel. The instruction is the
-//! hint that `hostlink::phase::AFTER` names, which does nothing but for who counts instructions.
+//! hint that `hostlink::phase::AFTER` names, which does nothing but for a plugin that counts
+//! instructions.
 
 use rustix::system::{RebootCommand, reboot};
 use std::process::ExitCode;

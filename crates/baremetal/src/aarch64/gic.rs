@@ -211,7 +211,7 @@ pub fn enable() -> Result<(), &'static str> {
 }
 
 /// Sends SGI `number`, below 16, to the processor of this affinity. What was stored before is to be
-/// seen by whoever takes it.
+/// seen by the CPU that takes it.
 pub fn send(affinity: u64, number: u8) {
     let [zero, one, two, _, three, ..] = affinity.to_le_bytes().map(u64::from);
     let list = 1 << (zero % 16) | (zero / 16) << 44;
@@ -227,7 +227,7 @@ pub fn send(affinity: u64, number: u8) {
 #[inline]
 pub fn acknowledge() -> u32 {
     let id: u64;
-    // SAFETY: ICC_IAR1_EL1; who reads it ends the interrupt.
+    // SAFETY: ICC_IAR1_EL1; the reader ends the interrupt.
     unsafe { asm!("mrs {}, s3_0_c12_c12_0", out(reg) id, options(nostack, preserves_flags)) };
     id as u32 & 0xff_ffff
 }

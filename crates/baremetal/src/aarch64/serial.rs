@@ -27,7 +27,7 @@ const ALL_INTERRUPTS: u32 = 0x7ff;
 const RECEIVE_INTERRUPTS: u32 = 1 << 4 | 1 << 6;
 /// Reads of the flags before a byte is given up: a port that is stuck holds up nobody for ever.
 const TRIES: u32 = 1 << 16;
-/// The same for text: a program has nothing else to do, and whoever reads it may be slow.
+/// The same for text: a program has nothing else to do, and the reader may be slow.
 const TRIES_FOR_TEXT: u32 = 1 << 22;
 
 /// Says where the PL011 of [`CONSOLE`] is.

@@ -213,7 +213,7 @@ pub fn disable() {
 }
 
 /// Has faults of instructions in the page at `page` go on at the address in R13 with the stack in
-/// R12, which whoever calls into the page has put there.
+/// R12, which the code that calls into the page has put there.
 pub fn guard_page(page: u64) {
     // Pairs with `on_exception`.
     GUARDED_PAGE.store(page, Ordering::Release);

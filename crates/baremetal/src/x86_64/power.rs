@@ -43,6 +43,6 @@ pub fn off(switch: Option<Switch>) -> ! {
 /// Ends QEMU by its device isa-debug-exit at `port`, if it is there: QEMU's exit status is then `2
 /// * code + 1`.
 pub fn debug_exit(port: u16, code: u8) {
-    // SAFETY: whoever says that the device is there vouches for it.
+    // SAFETY: the caller says that the device is there and vouches for it.
     unsafe { Port::new(port).write(u32::from(code)) };
 }

@@ -26,7 +26,7 @@ use crate::CpuId;
 
 /// Value of the VMCB's `TLB_CONTROL` (offset 0x5c).
 ///
-/// Exhaustive: who overlooks one flushes too little.
+/// Exhaustive: a caller that overlooks one flushes too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TlbControl {

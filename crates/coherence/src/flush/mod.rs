@@ -64,8 +64,8 @@ impl Targets for [&Target] {
     }
 }
 
-/// Where an initiator notes for whom it waits; reused from flush to flush, one per physical CPU.
-/// 520 bytes for each 64 targets.
+/// Where an initiator notes the targets that it waits for; reused from flush to flush, one per
+/// physical CPU. 520 bytes for each 64 targets.
 #[derive(Clone, Debug)]
 pub struct Ledger<const BANKS: usize> {
     awaited: TargetSet<BANKS>,
@@ -83,7 +83,7 @@ impl<const BANKS: usize> Ledger<BANKS> {
         self.awaited = TargetSet::new();
     }
 
-    /// Whom to wait for.
+    /// Targets to wait for.
     pub(crate) const fn awaited(&self) -> TargetSet<BANKS> {
         self.awaited
     }
@@ -99,7 +99,7 @@ impl<const BANKS: usize> Ledger<BANKS> {
         self.generations[index / 64][index % 64] = generation;
     }
 
-    /// Whom to wait for, and for which generation.
+    /// Targets to wait for, each with its generation.
     fn entries(&self) -> impl Iterator<Item = (usize, Generation)> + '_ {
         self.awaited.iter().map(|index| (index, self.generations[index / 64][index % 64]))
     }
@@ -179,7 +179,7 @@ pub fn issue_in_space<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS:
     issued
 }
 
-/// Asks those of whom `is_spared` is false.
+/// Asks those for which `is_spared` is false.
 #[inline(always)]
 fn issue_unless<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     targets: &'a T,

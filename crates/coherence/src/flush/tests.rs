@@ -157,7 +157,7 @@ fn kick_goes_to_where_the_target_has_moved() {
     let mut owner = target.owner().unwrap();
     let guest = owner.try_enter(CpuId(1)).unwrap();
     let second = issue(targets.as_slice(), &set, Scope::All, &mut two);
-    // Whoever dispatches first kicks on behalf of both.
+    // The first to dispatch kicks on behalf of both.
     let first = first.dispatch(&bench);
     let second = second.dispatch(&bench);
     assert_eq!(*bench.kicked.borrow(), [CpuId(1)]);

@@ -111,7 +111,7 @@ fn flush_unless(machine: &ModelState, is_spared: impl FnOnce(&Target) -> bool) {
 }
 
 mutant! {
-    /// The look at the word is a load: whoever enters after it may not see the changed tables.
+    /// The look at the word is a load: a vCPU that enters after it may not see the changed tables.
     SparedByLoad fails a22_spared_by_a_load: leaving::<SparedByLoad>, "used after", {
         fn flush_in_space(machine: &ModelState, _count: usize, space: u64) {
             flush_unless(machine, |target| elsewhere(target, target.word.load(Acquire), space));

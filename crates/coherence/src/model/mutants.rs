@@ -192,7 +192,8 @@ mutant! {
 }
 
 mutant! {
-    /// Nothing is published: who saw the target in guest mode before waits for the next stay too.
+    /// Nothing is published: an initiator that saw the target in guest mode before waits for the
+    /// next stay too.
     CompleteNever fails completion_not_published: staying::<CompleteNever>, "maximum number of branches", {
         fn complete(mut work: FlushWork<'_>) {
             work.is_complete = true;

@@ -181,7 +181,7 @@ impl<K: Kind, C, const BANKS: usize> Batch<'_, K, C, BANKS> {
 
     /// What to flush; `None` stands for everything.
     pub(super) fn scope(&self) -> Option<&[PageRange]> {
-        // Who holds something without having said where it was gets everything.
+        // A CPU that holds something without having said where it was gets everything.
         if self.everything || self.len == 0 { None } else { self.ranges.get(..self.len) }
     }
 

@@ -133,7 +133,7 @@ where
         Ok(Done { receipt: ShootdownReceipt { outcome, kind: PhantomData }, cargo: batch.into_cargo() })
     }
 
-    /// B, C, D: counts the change, and looks who has to flush.
+    /// B, C, D: counts the change, and looks which CPUs have to flush.
     pub(super) fn issue<'r, K: Kind>(
         &mut self,
         space: &AddressSpace<BANKS>,
@@ -200,12 +200,12 @@ where
         let asked = *targets;
         let Plan { change, root, ranges, .. } = *plan;
         remote.begin(targets, &Flush { root, ranges, tables: change.tables }, pin);
-        // Nobody can be asked who was not a target.
+        // A CPU that was not a target cannot be asked.
         *targets = targets.and(&asked);
         plan.outcome.direct = (asked.count() - targets.count()) as u32;
     }
 
-    /// E, F: posts the request to each target, and interrupts those to whom it is the first.
+    /// E, F: posts the request to each target, and interrupts those for which it is the first.
     pub(super) fn ask<M: super::mode::sealed::Mode>(
         &mut self,
         plan: &mut Plan<'_>,

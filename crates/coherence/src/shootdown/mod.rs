@@ -51,8 +51,8 @@
 //! A  change the page tables                   b  header: clear LAZY
 //! B  generation + 1                           c  sample the generation
 //! C  read the set                             d  load the root; keep what is of that generation
-//! D  leave out who is lazy (no tables)        h  look at the generation once more: flush if it is newer
-//! E  flush directly whom the back end takes   f  leave the former space's set
+//! D  leave out lazy CPUs (no tables)          h  look at the generation once more: flush if it is newer
+//! E  flush those that the back end takes      f  leave the former space's set
 //!    on; post the request in others' slots
 //! F  interrupt those                          J  interrupt: take what is posted
 //! G  flush the own TLB                        K  flush: generation sampled before, recorded after
@@ -62,16 +62,16 @@
 //!
 //! | order | why |
 //! |---|---|
-//! | B before C, a before h; C and a are read-modify-writes of one word | who joins after C sees B; who joined before is in the set |
+//! | B before C, a before h; C and a are read-modify-writes of one word | a CPU that joins after C sees B; one that joined before is in the set |
 //! | c before d | what is loaded is of that generation, or newer |
-//! | B before D, b before h; D and b likewise | who stops being lazy after D sees B |
+//! | B before D, b before h; D and b likewise | a CPU that stops being lazy after D sees B |
 //! | C after f, D after going lazy, H after L, by release and acquire | what was done through the old translations is visible (G2) |
-//! | A before B, c or h before walking | who has seen the generation walks the changed tables |
+//! | A before B, c or h before walking | a CPU that has seen the generation walks the changed tables |
 //! | generation sampled before the flush that makes it true | a change that comes during the flush is not ticked off |
 //! | a before d, d before f | the CPU is in the set of whatever it may walk |
 //! | d before h | a direct flush between a and d reached what was loaded then, under its tag alone |
 //! | L after K | the request frees tables, or the target may use user addresses; `Async` says that neither is so |
-//! | A' before A | who meets an entry that this batch has changed learns that it has not been flushed |
+//! | A' before A | a CPU that meets an entry which this batch has changed learns that it has not been flushed |
 //! | I after G and H | G3 |
 //!
 //! Why each is needed is shown by a mutant in the model, see `docs/coherence.md`. The interrupt

@@ -47,7 +47,7 @@ pub struct Inline;
 pub struct Async(NoUserAccess);
 
 impl Async {
-    /// The mode, for who can say what the token says.
+    /// The mode, for callers that can say what the token says.
     pub const fn new(token: NoUserAccess) -> Self {
         Self(token)
     }

@@ -51,9 +51,9 @@ pub trait Remote<const BANKS: usize> {
     /// instructions are; on Arm a DSB comes first.
     fn interrupt(&mut self, targets: &TargetSet<BANKS>);
 
-    /// Begins to flush the TLBs of `targets` without their help. Removes from the set whom it takes
-    /// on; the others are interrupted. What it cannot express it widens, or it leaves the target in
-    /// the set; an empty set is nobody.
+    /// Begins to flush the TLBs of `targets` without their help. Removes from the set those that it
+    /// takes on; the others are interrupted. What it cannot express it widens, or it leaves the
+    /// target in the set; an empty set is nobody.
     ///
     /// It has to drop what the target has loaded when the flush comes to it, whatever tag that is
     /// under. What lies under other tags is dropped when the target loads that space again, unless
@@ -134,7 +134,7 @@ pub trait Broadcast {
     fn synchronise(&mut self, pin: &Pinned);
 }
 
-/// Broadcast instructions for whoever listens to them, interrupts for the others.
+/// Broadcast instructions for CPUs that listen to them, interrupts for the others.
 #[derive(Clone, Debug)]
 pub struct ByBroadcast<B, R, const BANKS: usize> {
     /// The instructions.
@@ -174,7 +174,7 @@ impl<B: Broadcast, R: Remote<BANKS>, const BANKS: usize> Remote<BANKS> for ByBro
     }
 }
 
-/// Whoever has it stays on its CPU from the beginning of a flush to its completion. It cannot go to
+/// The holder stays on its CPU from the beginning of a flush to its completion. It cannot go to
 /// another:
 ///
 /// ```compile_fail,E0277

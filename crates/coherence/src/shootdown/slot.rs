@@ -246,7 +246,7 @@ impl CpuSlot {
         Request { change, list }
     }
 
-    /// Whether there seems to be a request: for who asks again.
+    /// Whether there seems to be a request: for a caller that asks again.
     pub(super) fn is_pending(&self) -> bool {
         self.header.load(Ordering::Relaxed) & PENDING != 0
     }

@@ -62,7 +62,7 @@ const FIRST_GENERATION: u64 = 1;
 pub struct AddressSpace<const BANKS: usize> {
     pub(super) id: u64,
     root: u64,
-    /// Changes so far. B is `AcqRel`: it releases the change of the tables to whoever reads it (c,
+    /// Changes so far. B is `AcqRel`: it releases the change of the tables to its readers (c,
     /// h).
     pub(super) generation: AtomicU64,
     /// Batches that are open. Raised before their first change, lowered after their flush.
@@ -122,8 +122,8 @@ impl<const BANKS: usize> AddressSpace<BANKS> {
             .expect("a CPU counts to 2^64 in centuries")
     }
 
-    /// C: who has the space loaded. By read-modify-write: whoever is not in the set yet joins after
-    /// this, and so sees what came before it (O3).
+    /// C: the CPUs that have the space loaded. By read-modify-write: one that is not in the set yet
+    /// joins after this, and so sees what came before it (O3).
     pub(super) fn members(&self) -> TargetSet<BANKS> {
         TargetSet::from_banks(core::array::from_fn(|bank| {
             // Pairs with `join` and `leave`.

@@ -21,8 +21,8 @@ use crate::set::Members;
 ///
 /// * every processor that translates by them does so for one of these targets, between
 ///   [`Owner::try_enter`](crate::Owner::try_enter) and [`InGuest::leave`](crate::InGuest::leave);
-/// * whoever carries out the request that [`try_enter`](crate::Owner::try_enter) refuses to enter
-///   for drops what it names, nested translations included;
+/// * the CPU that carries out the request that [`try_enter`](crate::Owner::try_enter) refuses to
+///   enter for drops what it names, nested translations included;
 /// * software walks them on behalf of a target in one of its sections
 ///   ([`Owner::begin_translation`](crate::Owner::begin_translation)) only, or while nothing is
 ///   freed.

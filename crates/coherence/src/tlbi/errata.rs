@@ -25,8 +25,8 @@ impl Errata {
         Self { repeat_tlbi: has(REPEAT_TLBI), speculative_at: has(SPECULATIVE_AT) }
     }
 
-    /// Of a machine with processors of both kinds: a broadcast reaches all of them, whoever sends
-    /// it.
+    /// Of a machine with processors of both kinds: a broadcast reaches all of them, whichever CPU
+    /// sends it.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         Self {

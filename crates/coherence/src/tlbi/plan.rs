@@ -88,7 +88,7 @@ pub struct Setup {
 
 /// Which instructions are to be used; `I` goes over what is stale.
 ///
-/// Exhaustive: who overlooks one invalidates too little.
+/// Exhaustive: a caller that overlooks one invalidates too little.
 #[derive(Clone, Debug)]
 pub enum Plan<I> {
     /// None: nothing changed that a processor could hold.

@@ -11,7 +11,7 @@
 //! G  (repeated E and F, for the errata)
 //! H  ISB; caches are cleaned; memory is given away
 //!
-//! A before C, by B   whoever walks after the TLBI finds the change: else U refills what C has removed (O12)
+//! A before C, by B   a walk after the TLBI finds the change: else U refills what C has removed (O12)
 //! C before E, by D   combined entries, of both stages, are not found by IPA: E removes them (P19), and after D nobody
 //!                    makes new ones from stage-2 entries that C has yet to remove
 //! V before H, by F   DSB waits until accesses by removed translations are over. It is never weaker than the TLBI:
@@ -167,9 +167,9 @@ pub enum Instructions {
     Invalidate,
 }
 
-/// Cleans and invalidates the data caches' lines of memory that was mapped, so that whoever maps it
-/// otherwise finds what the guest has written. Nothing with FEAT_S2FWB. After the TLBI alone, hence
-/// the proof (P20).
+/// Cleans and invalidates the data caches' lines of memory that was mapped, so that the next to map
+/// it otherwise finds what the guest has written. Nothing with FEAT_S2FWB. After the TLBI alone,
+/// hence the proof (P20).
 pub fn clean<T: Stage2Tlb>(
     tlb: &T,
     _after: &Invalidated,

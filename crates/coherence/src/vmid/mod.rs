@@ -86,7 +86,7 @@ const fn word(generation: u64, vmid: u16) -> u64 {
 #[derive(Debug)]
 pub struct VmidSlot {
     /// Generation and VMID, 0 before the first. Changed in the allocator's lock (U), read by
-    /// whoever enters (A, `Acquire`) and by [`current`](Self::current) (W).
+    /// a CPU that enters (A, `Acquire`) and by [`current`](Self::current) (W).
     word: AtomicU64,
 }
 

@@ -16,7 +16,7 @@ use crate::CpuId;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resident(Option<u32>);
 
-/// Where a vCPU ran last: one for each vCPU, used by whoever runs it.
+/// Where a vCPU ran last: one for each vCPU, used by the CPU that runs it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Home(Option<CpuId>);
 

@@ -66,7 +66,7 @@ impl Architecture for Arm64Stage2<4> {
     const ARCH: Arch = Arch::Arm64;
 }
 
-/// What a vCPU's translations are tagged with, and where they are. Whoever runs it has it to
+/// What a vCPU's translations are tagged with, and where they are. The CPU that runs it has it to
 /// itself.
 #[derive(Debug)]
 pub(crate) struct Tags {
@@ -76,7 +76,7 @@ pub(crate) struct Tags {
     pub(crate) home: Home,
 }
 
-/// State of a vCPU that whoever runs it has to itself.
+/// State of a vCPU that the CPU which runs it has to itself.
 #[derive(Debug)]
 pub(crate) struct Vcpu {
     pub(crate) ops: Vec<GuestOp>,

@@ -8,7 +8,8 @@ use super::walk::{Fault, Nested, Step, Translation, Walker};
 pub(super) const ASSIST_BUDGET: u32 = 1;
 
 impl Hw {
-    /// Whether a store to `gpa` is noted in the nested leaf that is in memory now; `None` if there is none.
+    /// Whether a store to `gpa` is noted in the nested leaf that is in memory now; `None` if there
+    /// is none.
     pub fn is_noted(&mut self, cpu: usize, gpa: u64) -> Option<bool> {
         let (mark, now) = (self.steps.len(), self.memory.now());
         let nested = self.walk(cpu, 0, |walker| walker.nested_walk(now, gpa, false));
@@ -22,7 +23,8 @@ impl Hw {
         self.steps.iter().any(|step| step.time == now && step.word_gpa.is_some() && !is_accessed(step))
     }
 
-    /// Sets accessed and dirty bits in the guest's entries that were read just now: stores to guest memory, like any other.
+    /// Sets accessed and dirty bits in the guest's entries that were read just now: stores to guest
+    /// memory, like any other.
     pub(super) fn set_guest_bits(
         &mut self,
         cpu: usize,

@@ -70,8 +70,8 @@ enum Stage<'a> {
 ///
 /// From its beginning readers see the new slots. It must be stepped until it is done; dropped
 /// before, it leaves the slots' generation in progress for good, and translations of former slots
-/// in place: safe only for who takes the guest down. Once there is a [generation](Self::generation)
-/// only tables are left to be freed, and would leak.
+/// in place: safe only for a caller that takes the guest down. Once there is a
+/// [generation](Self::generation) only tables are left to be freed, and would leak.
 #[must_use = "a job does nothing until it is stepped"]
 pub struct Job<'a, F: Format, M: TableMemory> {
     space: &'a GuestSpace<F, M>,
@@ -296,7 +296,7 @@ impl<F: Format, M: TableMemory> Steps for Job<'_, F, M> {
             }
             if let Stage::Over(_) = self.stage {
                 if !was_settled && self.owed.has_tables() {
-                    // Who waits for the change does not wait for the tables.
+                    // A waiter for the change does not wait for the tables.
                     return Progress::More;
                 }
                 return if self.owed.free(entries_max) { Progress::More } else { Progress::Done };

@@ -142,7 +142,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
     /// Ask when a flush is carried out, not when it is asked for.
     #[inline]
     pub fn has_pieces(&self) -> bool {
-        // Pairs with `expect_pieces`: who holds a piece, or flushes for somebody who does, finds it
+        // Pairs with `expect_pieces`: a holder of a piece, or one that flushes for it, finds it
         // set.
         self.has_pieces.load(Acquire)
     }

@@ -143,8 +143,8 @@ fn p2_removed_memory_is_given_back_only_for_a_receipt() {
     assert_eq!(freed, [memory(slot(1, 0, 1, 0)), memory(slot(2, 4, 4, 0))]);
 }
 
-/// P13: whoever has kept the old address of a slot, or the knowledge that there was nothing at the
-/// new one.
+/// P13: a CPU that has kept the old address of a slot, or the knowledge that there was nothing at
+/// the new one.
 #[test]
 fn p13_what_was_kept_of_a_slot_is_void_once_it_has_moved() {
     let backing = Backing::new(1);

@@ -208,7 +208,8 @@ mutant! {
 }
 
 mutant! {
-    /// A leaf that was made clean is not flushed: who holds it as dirty stores without a trace.
+    /// A leaf that was made clean is not flushed: a processor that holds it as dirty stores without
+    /// a trace.
     CleanUnflushed fails p15_clean_without_a_flush: store_and_clean, "not flushed", {
         fn clean(table: &Table<2>) -> (Gather<Memory>, usize) {
             let editor = table.edit().unwrap();

@@ -142,7 +142,7 @@ fn u11_smap_refuses_a_supervisor_access_to_a_user_page() {
         assert_eq!(walk(&LONG, &user, 0x1234, access), at(0x5234, 0x1000), "SMAP is off");
         assert_eq!(walk(&smap(2), &kernel, 0x1234, access), at(0x5234, 0x1000), "one level is a kernel's");
         assert_eq!(walk(&smap(2), &user, 0x1234, access | Access::USER), at(0x5234, 0x1000));
-        // What the processor accesses by itself is a supervisor's, AC or not and whoever runs.
+        // What the processor accesses by itself is a supervisor's, AC or not, whatever runs.
         for implicit in [access | Access::IMPLICIT, access | Access::IMPLICIT | Access::USER] {
             assert_eq!(walk(&smap(2 | AC), &user, 0x1234, implicit), fault(code));
             assert_eq!(walk(&smap(2), &kernel, 0x1234, implicit), at(0x5234, 0x1000));

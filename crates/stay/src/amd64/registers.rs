@@ -44,8 +44,8 @@ impl TranslationControls {
 
 /// Whether what the TLB holds under `old` must not be used under `new`: translations hold the
 /// effect of these bits, and the memory types of PAT (APM volume 2, section 5.5.2; pitfall A13).
-/// The processor drops them when a guest writes these registers by itself; whoever writes them on
-/// its behalf owes a flush.
+/// The processor drops them when a guest writes these registers by itself; a hypervisor that writes
+/// them on its behalf owes a flush.
 #[inline(always)]
 pub const fn changes_translations(old: TranslationControls, new: TranslationControls) -> bool {
     (old.cr4 ^ new.cr4) & CR4_TRANSLATIONS != 0 || (old.efer ^ new.efer) & EFER_NXE != 0 || old.pat != new.pat

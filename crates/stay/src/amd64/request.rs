@@ -20,7 +20,7 @@ pub enum Asked {
     Part,
 }
 
-/// Who initiates: the processor of the vCPU that calls. What it is told is for counters.
+/// The initiator: the processor of the vCPU that calls. What it is told is for counters.
 pub trait Initiator: Hardware + Mistakes + Copy {
     /// A request was published.
     fn has_asked(&self, asked: Asked, outcome: &FlushOutcome) {

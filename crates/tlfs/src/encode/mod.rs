@@ -112,7 +112,7 @@ impl EncodedCall {
     }
 }
 
-/// What the result of a call means for who made it.
+/// What the result of a call means for its caller.
 ///
 /// Exhaustive: a caller that overlooks an outcome takes a flush for done that is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

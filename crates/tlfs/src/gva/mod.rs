@@ -213,8 +213,8 @@ impl<'a> GvaList<'a> {
     }
 
     /// Each element's index, counted from element 0 of the whole list, and the canonical pages that
-    /// it names, `None` if there are none. Who stops before element `index` goes on from there with
-    /// [`CallRegisters::resumed_at`](crate::CallRegisters::resumed_at).
+    /// it names, `None` if there are none. A caller that stops before element `index` goes on from
+    /// there with [`CallRegisters::resumed_at`](crate::CallRegisters::resumed_at).
     #[inline]
     pub fn elements(&self) -> impl Iterator<Item = (u16, Option<PageRange>)> + Clone + use<'a> {
         let Self { width, extended, .. } = *self;

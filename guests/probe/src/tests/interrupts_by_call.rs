@@ -32,7 +32,7 @@ const WAYS: [(&str, Send); 4] = [
     }),
 ];
 
-/// Every interrupt that is sent arrives once, at whom it is sent to, whether that one halts or
+/// Every interrupt that is sent arrives once, at its destination, whether that one halts or
 /// sends it itself.
 pub(super) fn cluster_ipi() -> Verdict {
     enable()?;

@@ -1,4 +1,4 @@
-//! SMAP: what ring 0 may not do to the pages of ring 3, whoever does it for ring 0.
+//! SMAP: what ring 0 may not do to the pages of ring 3, whatever does it for ring 0.
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;

@@ -40,7 +40,7 @@ const CALLS_BEFORE: u32 = 100;
 /// How many more there are on the second one.
 const CALLS: u32 = 1000;
 
-/// Who flushes whom.
+/// Which vCPUs flush which.
 #[derive(Clone, Copy)]
 enum Shape {
     /// vCPU 0 flushes so many that follow; one more runs and is not asked.

@@ -58,7 +58,7 @@ pub(crate) fn directory() -> PathBuf {
         .map_or_else(|| crate::workspace::target_dir("cache"), |base| base.join("quell"))
 }
 
-/// Held by who looks for files and fetches what is not there.
+/// Held while files are looked for, and fetched if they are not there.
 static FETCHING: Mutex<()> = Mutex::new(());
 
 /// The guest's files; fetches the packages unless they are there. `refresh` fetches them anew.

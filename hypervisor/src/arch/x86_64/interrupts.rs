@@ -64,7 +64,7 @@ fn on_exception(vector: u8, frame: &Frame<0>) {
         if panic::has_panicked() {
             cpu::stop();
         }
-        // Whoever was interrupted may hold the log's lock.
+        // The interrupted code may hold the log's lock.
         let _ = writeln!(LogPort, "quell: warning: unexpected NMI");
         return;
     }

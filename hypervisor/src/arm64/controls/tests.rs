@@ -122,7 +122,8 @@ fn u8_what_is_not_there_is_not_written() {
 fn u1_the_guests_counter_has_no_offset() {
     for processor in [everything(), nothing()] {
         assert_eq!(at_start(Control::Cntvoff, &processor), Some(0));
-        // The physical timer and counter are the guest's (EL1PCTEN, EL1PCEN), without ECV's traps and offset.
+        // The physical timer and counter are the guest's (EL1PCTEN, EL1PCEN), without ECV's traps
+        // and offset.
         assert_eq!(at_start(Control::Cnthctl, &processor), Some(3));
     }
 }

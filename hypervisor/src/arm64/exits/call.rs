@@ -74,6 +74,6 @@ fn turn_off<A: Arm64>(context: &mut Context<'_, A>) -> Next {
     }
     context.state.activity = Activity::Off;
     context.vcpu.inbox.power.turn_off();
-    // Whoever tells it to start from here on posts an event; blocking is refused then.
+    // A CPU that tells it to start from here on posts an event; blocking is refused then.
     Next::Timers
 }

@@ -41,7 +41,7 @@ pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome)
 /// would let it go on.
 ///
 /// A hint: the translations may be older than a flush that is asked for at this moment, so this is
-/// in no section. Whoever is passed over for the wrong word is so for a while.
+/// in no section. A vCPU that is passed over for the wrong word is so for a while.
 pub fn awaited_word<A: Arm64>(context: &Context<'_, A>) -> Option<Word> {
     let registers = &context.state.registers;
     let pc = registers.pc;

@@ -94,7 +94,7 @@ fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
 
 /// Every so many entries another machine is about to run on this CPU, one that never has before: it
 /// takes a VMID. It leaves before it enters its guest, so that VTTBR_EL2 stays, and what it owes is
-/// left to whoever comes next.
+/// left to the next vCPU.
 #[cold]
 fn churn<A: Arm64>(context: &mut Context<'_, A>) {
     context.workspace.entries += 1;
@@ -118,7 +118,7 @@ pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
         El1 { vm: context.vm, cpu: context.cpu, state: context.state, workspace: context.workspace };
     if !arm64::enter(&mut processor, &mut context.owner) {
         take_flush::<A>(&mut context.owner);
-        // Whoever keeps posting events must not keep interrupts away.
+        // A poster that goes on and on must not keep interrupts away.
         open_window(context);
         return false;
     }

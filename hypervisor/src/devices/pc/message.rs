@@ -1,4 +1,4 @@
-//! Interrupt messages: what a local APIC's ICR or an I/O APIC's pin sends, and to whom.
+//! Interrupt messages: what a local APIC's ICR or an I/O APIC's pin sends, and where to.
 
 /// How an interrupt is signalled, which decides whether its EOI must reach the I/O APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

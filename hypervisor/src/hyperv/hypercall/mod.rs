@@ -81,7 +81,7 @@ const fn pair(high: u64, low: u64) -> u64 {
     high << 32 | low & 0xffff_ffff
 }
 
-/// Who does what calls ask for. VP indices that the partition does not have are ignored.
+/// Does what calls ask for. VP indices that the partition does not have are ignored.
 pub trait Services {
     /// Flushes, and returns when all effects of the flush have occurred on all targets; of those
     /// the caller is one if it is named. To flush more than was asked is correct.

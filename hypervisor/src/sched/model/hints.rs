@@ -51,7 +51,7 @@ fn hint_stored_out_of_the_lock() {
     });
 }
 
-/// A vCPU that has come to another CPU and blocks there with a timer. Whoever wakes it finds it
+/// A vCPU that has come to another CPU and blocks there with a timer. A waker finds it
 /// there.
 fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
     let shared = Arc::new((Board::new(2, &[Guest::Halts; 3], 0), AtomicU64::new(0)));
@@ -93,7 +93,7 @@ fn a_vcpu_is_woken_where_it_blocks() {
     explore(Some(3), || home(|board, _| board.vcpus[2].target.post_event() == Notify::Wake));
 }
 
-/// Who wakes a vCPU is told so by a hint: it may go by where the vCPU was before.
+/// A waker learns that by a hint: it may go by where the vCPU was before.
 #[test]
 #[should_panic(expected = "its timer is left behind")]
 fn wake_by_a_hint() {
@@ -156,7 +156,7 @@ fn current_vcpu_forgotten_after_the_switch() {
     explore(Some(4), switching::<HereTooLong>);
 }
 
-/// A vCPU in the timer line whom an interrupt comes to while another CPU puts it there: it has
+/// A vCPU in the timer line that an interrupt comes to while another CPU puts it there: it has
 /// work, or it is late.
 #[test]
 fn one_that_is_not_promoted_is_late_and_not_lost() {

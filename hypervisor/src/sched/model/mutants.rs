@@ -49,7 +49,7 @@ mutant! {
 }
 
 mutant! {
-    /// The same for who waits: the queue's state is older than the event that announces them.
+    /// The same for a waiter: the queue's state is older than the event that announces them.
     OutlookFirst fails outlook_before_the_event: nudging::<OutlookFirst>, "maximum number of branches", {
         fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
             let makes_room = cpu.look::<Self>(vcpu);
@@ -70,7 +70,7 @@ mutant! {
 }
 
 mutant! {
-    /// C without a look at the word: everybody who posts wakes.
+    /// C without a look at the word: each poster wakes.
     WakeRegardless fails wake_without_a_look_at_the_word: two_cpus::<WakeRegardless>, "runs on another CPU", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             let _ = target.post_event();

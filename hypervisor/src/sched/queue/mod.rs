@@ -1,13 +1,13 @@
 //! One CPU's queue: who waits, who runs, whose timer is pending. Pure state; times are ticks of the
 //! clock.
 //!
-//! There are two lines. Whom an interrupt wakes, and whoever was running, waits among those with
-//! work, ordered by virtual time. Whom nothing but its timer wakes waits in the timer line, first
+//! There are two lines. A vCPU that an interrupt wakes, or that was running, waits among those with
+//! work, ordered by virtual time. One that only its timer wakes waits in the timer line, first
 //! come, first served. While there is somebody in both, each line gets half of the CPU.
 //!
 //! The reason is what many idle vCPUs do that tick: Linux ticks on every CPU until it has a clock
 //! source to do better by. Where all the ticks take longer than there is time they would fill any
-//! CPU that fairness among vCPUs gives them, and whoever has work would get one part in as many as
+//! CPU that fairness among vCPUs gives them, and a vCPU with work would get one part in as many as
 //! there are vCPUs. A late tick, though, costs no more than one in time, and stands for those that
 //! it missed: in a line of their own the ticks become as many as half of the CPU can bear.
 
@@ -30,8 +30,8 @@ pub struct Policy {
 
 impl Policy {
     /// The policy for a slice of `slice` ticks: a sleeper that wakes gets at most half a slice of
-    /// credit, and the margin is a quarter of that, so that a wake-up preempts whoever has run for
-    /// longer than this.
+    /// credit, and the margin is a quarter of that, so that a wake-up preempts a vCPU that has run
+    /// for longer than this.
     pub const fn new(slice: u64) -> Self {
         Self { slice, wakeup_margin: slice / 8 }
     }
@@ -188,13 +188,13 @@ impl RunQueue {
 
     /// Adds a vCPU that woke up or came from another queue. A sleeper is owed at most the credit.
     ///
-    /// Returns whether whoever runs here has to make room sooner than it was told.
+    /// Returns whether the vCPU that runs here has to make room sooner than it was told.
     #[inline(always)]
     #[must_use = "the running vCPU does not know yet"]
     pub fn enqueue(&mut self, vcpu: VcpuIndex, standing: Standing, policy: &Policy) -> bool {
         let lag = standing.lag.clamp(-policy.sleeper_credit(), policy.slice.cast_signed());
         let virtual_time = self.floor.saturating_add_signed(lag);
-        // In the timer line one more changes nothing. Whoever has work may preempt at once.
+        // In the timer line one more changes nothing. A vCPU with work may preempt at once.
         let sooner = standing.line == Line::Work || !self.waits_in(Line::Timer);
         self.insert(standing.line, Waiting { virtual_time, vcpu, is_passive: false }, policy);
         sooner
@@ -202,7 +202,7 @@ impl RunQueue {
 
     /// Moves a vCPU of the timer line to those with work: it has been interrupted.
     ///
-    /// Returns whether it was there: then whoever runs here may have to make room.
+    /// Returns whether it was there: then the vCPU that runs here may have to make room.
     pub fn promote(&mut self, vcpu: VcpuIndex, policy: &Policy) -> bool {
         let place = self.expired.iter().position(|waiting| waiting.vcpu == vcpu);
         let Some(waiting) = place.and_then(|place| self.expired.remove(place)) else { return false };

@@ -2,15 +2,15 @@
 //!
 //! Of vCPUs that wait for one lock in turn, each that spins for its whole slice keeps the next
 //! holder from running: with `n` of them on a CPU the lock is handed on once in `n` slices, and all
-//! of them have had it after `n²`. Whoever spins has to give way at once. A processor that traps
-//! the instruction in the loop (PAUSE, WFE) says so. Not all do: a guest may spin without it, and
-//! under QEMU's multi-threaded emulation WFE does nothing and is never trapped.
+//! of them have had it after `n²`. A vCPU that spins has to give way at once. A processor that
+//! traps the instruction in the loop (PAUSE, WFE) says so. Not all do: a guest may spin without it,
+//! and under QEMU's multi-threaded emulation WFE does nothing and is never trapped.
 //!
 //! A processor in a state in which it was before, its registers being all the same, has gone around
-//! a loop and done nothing but look at memory, or what it did left no trace in a register. So
-//! whoever runs while others wait is looked at now and then, and spins if its state was seen twice
-//! among the last few. Twice, because a loop of system calls may come by the same place with the
-//! same registers, but seldom. To be wrong costs such a vCPU its turn, and nothing else.
+//! a loop and done nothing but look at memory, or what it did left no trace in a register. So a
+//! vCPU that runs while others wait is looked at now and then, and spins if its state was seen
+//! twice among the last few. Twice, because a loop of system calls may come by the same place with
+//! the same registers, but seldom. To be wrong costs such a vCPU its turn, and nothing else.
 
 /// States that are remembered. More than a loop that waits has places at which it is interrupted.
 const REMEMBERED: usize = 8;
@@ -76,8 +76,8 @@ impl SpinWatch {
 
     /// Looks at the vCPU if it is time to: `state` is all that its next instructions depend on but
     /// memory. The first look of a turn comes `first` after the first call. As long as nothing is
-    /// seen twice, each takes twice as long to come as the one before: who does not spin is not
-    /// held up.
+    /// seen twice, each takes twice as long to come as the one before: a vCPU that does not spin is
+    /// not held up.
     ///
     /// The state of the look before, found again, proves nothing before the vCPU has run for a
     /// while: it may not have executed one instruction since, and would never if it were put aside

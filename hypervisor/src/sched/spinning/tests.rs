@@ -55,7 +55,8 @@ fn once_at_the_same_place_is_chance() {
     assert_eq!(found(&mut watch, 10_000, &mut state), None);
 }
 
-/// An interrupt may come before the first instruction. Whoever is put aside for that gets nowhere.
+/// An interrupt may come before the first instruction. A vCPU that is put aside for that gets
+/// nowhere.
 #[test]
 fn u30_a_vcpu_that_has_executed_nothing_yet_is_not_put_aside() {
     let mut watch = SpinWatch::new();

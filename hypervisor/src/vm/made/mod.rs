@@ -90,7 +90,7 @@ struct Turns {
     /// What was answered: whole lines, and the one that is not whole.
     answers: Vec<String>,
     line: String,
-    /// Whoever sent the request of this number does not ask for more records.
+    /// The sender of the request of this number does not ask for more records.
     hung_up: Option<u64>,
 }
 
@@ -247,7 +247,7 @@ impl<A: Arch> Made<A> {
         turns.asked.push_back((when, [line.as_bytes(), b"\n"].concat()));
     }
 
-    /// Whoever sends the request of this number goes away before its first record comes.
+    /// The sender of the request of this number goes away before its first record comes.
     pub(crate) fn hang_up(&self, number: u64) {
         self.lock().hung_up = Some(number);
     }

@@ -89,7 +89,8 @@ fn a_timer_of_one_that_waits_interrupts_another_that_works() {
     for seed in 0..20 {
         let board = run_to(OFF, 1, "vcpus=2\nmemory=4194304\nslice_us=20000", seed, &[sleeper, worker]);
         let latest = board.machine().guest.latest.load(core::sync::atomic::Ordering::Relaxed);
-        // Who wakes preempts whoever has run for an eighth of a slice; its credit is half of one.
+        // A waking vCPU preempts one that has run for an eighth of a slice; its credit is half of
+        // one.
         assert!(latest < 12_500_000, "woken {latest} ticks late: seed {seed}");
     }
 }

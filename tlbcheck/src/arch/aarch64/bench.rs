@@ -1,4 +1,4 @@
-//! What TLBIs cost: whoever issues them, and each of the others.
+//! What TLBIs cost: the CPU that issues them, and each of the others.
 //!
 //! The others spin and look at the counter: what a broadcast takes of them is a gap between two
 //! looks. Where they are more than there are CPUs to run them they can sleep instead; then what it

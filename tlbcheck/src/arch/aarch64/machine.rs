@@ -107,7 +107,7 @@ pub(super) fn sleep() {
 }
 
 /// Waits until the condition holds, for [`PATIENCE_MS`] at most; says whether it does. In between
-/// it sleeps: those that it waits for may share its CPU, and whoever runs below cannot tell that it
+/// it sleeps: those that it waits for may share its CPU, and a hypervisor below cannot tell that it
 /// waits, for the clock that it looks at is never the same.
 pub(super) fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
     let end = clock::now() + clock::ticks(PATIENCE_MS * 1000);

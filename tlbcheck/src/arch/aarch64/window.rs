@@ -47,7 +47,7 @@ pub(super) const BLOCK_WINDOW: u64 = WINDOW + (1 << 30);
 /// Tables, and the pages that are exchanged.
 static ARENA: Arena<3072> = Arena::new();
 
-/// Pages that stay with whoever takes them.
+/// Pages that stay with their taker.
 pub(super) fn take(count: usize, align: usize) -> &'static [Page] {
     ARENA.take(count, align).unwrap_or_else(|| panic!("there are no {count} pages left"))
 }

@@ -93,9 +93,9 @@ impl Tlb for Own {
         window::enter_space(root);
     }
 
-    /// The other space has the window's pages, too. Nothing of it is read by who has left, no table
-    /// of it is ever freed, and what comes into the TLB nevertheless goes with the write to CR3 of
-    /// the next [`load`](Tlb::load).
+    /// The other space has the window's pages, too. Nothing of it is read by a CPU that has left,
+    /// no table of it is ever freed, and what comes into the TLB nevertheless goes with the write
+    /// to CR3 of the next [`load`](Tlb::load).
     fn load_none(&mut self) {
         window::enter_space(window::other_space());
     }
@@ -253,7 +253,7 @@ impl BackEnd {
     }
 }
 
-/// Room for the calls' input and for the batch's ranges; used by who flushes.
+/// Room for the calls' input and for the batch's ranges; used by the flushing CPU.
 static INPUT: Mutex<[u64; PAGE_WORDS]> = Mutex::new([0; PAGE_WORDS]);
 static RANGES: Mutex<[PageRange; RANGES_MAX]> =
     Mutex::new([PageRange { first: 0, pages: 0, shift: 12 }; RANGES_MAX]);

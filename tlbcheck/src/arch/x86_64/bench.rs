@@ -1,4 +1,4 @@
-//! What a shootdown costs: whoever asks for it, and each of those that it takes the time of.
+//! What a shootdown costs: the CPU that asks for it, and each of those whose time it takes.
 //!
 //! The targets spin and look at the TSC: what a flush takes of them is a gap between two looks,
 //! whether an interrupt's handler or the hypervisor has taken it. Where they are more than there

@@ -1,5 +1,5 @@
 //! The guest's end of hypercalls: always through the hypercall page, so that it is the hypervisor
-//! who chooses the instruction.
+//! which chooses the instruction.
 
 use core::arch::asm;
 

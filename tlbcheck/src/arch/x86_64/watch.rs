@@ -14,7 +14,7 @@ use x86_64::registers::control::Cr4Flags;
 use super::machine::{self, PATIENCE_MS};
 use super::window::{self, GLOBAL, RIGHTS};
 
-/// What is looked at, by whom and how.
+/// What is looked at, where from and how.
 #[derive(Clone, Copy)]
 pub(super) struct What {
     /// The processor.

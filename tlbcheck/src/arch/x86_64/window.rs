@@ -41,7 +41,7 @@ pub(super) const SPLIT_WINDOW: u64 = 2 << 39;
 /// Tables, and the pages that are exchanged.
 static ARENA: Arena<2400> = Arena::new();
 
-/// Pages that stay with whoever takes them.
+/// Pages that stay with their taker.
 pub(super) fn take(count: usize, align: usize) -> &'static [Page] {
     ARENA.take(count, align).unwrap_or_else(|| panic!("there are no {count} pages left"))
 }

@@ -40,7 +40,7 @@ pub(crate) struct Reader<'a> {
     /// When the run began.
     pub(crate) begin: Instant,
     /// Whether to read pages while they are being remapped. That shows translations which are made
-    /// meanwhile; but it faults, and whoever handles a fault is off its spin, and keeps the
+    /// meanwhile; but it faults, and a thread that handles a fault is off its spin, and keeps the
     /// kernel's lock from the remapper.
     pub(crate) is_rude: bool,
 }

@@ -78,7 +78,7 @@ impl Remapper<'_> {
     /// nothing.
     fn withdraw(&self, page: &mut Page, way: Way) -> io::Result<&'static [Way]> {
         let at = self.region.address(page.index);
-        // SAFETY: the page is this remapper's, and whoever reads it expects that it may be absent.
+        // SAFETY: the page is this remapper's, and its readers expect that it may be absent.
         unsafe {
             match way {
                 Way::Protect => mprotect(at, PAGE_BYTES, MprotectFlags::empty())?,

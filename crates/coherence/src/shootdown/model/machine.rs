@@ -362,7 +362,7 @@ impl TlbState {
 /// Interrupts for all but those that the hypervisor flushes.
 pub(super) struct Reach<'m> {
     pub(super) machine: &'m ModelState,
-    /// Whom the hypervisor flushes.
+    /// The CPUs that the hypervisor flushes.
     pub(super) direct: TargetSet<1>,
     /// It flushes what is loaded and nothing else, even if tables go.
     pub(super) is_shallow: bool,

@@ -6,8 +6,8 @@
 //! [`direct`] have both for freed page tables and for flushes by a hypervisor, [`slots`] for the
 //! words of a request.
 //!
-//! Memory is made of relaxed atomics, and an interrupt orders nothing: whoever takes one learns
-//! nothing of what its sender has done, and whoever sees that one was taken learns nothing of what
+//! Memory is made of relaxed atomics, and an interrupt orders nothing: a CPU that takes one learns
+//! nothing of what its sender has done, and one that sees that it was taken learns nothing of what
 //! its target has done. What is ordered is so by the slots and by the words of the spaces.
 
 mod direct;

@@ -175,13 +175,14 @@ macro_rules! flush_mutant {
 }
 
 flush_mutant! {
-    /// O4: the set is read before the change is counted: who joins in between is neither asked nor
-    /// looks.
+    /// O4: the set is read before the change is counted: a CPU that joins in between is neither
+    /// asked nor looks.
     SetFirst fails o4_set_read_before_the_generation: coming_back::<SetFirst, Inline>, "used after", set_first: true
 }
 
 flush_mutant! {
-    /// O3: the set is read by a load, which may come before the generation is seen by who joins.
+    /// O3: the set is read by a load, which may come before the generation is seen by a CPU that
+    /// joins.
     SetByLoad fails o3_set_read_by_a_load: using::<SetByLoad, Inline>, "used after", set_by_load: true
 }
 
@@ -220,7 +221,7 @@ flush_mutant! {
 }
 
 flush_mutant! {
-    /// O14: who waits does not serve.
+    /// O14: a waiting CPU does not serve.
     WaitDeaf fails o14_waiting_without_serving: at_each_other::<WaitDeaf, Inline>, "maximum number of branches",
     wait: Wait::Deaf
 }

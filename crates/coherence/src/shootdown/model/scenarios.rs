@@ -184,8 +184,9 @@ pub(super) fn merging<P: Protocol, M: Mode<Pages> + Made>() {
     initiators.into_iter().for_each(|initiator| machine.check(initiator.join().unwrap()));
 }
 
-/// Reclaim takes a page away and flushes late. Whoever wants to protect that page meanwhile finds
-/// it gone, and nothing to change: yet when its flush returns, nobody uses the page (3ea277194daa).
+/// Reclaim takes a page away and flushes late. A CPU that wants to protect that page meanwhile
+/// finds it gone, and nothing to change: yet when its flush returns, nobody uses the page
+/// (3ea277194daa).
 pub(super) fn reclaimed<P: Protocol, M: Mode<Pages> + Made>() {
     let machine = Arc::new(ModelState::new(2));
     let protector = {

@@ -138,7 +138,7 @@ impl Processors {
                     let is_its = of == vmid || matches!(what, Pending::AllVms);
                     !(is_its && what.removes(held))
                 });
-                // Whoever walks now loads what the tables seem to be.
+                // A walk now loads what the tables seem to be.
                 for &held in &*self.hidden.borrow() {
                     if !tlb.contains(&(VMID, held)) {
                         tlb.push((VMID, held));

@@ -109,7 +109,7 @@ impl Memory {
         self.bytes.start()
     }
 
-    /// The bytes, for who must reach them while something else of the memory is in use.
+    /// The bytes, for a caller that must reach them while something else of the memory is in use.
     pub fn bytes(&self) -> Rc<Bytes> {
         Rc::clone(&self.bytes)
     }

@@ -3,7 +3,7 @@
 //!
 //! A vCPU holds the lock of its TLB while it runs or handles a fault, and a flush takes it. That is
 //! what the flush engine promises of guest mode and of sections, and no more than that. Memory is
-//! relaxed otherwise. Whoever fetches copies the page if it is in the result; when everything is
+//! relaxed otherwise. The fetcher copies the page if it is in the result; when everything is
 //! over, the copy must be what the page is.
 
 mod mutants;

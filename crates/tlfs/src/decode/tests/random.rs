@@ -49,7 +49,8 @@ proptest! {
         }
     }
 
-    /// A second reading of the layouts: by byte offset from the start, as the tables of the TLFS give them.
+    /// A second reading of the layouts: by byte offset from the start, as the tables of the TLFS
+    /// give them.
     #[test]
     fn accepted_calls_say_what_the_bytes_say(
         ex in any::<bool>(),

@@ -47,7 +47,8 @@ proptest! {
         let members = (!everyone && named).then(|| set.iter().collect::<Vec<_>>());
         prop_assert_eq!(flushed.members, members);
 
-        // What: exactly the canonical pages of the ranges in whole pages, or everything beyond the limit.
+        // What: exactly the canonical pages of the ranges in whole pages, or everything beyond the
+        // limit.
         let extended = extended_ranges && ranges.iter().any(|range| range.page_size != PageSize::Small);
         let shift = |range: &VaRange| if extended { range.page_size.shift() } else { 12 };
         let per_element = if extended { 2048 } else { 4096 };

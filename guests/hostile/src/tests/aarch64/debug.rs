@@ -93,7 +93,7 @@ fn watch_own(number: usize) {
     }
 }
 
-/// A breakpoint and a watchpoint stop who has set them, and nobody else.
+/// A breakpoint and a watchpoint stop the processor that has set them, and no other.
 pub(super) fn debug_registers(_: &Orders<'_>) -> Verdict {
     let class = step_on_breakpoint().map(Fault::class);
     switch_off();

@@ -1,4 +1,4 @@
-//! What Arm64 processors do in a storm, with interrupts masked all the time: who sleeps polls for
+//! What Arm64 processors do in a storm, with interrupts masked all the time: a sleeper polls for
 //! what has come.
 //!
 //! Left out, because the guest is entitled to it and would end by it: SYSTEM_OFF, SYSTEM_RESET and
@@ -67,7 +67,7 @@ pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
     }
 }
 
-/// Wakes who sleeps. Anybody may have switched the distributor's groups off.
+/// Wakes sleepers. Anybody may have switched the distributor's groups off.
 pub(crate) fn look_after_sleepers() {
     let _ = gic::enable_distributor();
     machine::wake_all();

@@ -49,8 +49,8 @@ fn physical_now() -> u64 {
     ticks
 }
 
-/// Compare values that are very far away: whoever adds something to them goes over the end. A
-/// machine that hangs by that says nothing any more.
+/// Compare values that are very far away: a hypervisor that adds something to them goes over the
+/// end. A machine that hangs by that says nothing any more.
 pub(super) fn compare_values(_: &Orders<'_>) -> Verdict {
     for _ in 0..20 {
         for at in [u64::MAX, u64::MAX - 1, 0_u64.wrapping_sub(clock::now()), i64::MAX as u64, 1 << 63] {

@@ -86,7 +86,7 @@ pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
     }
 }
 
-/// Wakes who sleeps.
+/// Wakes sleepers.
 pub(crate) fn look_after_sleepers() {
     machine::wake_all();
 }

@@ -12,8 +12,8 @@
 //! the word again). A vector that D takes before its B costs one look that finds nothing.
 //!
 //! `post_fixed` sets the level flag before the vector, which releases it; the drain acquires it
-//! with the vector. `post_init` comes after the vectors of the same poster, and whoever takes INIT
-//! takes them away. The models beside this module run all of it under loom.
+//! with the vector. `post_init` comes after the vectors of the same poster, and a CPU that takes
+//! INIT takes them away. The models beside this module run all of it under loom.
 
 use super::lapic::{Lapic, VectorSet};
 use super::message::{Logical, MessageKind, Trigger};
@@ -48,7 +48,7 @@ pub struct Inbox {
     level: [AtomicU64; 4],
     signals: AtomicU32,
     /// What its local APIC takes logical destinations for, as the owner has set it. Orders nothing:
-    /// who sends while it changes may find the one or the other, as on a bus.
+    /// a sender may find, while it changes, the one or the other, as on a bus.
     logical: AtomicU32,
 }
 

@@ -1,7 +1,8 @@
 use super::*;
 use crate::devices::pc::message::{Destination, MessageKind, Trigger};
 
-/// A platform whose I/O APIC sends the ports' interrupts: COM1 as 0x34 and COM2 as 0x33, edge-triggered.
+/// A platform whose I/O APIC sends the ports' interrupts: COM1 as 0x34 and COM2 as 0x33,
+/// edge-triggered.
 fn platform() -> PcBoard {
     let mut platform = PcBoard::new();
     for port in SerialPort::ALL {

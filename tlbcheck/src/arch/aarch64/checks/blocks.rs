@@ -38,7 +38,7 @@ fn fill(table: &Page) {
     }
 }
 
-/// A table that is not in use: whoever walks it finds poison.
+/// A table that is not in use: a walk of it finds poison.
 fn poison(table: &Page) {
     let page = &spare()[2];
     page.write(&[POISON]);

@@ -140,7 +140,7 @@ pub(super) fn clean_is_read_only() -> Verdict {
 }
 
 /// Each processor writes to a page of its own all the time, and all are made clean: after the flush
-/// a store makes the page dirty again, or what was written would be lost to whoever copies dirty
+/// a store makes the page dirty again, or what was written would be lost to a copier of dirty
 /// pages (P14).
 pub(super) fn dirty_again() -> Verdict {
     needs!(machine::get().platform.sets_dirty_state, "the processor keeps no dirty state (FEAT_HAFDBS)");

@@ -2,8 +2,8 @@
 //! there, one after the other. Each sees what its own tables say and its own TLBIs leave, all the
 //! same.
 //!
-//! A processor gives its turn away by WFI until its timer, so that whoever runs below moves it, or
-//! has another one run where it ran.
+//! A processor gives its turn away by WFI until its timer, so that the hypervisor below moves it,
+//! or has another one run where it ran.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

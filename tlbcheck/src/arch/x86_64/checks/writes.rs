@@ -54,7 +54,7 @@ fn read_and_write(_: usize) {
             // SAFETY: the page is there to be written to. If it goes before, that is a fault.
             let _ = unsafe { store(WINDOW, turn) };
         }
-        // Pairs with the first processor's: who sees the turn's end sees its stores.
+        // Pairs with the first processor's: one that sees the turn's end sees its stores.
         TURNS.store(turn, Ordering::Release);
     }
     interrupts::disable();

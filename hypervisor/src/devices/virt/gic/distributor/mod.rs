@@ -42,7 +42,7 @@ impl Effect {
         self.posts.is_empty() && self.groups.is_none()
     }
 
-    /// What to post to whom. To be asked under the lock, while it holds still.
+    /// What to post, and where to. To be asked under the lock, while it holds still.
     pub fn posts(self, distributor: &Distributor) -> impl Iterator<Item = Post> + '_ {
         self.posts.iter().filter_map(|intid| Some(Post { vcpu: distributor.addressee(intid)?, intid }))
     }

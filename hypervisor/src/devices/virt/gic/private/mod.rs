@@ -41,7 +41,7 @@ pub struct RegisterEffect {
 /// because the timer's condition says it again: when the vCPU comes back, maybe elsewhere,
 /// CNTV_CTL_EL0 is restored and the interrupt, if still due, is taken and forwarded anew. One that
 /// the guest has acknowledged stays active for the guest; if it is forwarded again meanwhile, it is
-/// linked anew. While away, whoever waits for the timer compares CNTV_CVAL_EL0 with the clock.
+/// linked anew. While away, a CPU that waits for the timer compares CNTV_CVAL_EL0 with the clock.
 #[derive(Clone, Debug)]
 pub struct Private {
     pub(super) vcpu: u8,

@@ -130,7 +130,7 @@ impl Power {
     /// For AFFINITY_INFO.
     #[must_use]
     pub fn affinity(&self) -> AffinityState {
-        // Acquire: who sees a vCPU off sees what it wrote before.
+        // Acquire: a caller that sees a vCPU off sees what it wrote before.
         // It pairs with `turn_off`.
         match self.state.load(Ordering::Acquire) {
             ON => AffinityState::On,

@@ -119,7 +119,7 @@ fn of_two_callers_one_starts_it() {
     explore(None, || two_callers(|power, start| power.turn_on(start).is_ok()));
 }
 
-/// Without A: whoever finds the vCPU off writes.
+/// Without A: any caller that finds the vCPU off writes.
 #[test]
 #[should_panic(expected = "not one of the callers")]
 fn start_without_a_claim() {
@@ -143,8 +143,8 @@ struct Leaving {
     did: AtomicU64,
 }
 
-/// CPU_OFF against CPU_ON: the next start comes after the last has been read, whoever finds the
-/// vCPU off sees what it did, and it is woken if it blocked.
+/// CPU_OFF against CPU_ON: the next start comes after the last has been read, whichever caller
+/// finds the vCPU off sees what it did, and it is woken if it blocked.
 fn off_and_on(turn_off: fn(&Power), is_off: fn(&Power) -> bool) {
     let vcpu = Arc::new(Leaving { power: Power::off(), target: Target::new(), did: AtomicU64::new(0) });
     vcpu.power.turn_on(FIRST).expect("it is off");
