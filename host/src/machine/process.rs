@@ -142,10 +142,7 @@ impl Machine {
             qemu_log: &files.path().join("qemu.log"),
         };
         let arch = spec.platform.arch();
-        let ram = match arch {
-            Arch::X86_64 => Ram::of_q35(spec.memory)?,
-            Arch::Aarch64 => Ram::new(spec.memory, arch.ram_base())?,
-        };
+        let ram = Ram::of(arch, spec.memory)?;
 
         let interactive = spec.console == Console::Terminal;
         let arguments = spec.arguments(emulator::version(arch)?, &ram, &channels);

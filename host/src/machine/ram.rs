@@ -3,6 +3,7 @@
 //! It has no name in any file system, so nothing is left behind however a run ends, and it is not
 //! limited by the size of `/dev/shm`.
 
+use crate::arch::Arch;
 use anyhow::{Context, Result, anyhow, ensure};
 use baremetal::pages::PAGE as PAGE_SIZE;
 use memmap2::MmapRaw;
@@ -44,10 +45,18 @@ impl Ram {
 
     /// The same as QEMU's q35 machine has it: from 0, what does not fit below 2 GiB from 4 GiB on,
     /// and all below if that is less than 2.75 GiB (`pc_q35_init` in `hw/i386/pc_q35.c`).
-    pub(crate) fn of_q35(bytes: u64) -> Result<Self> {
+    fn of_q35(bytes: u64) -> Result<Self> {
         const GIB: u64 = 1 << 30;
         let gap = (bytes >= 11 * GIB / 4).then_some(Gap { start: 2 * GIB, end: 4 * GIB });
         Ok(Self { gap, ..Self::new(bytes, 0)? })
+    }
+
+    /// The memory of the emulated machine of an architecture.
+    pub(crate) fn of(arch: Arch, bytes: u64) -> Result<Self> {
+        match arch {
+            Arch::X86_64 => Self::of_q35(bytes),
+            Arch::Aarch64 => Self::new(bytes, arch.ram_base()),
+        }
     }
 
     /// How far into the memory an address is.

@@ -264,22 +264,10 @@ const fn stale(name: &'static str, about: &'static str) -> Case {
 /// branches behind it, and code.
 const PROGRAM: [u32; 38] = [
     0x1400_0010, // b 1f
-    0,
-    0x0020_0000, // text_offset
-    0,
-    0x0000_1000, // image_size
-    0,
-    0,
-    0,
-    0,
-    0,
-    0,
-    0,
-    0,
-    0,
-    0x644d_5241, // magic
-    0,
-    0xd503_2c3f, // 1: hint #0x61
+    0, 0x0020_0000, // text_offset
+    0, 0x0000_1000, // image_size
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0x644d_5241, // magic
+    0, 0xd503_2c3f, // 1: hint #0x61
     0xd503_3a9f, // dsb ishst
     0xd508_831f, // tlbi vmalle1is
     0xd503_3b9f, // dsb ish

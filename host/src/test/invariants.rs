@@ -15,7 +15,7 @@ const DOCUMENT: &str = "ARCHITECTURE.md";
 const BEGINNING: &str = "**Architecture invariant: ";
 const HELD_BY: &str = "Held by: ";
 /// Columns that a line of a document has at most.
-const WIDTH: usize = 100;
+pub(super) const WIDTH: usize = 100;
 
 /// All sources below these directories that are not for tests, by their names, without comments.
 fn sources(directories: &[&str]) -> BTreeMap<String, String> {

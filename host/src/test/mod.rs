@@ -24,6 +24,8 @@ mod publics;
 mod releases;
 mod second;
 mod siege;
+#[cfg(test)]
+mod sizes;
 mod stage2;
 mod storm;
 mod talk;

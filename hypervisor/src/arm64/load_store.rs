@@ -221,24 +221,12 @@ mod tests {
     fn u26_what_is_no_access_to_a_device_is_left_alone() {
         let others = [
             // ldp x0, x0, [x1]; ldp x0, x1, [x0], #16; ldr x1, [x1], #8; str x1, [x1, #8]!
-            0xa940_0020,
-            0xa8c1_0400,
-            0xf840_8421,
-            0xf800_8c21,
+            0xa940_0020, 0xa8c1_0400, 0xf840_8421, 0xf800_8c21,
             // ldp q0, q1, [x2]; ldr q0, [x1], #16; ldr d0, [x1]; stgp x0, x1, [x2]; ldxr x0, [x1];
             // ldadd x0, x1, [x2]
-            0xad40_0440,
-            0x3cc1_0420,
-            0xfd40_0020,
-            0x6900_0440,
-            0xc85f_7c20,
-            0xf820_0041,
+            0xad40_0440, 0x3cc1_0420, 0xfd40_0020, 0x6900_0440, 0xc85f_7c20, 0xf820_0041,
             // ldr x0, [x1, x2]; prfm pldl1keep, [x0]; ldr x0, label; nop; 0
-            0xf862_6820,
-            0xf980_0000,
-            0x5800_0000,
-            0xd503_201f,
-            0,
+            0xf862_6820, 0xf980_0000, 0x5800_0000, 0xd503_201f, 0,
         ];
         for instruction in others {
             assert_eq!(decode(instruction), None, "{instruction:#010x}");

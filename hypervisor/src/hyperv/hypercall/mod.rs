@@ -112,8 +112,8 @@ pub enum CallOutcome {
     /// #UD at the instruction: the guest may not call in this mode, or not in this way, or has not
     /// enabled hypercalls.
     UndefinedOpcode,
-    /// #GP(0) at the instruction: there is no readable memory where the input should be. On Hyper-V the
-    /// parent partition would decide; there is none, and no status is defined for it.
+    /// #GP(0) at the instruction: there is no readable memory where the input should be. On Hyper-V
+    /// the parent partition would decide; there is none, and no status is defined for it.
     GeneralProtection,
 }
 

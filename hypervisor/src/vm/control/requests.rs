@@ -78,6 +78,20 @@ pub(super) enum After {
     Report,
 }
 
+impl After {
+    fn tell<A: Arch>(self, job: &MemoryJob<'static, A>, took: Took, answer: &mut Answer) {
+        match self {
+            Self::Nothing => {}
+            Self::Slot(slot) => answer.record::<A>(&record::Added { slot }),
+            Self::Report => {
+                let (report, Took { steps, ticks, longest }) = (job.report(), took);
+                let (visited, tables, flushes) = (report.visited, report.tables, report.flushes);
+                answer.record::<A>(&record::Deleted { visited, tables, flushes, steps, ticks, longest });
+            }
+        }
+    }
+}
+
 impl<A: Arch> Work<A> {
     /// Begins to serve a request.
     pub(super) fn new(vm: &'static Vm<A>, request: Request) -> Self {
@@ -144,33 +158,11 @@ impl<A: Arch> Work<A> {
                 Progress::More
             }
             Self::Change { job, scratch, after, took, phase } => {
-                let start = A::now();
-                // When the slots have changed the guest may go on: what follows is giving back.
-                let is_over = job.generation().is_some();
-                let step = marked::<A, _>(
-                    if is_over && *phase == Phase::Blocking { Phase::Reclaim } else { *phase },
-                    || vm.step_job(&mut **job, scratch),
-                );
-                took.add(A::now() - start);
+                let step = step_change(vm, job, scratch, took, *phase);
                 if step != Progress::Done {
                     return Ok(step);
                 }
-                match *after {
-                    After::Nothing => {}
-                    After::Slot(slot) => answer.record::<A>(&record::Added { slot }),
-                    After::Report => {
-                        let (report, Took { steps, ticks, longest }) = (job.report(), *took);
-                        let (visited, tables, flushes) = (report.visited, report.tables, report.flushes);
-                        answer.record::<A>(&record::Deleted {
-                            visited,
-                            tables,
-                            flushes,
-                            steps,
-                            ticks,
-                            longest,
-                        });
-                    }
-                }
+                after.tell::<A>(job, *took, answer);
                 // The job is let go of before others look at what it has left.
                 *self = Self::Clean;
                 vm.audit_if_paranoid();
@@ -230,6 +222,23 @@ impl<A: Arch> Work<A> {
             None => Self::Refused(Refusal::NoSlot(id.0)),
         }
     }
+}
+
+/// One step of a change, timed.
+fn step_change<A: Arch>(
+    vm: &'static Vm<A>,
+    job: &mut MemoryJob<'static, A>,
+    scratch: &mut FlushScratch,
+    took: &mut Took,
+    phase: Phase,
+) -> Progress {
+    let start = A::now();
+    // Once the slots have changed the guest may go on: the rest only frees memory.
+    let is_reclaiming = job.generation().is_some() && phase == Phase::Blocking;
+    let phase = if is_reclaiming { Phase::Reclaim } else { phase };
+    let step = marked::<A, _>(phase, || vm.step_job(job, scratch));
+    took.add(A::now() - start);
+    step
 }
 
 /// Does something of a phase whose instructions are counted.

@@ -34,7 +34,8 @@ impl Lapic {
     /// RDMSR of [`msr::APIC_BASE`], [`msr::TSC_DEADLINE`] or 0x800–0x8ff.
     ///
     /// # Errors
-    /// #GP for registers that do not exist in x2APIC mode or are write-only, and for all but the first two in another mode.
+    /// #GP for registers that do not exist in x2APIC mode or are write-only, and for all but the
+    /// first two in another mode.
     pub fn read_msr(&self, msr: u32, now_tsc: u64) -> Result<u64, GeneralProtection> {
         match msr {
             msr::APIC_BASE => Ok(self.base.bits()),
@@ -102,8 +103,8 @@ impl Lapic {
     /// WRMSR of the same registers.
     ///
     /// # Errors
-    /// #GP for registers that do not exist or are read-only, for reserved bits, and for ways between the modes that there
-    /// are not.
+    /// #GP for registers that do not exist or are read-only, for reserved bits, and for ways
+    /// between the modes that there are not.
     pub fn write_msr(&mut self, msr: u32, value: u64, now_tsc: u64) -> Result<Effect, GeneralProtection> {
         match msr {
             msr::APIC_BASE => self.write_base(value),

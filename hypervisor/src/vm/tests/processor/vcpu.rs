@@ -110,6 +110,18 @@ impl State for Vcpu {
     fn dump(&self, _: VcpuIndex) {}
 }
 
+/// What follows an operation.
+enum Next {
+    /// The next operation.
+    Done,
+    /// The same operation.
+    Again,
+    /// An exit, and the next operation.
+    DoneBy(Exit),
+    /// An exit, and the same operation.
+    AgainAfter(Exit),
+}
+
 /// The bit of the timer among the interrupts.
 pub(super) const TIMER: u64 = 1 << 63;
 
@@ -148,166 +160,151 @@ impl Vcpu {
             self.wants = 0;
             return Some(Exit::Halt);
         };
+        let next = self.execute_one(op, vm, inbox);
+        let (is_done, exit) = match next {
+            Next::Done => (true, None),
+            Next::Again => (false, None),
+            Next::DoneBy(exit) => (true, Some(exit)),
+            Next::AgainAfter(exit) => (false, Some(exit)),
+        };
+        self.at += usize::from(is_done);
+        exit
+    }
+
+    fn execute_one(&mut self, op: Op, vm: &Vm<Made>, inbox: &Inbox) -> Next {
+        let resets = || vm.guest.resets.load(Ordering::Relaxed);
         match op {
-            Op::Work(ticks) => {
-                // In pieces, so that interrupts come in between.
-                let piece = 10_000;
-                offer::advance::<Made>(piece);
-                self.worked += piece;
-                if self.worked >= ticks {
-                    self.worked = 0;
-                    self.at += 1;
-                }
-                return None;
-            }
-            Op::Sleep(ticks) if self.timer == u64::MAX && self.wants != TIMER => {
-                self.wants = TIMER;
-                return Some(Exit::Sleep(ticks));
-            }
-            Op::Sleep(_) => {
-                if !self.take(TIMER) {
-                    return Some(Exit::Halt);
-                }
-                self.wants = 0;
-                return None;
-            }
-            // As HLT does it: it is for the hypervisor to find that there is an interrupt already.
-            Op::WaitFor(sender) if self.wants != 1 << sender => {
-                self.wants = 1 << sender;
-                return Some(Exit::Halt);
-            }
-            Op::WaitFor(sender) => {
-                if !self.take(1 << sender) {
-                    return Some(Exit::Halt);
-                }
-                self.wants = 0;
-                return None;
-            }
-            Op::Tick(ticks) if self.timer == u64::MAX && self.wants != TIMER => {
-                self.wants = TIMER;
-                return Some(Exit::Sleep(ticks));
-            }
-            Op::Tick(_) => {
-                offer::advance::<Made>(1000);
-                if self.take(TIMER) {
-                    self.wants = 0;
-                }
-                return None;
-            }
-            Op::Note => vm.guest.notes.lock().unwrap().push((self.index, Made::now())),
-            Op::Etch(gpa, value) => {
-                let memory = vm.space.slots().memory();
-                let mut found = None;
-                memory.for_each(|slot| {
-                    if (slot.gpa.0..slot.gpa.0 + slot.size).contains(&gpa) {
-                        found = Some(slot.host.0 + (gpa - slot.gpa.0));
-                    }
-                });
-                let host = found.expect("there is memory");
-                // SAFETY: the guest's memory.
-                unsafe { &*(host as *const AtomicU64) }.store(value, Ordering::Relaxed);
-            }
-            Op::SpinFor(sender) => {
-                offer::advance::<Made>(100);
-                return (!self.take(1 << sender) && self.exits_on_pause).then_some(Exit::Pause);
-            }
+            Op::Work(ticks) => return self.work(ticks),
+            Op::Sleep(_) | Op::WaitFor(_) | Op::Tick(_) | Op::SpinFor(_) => return self.wait(op),
             Op::SpinOn(gpa, _) | Op::SpinOnFor(gpa, _) | Op::SpinOnOr(gpa, _) => {
-                offer::advance::<Made>(100);
-                let now = Made::now();
-                let found = match self.access(vm, inbox, gpa, false) {
-                    Ok(host) => host,
-                    Err(exit) => return Some(exit),
-                };
-                // SAFETY: it is the guest's memory, which other vCPUs store to by atomics as well.
-                let found = unsafe { &*(found as *const AtomicU64) }.load(Ordering::Relaxed);
-                let since = *self.since.get_or_insert(now);
-                let is_over = match op {
-                    Op::SpinOn(_, value) => found == value,
-                    Op::SpinOnFor(_, ticks) => now - since >= ticks,
-                    Op::SpinOnOr(_, sender) => {
-                        let has_come = self.got & 1 << sender != 0;
-                        self.got &= !(1 << sender);
-                        has_come
-                    }
-                    _ => unreachable!("one of the three"),
-                };
-                if is_over {
-                    (self.word, self.since) = (None, None);
-                    self.at += 1;
-                    return None;
-                }
-                self.word = Some(Word { gpa: Gpa(gpa), bytes: 8, value: found });
-                return self.exits_on_pause.then_some(Exit::Pause);
+                return self.spin_on(op, gpa, vm, inbox).unwrap_or_else(Next::AgainAfter);
             }
-            Op::Move(gpa) => return Some(Exit::Move(gpa)),
-            Op::Gone(gpa) => match self.access(vm, inbox, gpa, false) {
-                Ok(_) => panic!("vCPU {} finds memory at {gpa:#x}, which has gone", self.index),
-                Err(Exit::Fault { gpa, is_store, .. }) => {
-                    return Some(Exit::Fault { gpa, is_store, may_miss: true });
-                }
-                Err(exit) => return Some(exit),
-            },
-            Op::Load(gpa, _) | Op::Try(gpa) | Op::Store(gpa, _) | Op::StoreTry(gpa) => {
-                let is_store = matches!(op, Op::Store(..) | Op::StoreTry(_));
-                let host = match self.access(vm, inbox, gpa, is_store) {
-                    Ok(host) => host,
-                    Err(Exit::Fault { gpa, is_store, .. }) => {
-                        return Some(Exit::Fault {
-                            gpa,
-                            is_store,
-                            may_miss: matches!(op, Op::Try(_) | Op::StoreTry(_)),
-                        });
-                    }
-                    Err(exit) => return Some(exit),
-                };
-                // SAFETY: as above.
-                let word = unsafe { &*(host as *const AtomicU64) };
-                match op {
-                    Op::Store(_, value) => word.store(value, Ordering::Relaxed),
-                    Op::StoreTry(_) => word.store(1, Ordering::Relaxed),
-                    Op::Load(_, value) => {
-                        assert_eq!(word.load(Ordering::Relaxed), value, "vCPU {} at {gpa:#x}", self.index);
-                    }
-                    _ => {
-                        let _any = word.load(Ordering::Relaxed);
-                    }
-                }
+            Op::Gone(gpa) | Op::Load(gpa, _) | Op::Try(gpa) | Op::Store(gpa, _) | Op::StoreTry(gpa) => {
+                return self.access_by(op, gpa, vm, inbox).unwrap_or_else(Next::AgainAfter);
             }
-            Op::Back(to, times) => {
-                let rounds = self.rounds.entry(self.at).or_default();
-                *rounds += 1;
-                if *rounds < times {
-                    self.at = to;
-                } else {
-                    *rounds = 0;
-                    self.at += 1;
-                }
-                return None;
-            }
-            Op::Send(to) => {
-                self.at += 1;
-                return Some(Exit::Send(to));
-            }
-            Op::Start(vcpu) => {
-                self.at += 1;
-                return Some(Exit::Start(vcpu));
-            }
-            Op::SkipAfterReset => self.at += usize::from(vm.guest.resets.load(Ordering::Relaxed) != 0),
-            Op::Reset => return Some(Exit::Reset),
-            Op::ResetBelow(most) if vm.guest.resets.load(Ordering::Relaxed) < most => {
-                return Some(Exit::Reset);
-            }
+            Op::Back(to, times) => return self.back(to, times),
+            Op::Note => vm.guest.notes.lock().unwrap().push((self.index, Made::now())),
+            Op::Etch(gpa, value) => etch(vm, gpa, value),
+            Op::Move(gpa) => return Next::AgainAfter(Exit::Move(gpa)),
+            Op::Send(to) => return Next::DoneBy(Exit::Send(to)),
+            Op::Start(vcpu) => return Next::DoneBy(Exit::Start(vcpu)),
+            Op::SkipAfterReset => self.at += usize::from(resets() != 0),
+            Op::Reset => return Next::AgainAfter(Exit::Reset),
+            Op::ResetBelow(most) if resets() < most => return Next::AgainAfter(Exit::Reset),
             Op::ResetBelow(_) => {}
-            Op::PowerOff => return Some(Exit::PowerOff),
-            Op::Crash => return Some(Exit::Crash),
+            Op::PowerOff => return Next::AgainAfter(Exit::PowerOff),
+            Op::Crash => return Next::AgainAfter(Exit::Crash),
             Op::Done => {
-                self.at += 1;
                 let done = vm.guest.done.fetch_add(1, Ordering::Relaxed) + 1;
-                return (done == vm.vcpu_count()).then_some(Exit::PowerOff);
+                return if done == vm.vcpu_count() { Next::DoneBy(Exit::PowerOff) } else { Next::Done };
             }
         }
-        self.at += 1;
-        None
+        Next::Done
+    }
+
+    /// Works in pieces, so that interrupts arrive in between.
+    fn work(&mut self, ticks: u64) -> Next {
+        let piece = 10_000;
+        offer::advance::<Made>(piece);
+        self.worked += piece;
+        if self.worked < ticks {
+            return Next::Again;
+        }
+        self.worked = 0;
+        Next::Done
+    }
+
+    /// Waits for an interrupt, halted or running.
+    fn wait(&mut self, op: Op) -> Next {
+        let (sender, exit) = match op {
+            Op::Sleep(ticks) | Op::Tick(ticks) => (TIMER, Exit::Sleep(ticks)),
+            Op::WaitFor(sender) => (1 << sender, Exit::Halt),
+            Op::SpinFor(sender) => {
+                offer::advance::<Made>(100);
+                let has_come = self.take(1 << sender);
+                let exits = !has_come && self.exits_on_pause;
+                return if exits { Next::AgainAfter(Exit::Pause) } else { Next::Again };
+            }
+            _ => unreachable!("it waits for no interrupt"),
+        };
+        let is_armed = sender == TIMER && self.timer != u64::MAX;
+        if self.wants != sender && !is_armed {
+            // Like HLT: the hypervisor has to notice that the interrupt is already pending.
+            self.wants = sender;
+            return Next::AgainAfter(exit);
+        }
+        let is_running = matches!(op, Op::Tick(_));
+        if is_running {
+            offer::advance::<Made>(1000);
+        }
+        if self.take(sender) {
+            self.wants = 0;
+        } else if !is_running {
+            return Next::AgainAfter(Exit::Halt);
+        }
+        Next::Again
+    }
+
+    /// Spins until a word in memory has a value, for a time, or until an interrupt arrives.
+    fn spin_on(&mut self, op: Op, gpa: u64, vm: &Vm<Made>, inbox: &Inbox) -> Result<Next, Exit> {
+        offer::advance::<Made>(100);
+        let now = Made::now();
+        let host = self.access(vm, inbox, gpa, false)?;
+        // SAFETY: it is the guest's memory, which other vCPUs store to by atomics as well.
+        let found = unsafe { &*(host as *const AtomicU64) }.load(Ordering::Relaxed);
+        let since = *self.since.get_or_insert(now);
+        let is_over = match op {
+            Op::SpinOn(_, value) => found == value,
+            Op::SpinOnFor(_, ticks) => now - since >= ticks,
+            Op::SpinOnOr(_, sender) => {
+                let has_come = self.got & 1 << sender != 0;
+                self.got &= !(1 << sender);
+                has_come
+            }
+            _ => unreachable!("one of the three"),
+        };
+        if is_over {
+            (self.word, self.since) = (None, None);
+            return Ok(Next::Done);
+        }
+        self.word = Some(Word { gpa: Gpa(gpa), bytes: 8, value: found });
+        Ok(if self.exits_on_pause { Next::AgainAfter(Exit::Pause) } else { Next::Again })
+    }
+
+    /// Loads or stores a word of memory, or sees that it has been removed.
+    fn access_by(&self, op: Op, gpa: u64, vm: &Vm<Made>, inbox: &Inbox) -> Result<Next, Exit> {
+        let is_store = matches!(op, Op::Store(..) | Op::StoreTry(_));
+        let may_miss = matches!(op, Op::Gone(_) | Op::Try(_) | Op::StoreTry(_));
+        let host = self.access(vm, inbox, gpa, is_store).map_err(|exit| match exit {
+            Exit::Fault { gpa, is_store, .. } => Exit::Fault { gpa, is_store, may_miss },
+            exit => exit,
+        })?;
+        // SAFETY: it is the guest's memory, which other vCPUs store to by atomics as well.
+        let word = unsafe { &*(host as *const AtomicU64) };
+        match op {
+            Op::Gone(_) => panic!("vCPU {} finds memory at {gpa:#x}, which has gone", self.index),
+            Op::Store(_, value) => word.store(value, Ordering::Relaxed),
+            Op::StoreTry(_) => word.store(1, Ordering::Relaxed),
+            Op::Load(_, value) => {
+                assert_eq!(word.load(Ordering::Relaxed), value, "vCPU {} at {gpa:#x}", self.index);
+            }
+            _ => {
+                let _any = word.load(Ordering::Relaxed);
+            }
+        }
+        Ok(Next::Done)
+    }
+
+    /// Jumps back, a number of times.
+    fn back(&mut self, to: usize, times: u32) -> Next {
+        let rounds = self.rounds.entry(self.at).or_default();
+        *rounds += 1;
+        if *rounds < times {
+            self.at = to;
+            return Next::Again;
+        }
+        *rounds = 0;
+        Next::Done
     }
 
     /// The host address that the TLB, or the nested table, has for a word.
@@ -323,6 +320,20 @@ impl Vcpu {
         tlb.insert(page, entry);
         Ok(entry.host + gpa % PAGE)
     }
+}
+
+/// Stores to a word of guest memory past the nested table.
+fn etch(vm: &Vm<Made>, gpa: u64, value: u64) {
+    let memory = vm.space.slots().memory();
+    let mut found = None;
+    memory.for_each(|slot| {
+        if (slot.gpa.0..slot.gpa.0 + slot.size).contains(&gpa) {
+            found = Some(slot.host.0 + (gpa - slot.gpa.0));
+        }
+    });
+    let host = found.expect("there is memory");
+    // SAFETY: it is the guest's memory, which vCPUs store to by atomics as well.
+    unsafe { &*(host as *const AtomicU64) }.store(value, Ordering::Relaxed);
 }
 
 /// A walk of the nested table, as a processor does it.

@@ -6,12 +6,13 @@ use std::vec::Vec;
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use loom::sync::{Mutex, MutexGuard};
 
-use crate::TargetSet;
 use crate::model::machine::idle;
 use crate::shootdown::model::protocol::Protocol;
-use crate::shootdown::{
-    AddressSpace, CpuSlot, Cpus, Flush, LocalCpu, PageRange, Pinned, RangeCell, Remote, Spaces, Tag, Tlb,
-};
+use crate::shootdown::{AddressSpace, CpuSlot, Cpus, LocalCpu, PageRange, RangeCell, Spaces, Tag, Tlb};
+
+mod reach;
+
+pub(super) use reach::Reach;
 
 /// Pages of each space.
 pub(super) const PAGES: usize = 2;
@@ -356,48 +357,5 @@ impl TlbState {
                 .for_each(|address| tagged.entries[address as usize / 0x1000] = None),
         }
         tagged.table &= !tables;
-    }
-}
-
-/// Interrupts for all but those that the hypervisor flushes.
-pub(super) struct Reach<'m> {
-    pub(super) machine: &'m ModelState,
-    /// The CPUs that the hypervisor flushes.
-    pub(super) direct: TargetSet<1>,
-    /// It flushes what is loaded and nothing else, even if tables go.
-    pub(super) is_shallow: bool,
-}
-
-impl<'m> Reach<'m> {
-    pub(super) fn by_interrupt(machine: &'m ModelState) -> Self {
-        Self { machine, direct: TargetSet::new(), is_shallow: false }
-    }
-
-    /// By the hypervisor where it is CPU 1, and by interrupt otherwise.
-    pub(super) fn by_hypercall(machine: &'m ModelState) -> Self {
-        Self { direct: TargetSet::from_banks([0b10]), ..Self::by_interrupt(machine) }
-    }
-}
-
-impl Remote<1> for Reach<'_> {
-    fn interrupt(&mut self, targets: &TargetSet<1>) {
-        targets.iter().for_each(|cpu| self.machine.send_interrupt(cpu));
-    }
-
-    /// The call returns when it is over: each target is taken out of guest mode, and its TLB
-    /// cleaned.
-    fn begin(&mut self, targets: &mut TargetSet<1>, flush: &Flush<'_>, _: &Pinned) {
-        for cpu in targets.and(&self.direct).iter() {
-            let _out = self.machine.instruction(cpu);
-            let mut state = self.machine.tlbs[cpu].lock().expect("nobody panics in it");
-            state.drop_pages(flush.ranges(), flush.ranges().is_none() || flush.frees_tables());
-            if flush.frees_tables() && !self.is_shallow {
-                state
-                    .tags
-                    .iter_mut()
-                    .for_each(|tagged| *tagged = Tagged { tree: tagged.tree, ..Tagged::default() });
-            }
-        }
-        *targets = targets.without(&self.direct);
     }
 }

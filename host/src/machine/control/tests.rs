@@ -1,0 +1,117 @@
+//! Conversations with machines that a test plays, and the directory in which they are found.
+
+use super::*;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::thread;
+
+/// A hypervisor that answers the first real request with `answer`, in which `#` stands for its
+/// number.
+fn answering(answer: &'static str) -> (tempfile::TempDir, Found, thread::JoinHandle<String>) {
+    let directory = tempfile::tempdir().expect("makes");
+    let socket = directory.path().join("m");
+    let listener = UnixListener::bind(&socket).expect("binds");
+    let server = thread::spawn(move || {
+        let (stream, _) = listener.accept().expect("is asked");
+        let mut lines = BufReader::new(stream.try_clone().expect("clones")).lines();
+        let request = lines.by_ref().map_while(Result::ok).find(|line| !line.is_empty()).expect("asks");
+        let (number, text) = request.split_once(' ').expect("has a number");
+        (&stream).write_all(answer.replace('#', number).as_bytes()).expect("takes it");
+        text.to_owned()
+    });
+    (directory, Found { name: "1".into(), socket }, server)
+}
+
+#[test]
+fn records_are_collected_and_others_answers_are_skipped() {
+    let (_directory, machine, server) = answering("7 ok\n8 error old\n# : a=1\n# : b=2\r\n# ok\n");
+    let records = Control::open(&machine).expect("opens").ask(&Request::Slots).expect("is answered");
+    assert_eq!(records, ["a=1", "b=2"]);
+    assert_eq!(server.join().expect("ends"), "slots");
+}
+
+#[test]
+fn a_refusal_and_an_end_are_errors_that_say_so() {
+    for (answer, expected) in
+        [("# error it overlaps slot 0\n", "it overlaps slot 0"), ("# : a=1\n", "before it had answered")]
+    {
+        let (_directory, machine, server) = answering(answer);
+        let request = Request::Delete { slot: 3 };
+        let error = Control::open(&machine).expect("opens").ask(&request).expect_err("fails");
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(server.join().expect("ends"), "delete 3");
+    }
+}
+
+#[test]
+fn patience_has_an_end() {
+    let directory = tempfile::tempdir().expect("makes");
+    let machine = Found { name: "1".into(), socket: directory.path().join("m") };
+    // It takes the conversation, and says nothing.
+    let _silent = UnixListener::bind(&machine.socket).expect("binds");
+    let mut patient = Control::open(&machine).expect("opens").with_patience(Duration::from_secs(1));
+    let error = patient.ask(&Request::Slots).expect_err("is not answered");
+    assert!(error.to_string().contains("has not answered for 1 s"), "{error}");
+}
+
+#[test]
+fn u17_a_signal_ends_the_wait_for_an_answer() {
+    let directory = tempfile::tempdir().expect("makes");
+    let machine = Found { name: "1".into(), socket: directory.path().join("m") };
+    let _silent = UnixListener::bind(&machine.socket).expect("binds");
+    let mut control = Control::open(&machine).expect("opens").until(&Signals::with_caught(15));
+    let error = control.ask(&Request::Slots).expect_err("is not answered");
+    assert!(error.to_string().contains("ended by signal 15"), "{error}");
+}
+
+#[test]
+fn u17_a_directory_that_others_can_use_is_not_looked_into() {
+    let (uid, top) = (getuid().as_raw(), tempfile::tempdir().expect("makes"));
+    let place = top.path().join("quell");
+    assert_eq!(running_in(&place, uid).expect("nothing is there"), []);
+    let refused = |path: &Path, uid| format!("{:#}", running_in(path, uid).expect_err("is refused"));
+
+    DirBuilder::new().mode(0o700).create(&place).expect("makes");
+    let socket = place.join(process::id().to_string()).with_extension(SUFFIX);
+    fs::write(&socket, "").expect("writes");
+    // Of a process that has gone: it is removed where the directory is ours, and left where it
+    // is not.
+    let stale = place.join("999999999.ctl");
+    fs::write(&stale, "").expect("writes");
+    for mode in [0o777, 0o770, 0o755, 0o701] {
+        fs::set_permissions(&place, Permissions::from_mode(mode)).expect("changes");
+        assert!(refused(&place, uid).contains("open to others"), "{mode:o}");
+    }
+    fs::set_permissions(&place, Permissions::from_mode(0o700)).expect("changes");
+    assert!(refused(&place, uid + 1).contains("somebody else"));
+    let link = top.path().join("link");
+    symlink(&place, &link).expect("links");
+    assert!(refused(&link, uid).contains("not a directory"));
+    assert!(refused(&socket, uid).contains("not a directory"));
+    assert!(stale.exists(), "nothing was done there");
+
+    let found = running_in(&place, uid).expect("is ours");
+    assert!(found.len() == 1 && found[0].socket == socket && !stale.exists(), "{found:?}");
+}
+
+#[test]
+fn who_observes_records_sees_each_and_may_end_the_conversation() {
+    let (_directory, machine, server) = answering("# : a=1\n# : b=2\n# ok\n");
+    let mut seen = Vec::new();
+    let mut control = Control::open(&machine).expect("opens").with_patience(Duration::from_secs(5));
+    let error = control
+        .ask_each(&Request::Slots, |record| {
+            seen.push(record.to_owned());
+            if record == "b=2" { bail!("enough") } else { Ok(()) }
+        })
+        .expect_err("fails");
+    assert_eq!((error.to_string().as_str(), seen), ("enough", vec!["a=1".to_owned(), "b=2".to_owned()]));
+    assert_eq!(server.join().expect("ends"), "slots");
+}
+
+#[test]
+fn names_of_dead_processes_are_not_alive() {
+    assert!(is_alive(&process::id().to_string()) && is_alive(&format!("{}-3", process::id())));
+    assert!(!is_alive("0") && !is_alive("x") && !is_alive("999999999"));
+}
