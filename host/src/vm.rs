@@ -40,6 +40,24 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
+    /// The bare guest that uses memory as it is told.
+    pub(crate) fn load(platform: Platform, vcpus: u32, memory: u64, switches: Switches) -> Result<Self> {
+        let arch = platform.arch();
+        let guest = Self {
+            platform,
+            kernel: workspace::bootable(workspace::build(workspace::LOAD, arch)?, arch)?,
+            initrd: None,
+            cmdline: String::new(),
+            vcpus,
+            memory,
+            flush: FlushMode::Hypercall,
+            reset: ResetPolicy::Exit,
+            switches,
+        };
+        guest.check()?;
+        Ok(guest)
+    }
+
     /// Checks what can be known before the machine starts.
     pub(crate) fn check(&self) -> Result<()> {
         let kernel = kernel::inspect_file(self.platform.arch(), &self.kernel)?;

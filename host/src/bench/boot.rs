@@ -4,7 +4,8 @@
 use super::phases::Phases;
 use crate::arch::{Arch, ArmCpu, Platform};
 use crate::cli::BootArgs;
-use crate::machine::process::{End, Flow, Machine, Outcome};
+use crate::machine::outcome::Outcome;
+use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Spec};
 use crate::results::{self, Samples, Subject};

@@ -13,7 +13,6 @@ pub(crate) use run::*;
 use crate::arch::{Arch, PlatformArgs};
 use crate::check::subject::{Omission, On};
 use crate::machine::emulator::Wanted;
-use crate::size;
 use clap::{Args, Parser, Subcommand};
 use hostlink::config::MAX_VCPUS;
 use hostlink::defect::Defect;
@@ -125,11 +124,14 @@ fn parse_defect(name: &str) -> Result<Defect, String> {
 /// --arch aarch64 it is another comparison: memory is taken from a guest that uses it, with a flush
 /// for each page and with one flush for all.
 #[derive(Debug, Args)]
+#[command(mut_arg("vcpus", |vcpus| {
+    vcpus.default_value("8").help("Virtual CPUs of the guest, and threads of thrash")
+}))]
 pub(crate) struct DemoArgs {
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
     #[command(flatten)]
-    pub(crate) size: DemoSizeArgs,
+    pub(crate) size: SizeArgs,
     /// Runs of each side; the table shows medians
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
@@ -171,21 +173,6 @@ pub(crate) struct TestArgs {
     /// Tests at one time; as many as there are CPUs, 4 at most, if it is not given
     #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=64))]
     pub(crate) jobs: Option<usize>,
-}
-
-/// [`SizeArgs`] with the demo's defaults: overcommitted.
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct DemoSizeArgs {
-    /// Virtual CPUs of the guest, and threads of thrash
-    #[arg(long, value_name = "N", default_value_t = 8,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_VCPUS)))]
-    pub(crate) vcpus: u32,
-    /// CPUs of the machine that they share
-    #[arg(long, value_name = "M", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=255))]
-    pub(crate) cpus: u32,
-    /// Guest memory, for example 512M or 1G
-    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size::parse)]
-    pub(crate) memory: u64,
 }
 
 #[cfg(test)]

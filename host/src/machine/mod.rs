@@ -8,6 +8,7 @@ pub(crate) mod counters;
 pub(crate) mod emulator;
 pub(crate) mod flat;
 mod kept;
+pub(crate) mod outcome;
 mod own_time;
 pub(crate) mod process;
 pub(crate) mod ram;

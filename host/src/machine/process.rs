@@ -7,6 +7,7 @@ use super::control::{Control, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
 use super::emulator;
 use super::kept::{Dropped, Ring, end_of_file};
+use super::outcome::Outcome;
 use super::own_time::OwnTime;
 use super::ram::Ram;
 use super::reports::Reports;
@@ -61,33 +62,6 @@ pub(crate) enum Flow {
     Continue,
     /// End the machine.
     Stop,
-}
-
-/// What is left of a machine.
-pub(crate) struct Outcome {
-    /// How it ended.
-    pub(crate) end: End,
-    /// Wall clock from start to end.
-    pub(crate) wall: Duration,
-    /// The end of the guest's console, unless it was the terminal.
-    pub(crate) console: String,
-    /// The end of the hypervisor's log.
-    pub(crate) log: String,
-    /// What QEMU had to say.
-    pub(crate) qemu_messages: String,
-    /// The reports, in order: of very many the first and the last.
-    pub(crate) reports: Vec<Value>,
-    /// How many reports are not among them.
-    pub(crate) reports_dropped: usize,
-    /// The counters at the end; `None` without hypervisor, or if it ended before it had any.
-    pub(crate) counters: Option<Snapshot>,
-}
-
-impl Outcome {
-    /// The first report of that event.
-    pub(crate) fn report(&self, event: &str) -> Option<&Value> {
-        self.reports.iter().find(|report| report["event"] == event)
-    }
 }
 
 /// A machine that runs. Dropped, it is killed.

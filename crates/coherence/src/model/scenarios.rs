@@ -15,6 +15,19 @@ pub(crate) fn explore(preemptions: Option<usize>, scenario: fn()) {
     model.check(scenario);
 }
 
+/// Runs `act` on another thread, beside the caller.
+pub(super) fn on_a_thread<S, R>(
+    shared: &Arc<S>,
+    act: impl FnOnce(&S) -> R + Send + 'static,
+) -> thread::JoinHandle<R>
+where
+    S: Send + Sync + 'static,
+    R: Send + 'static,
+{
+    let shared = shared.clone();
+    thread::spawn(move || act(&shared))
+}
+
 /// Replaces page 0, which `flush` flushes for, while `vcpu` runs on another thread; checks the page
 /// when that has come to its end. `after` is called between the two.
 pub(super) fn replaced_beside(
@@ -24,10 +37,7 @@ pub(super) fn replaced_beside(
     after: impl FnOnce(&ModelState),
 ) {
     let machine = Arc::new(machine);
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || vcpu(&machine))
-    };
+    let vcpu = on_a_thread(&machine, move |machine| vcpu(machine));
     let freed = machine.replace(0, || flush(&machine));
     after(&machine);
     vcpu.join().unwrap();
@@ -58,15 +68,12 @@ pub(super) fn returning<P: Protocol>() {
 
 fn kicked_twice<P: Protocol>(first: Stay) {
     let machine = Arc::new(ModelState::new(1));
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let mut owner = machine.targets[0].owner().expect("free");
-            let mut cpu = Cpu::new(&machine, 0);
-            cpu.run::<P>(&mut owner, first, &[0]);
-            cpu.run::<P>(&mut owner, Stay::UntilKicked, &[0]);
-        })
-    };
+    let vcpu = on_a_thread(&machine, move |machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        cpu.run::<P>(&mut owner, first, &[0]);
+        cpu.run::<P>(&mut owner, Stay::UntilKicked, &[0]);
+    });
     let freed = machine.replace(0, || {
         P::flush(&machine, 1, Scope::All);
         P::flush(&machine, 1, Scope::All);
@@ -97,10 +104,7 @@ fn replaced_in_turn<P: Protocol>(flush: fn(usize, &ModelState) -> FlushOutcome) 
     let mut cpu = Cpu::new(&machine, 0);
     cpu.run::<P>(&mut owner, Stay::Briefly, &[0, 1]);
     let first = replace(&machine, 0);
-    let initiator = {
-        let machine = machine.clone();
-        thread::spawn(move || replace(&machine, 1))
-    };
+    let initiator = on_a_thread(&machine, move |machine| replace(machine, 1));
     cpu.run::<P>(&mut owner, Stay::Briefly, &[1, 0, 1]);
     drop(owner);
     machine.check(first);
@@ -111,15 +115,12 @@ fn replaced_in_turn<P: Protocol>(flush: fn(usize, &ModelState) -> FlushOutcome) 
 /// that fills it.
 pub(super) fn overflow<P: Protocol>() {
     let machine = Arc::new(ModelState::new(1));
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let mut owner = machine.targets[0].owner().expect("free");
-            let mut cpu = Cpu::new(&machine, 0);
-            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-        })
-    };
+    let vcpu = on_a_thread(&machine, move |machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+    });
     P::flush(&machine, 1, Scope::Ranges(&[range(1), range(1)]));
     let freed = machine.replace(0, || {
         P::flush(&machine, 1, Scope::Ranges(&[range(0)]));
@@ -132,11 +133,10 @@ pub(super) fn overflow<P: Protocol>() {
 pub(super) fn merging<P: Protocol>(stay: Stay, listed: bool) {
     let machine = Arc::new(ModelState::new(1).under(2));
     let initiators = [0, 1].map(|page| {
-        let machine = machine.clone();
-        thread::spawn(move || {
+        on_a_thread(&machine, move |machine| {
             let freed = machine.replace(page, || {
                 let ranges = [range(page)];
-                P::flush(&machine, 1, if listed { Scope::Ranges(&ranges) } else { Scope::All });
+                P::flush(machine, 1, if listed { Scope::Ranges(&ranges) } else { Scope::All });
             });
             machine.finish();
             freed
@@ -167,10 +167,7 @@ pub(super) fn at_each_other<P: Protocol>() {
         cpu.run::<P>(&mut owner, Stay::Briefly, &[0, 1]);
         freed
     };
-    let other = {
-        let machine = machine.clone();
-        thread::spawn(move || vcpu(&machine, 1))
-    };
+    let other = on_a_thread(&machine, move |machine| vcpu(machine, 1));
     let freed = vcpu(&machine, 0);
     machine.check(other.join().unwrap());
     machine.check(freed);
@@ -179,12 +176,8 @@ pub(super) fn at_each_other<P: Protocol>() {
 /// A target that halts while two events are posted: woken exactly once, neither event lost.
 pub(super) fn halting<P: Protocol>() {
     let machine = Arc::new(ModelState::new(1));
-    let posters: Vec<_> = (0..2)
-        .map(|_| {
-            let machine = machine.clone();
-            thread::spawn(move || machine.post_event::<P>(0))
-        })
-        .collect();
+    let posters: Vec<_> =
+        (0..2).map(|_| on_a_thread(&machine, move |machine| machine.post_event::<P>(0))).collect();
     let (halted, seen) = {
         let mut owner = machine.targets[0].owner().expect("free");
         let seen = owner.take_events();
@@ -201,17 +194,14 @@ pub(super) fn halting<P: Protocol>() {
 /// A flush of a target that halts: it is not woken, and flushes when it enters.
 pub(super) fn halted_flush<P: Protocol>() {
     let machine = Arc::new(ModelState::new(1));
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let mut owner = machine.targets[0].owner().expect("free");
-            let mut cpu = Cpu::new(&machine, 0);
-            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-            assert!(P::try_halt(&mut owner, Space::UNKNOWN), "a flush keeps nobody awake");
-            // Woken by some timer of its own CPU.
-            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-        })
-    };
+    let vcpu = on_a_thread(&machine, move |machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+        assert!(P::try_halt(&mut owner, Space::UNKNOWN), "a flush keeps nobody awake");
+        // Woken by some timer of its own CPU.
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+    });
     let freed = machine.replace(0, || {
         P::flush(&machine, 1, Scope::All);
     });
@@ -222,14 +212,11 @@ pub(super) fn halted_flush<P: Protocol>() {
 /// An event for a target that leaves guest mode for nothing else, and a flush before it.
 pub(super) fn event_in_guest<P: Protocol>() {
     let machine = Arc::new(ModelState::new(1));
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let mut owner = machine.targets[0].owner().expect("free");
-            let mut cpu = Cpu::new(&machine, 0);
-            while cpu.run::<P>(&mut owner, Stay::UntilKicked, &[]) {}
-        })
-    };
+    let vcpu = on_a_thread(&machine, move |machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        while cpu.run::<P>(&mut owner, Stay::UntilKicked, &[]) {}
+    });
     P::flush(&machine, 1, Scope::All);
     assert_ne!(machine.post_event::<P>(0), Notify::Wake, "it does not halt");
     vcpu.join().unwrap();
@@ -238,16 +225,13 @@ pub(super) fn event_in_guest<P: Protocol>() {
 /// Software that accesses guest memory for a vCPU that is out of guest mode (H30).
 pub(super) fn translating<P: Protocol>() {
     let machine = Arc::new(ModelState::new(1));
-    let vcpu = {
-        let machine = machine.clone();
-        thread::spawn(move || {
-            let mut owner = machine.targets[0].owner().expect("free");
-            let mut cpu = Cpu::new(&machine, 0);
-            cpu.emulate::<P>(&mut owner, 0);
-            cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
-            cpu.emulate::<P>(&mut owner, 0);
-        })
-    };
+    let vcpu = on_a_thread(&machine, move |machine| {
+        let mut owner = machine.targets[0].owner().expect("free");
+        let mut cpu = Cpu::new(machine, 0);
+        cpu.emulate::<P>(&mut owner, 0);
+        cpu.run::<P>(&mut owner, Stay::Briefly, &[0]);
+        cpu.emulate::<P>(&mut owner, 0);
+    });
     let freed = machine.replace(0, || {
         P::flush(&machine, 1, Scope::All);
     });

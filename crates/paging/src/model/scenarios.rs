@@ -29,6 +29,19 @@ fn unshared<T>(shared: Arc<T>) -> T {
     Arc::try_unwrap(shared).ok().expect("the threads have ended")
 }
 
+/// Runs `act` on another thread, beside the caller.
+pub(super) fn on_a_thread<S, R>(
+    shared: &Arc<S>,
+    act: impl FnOnce(&S) -> R + Send + 'static,
+) -> thread::JoinHandle<R>
+where
+    S: Send + Sync + 'static,
+    R: Send + 'static,
+{
+    let shared = shared.clone();
+    thread::spawn(move || act(&shared))
+}
+
 /// The table below the first entry of a table.
 fn first_table<const N: u32>(table: &Table<N>, at: PhysAddr, level: Level) -> PhysAddr {
     let entry = table.cell(at, level, 0).load(core::sync::atomic::Ordering::Acquire);
@@ -43,14 +56,11 @@ pub(super) fn install_and_cut<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, RWX).unwrap();
     let cut = first_table(&shared, shared.root(), Level::Page2M);
-    let faulter = {
-        let shared = shared.clone();
-        thread::spawn(move || {
-            let result = P::install(&shared, PAGE, RWX);
-            assert!(matches!(result, Ok(_) | Err(MapError::Raced)), "{result:?}");
-            cached(&shared, PAGE)
-        })
-    };
+    let faulter = on_a_thread(&shared, move |shared| {
+        let result = P::install(shared, PAGE, RWX);
+        assert!(matches!(result, Ok(_) | Err(MapError::Raced)), "{result:?}");
+        cached(shared, PAGE)
+    });
     let gather = P::zap(&shared, Tables::Free);
     let held = faulter.join().unwrap();
     check_cached(&shared, &gather, PAGE, held);
@@ -63,13 +73,10 @@ pub(super) fn install_below_a_cut<P: Protocol>() {
     let (shared, memory) = table::<3>();
     shared.install(0, target(0), Level::Page2M, RWX).unwrap();
     let cut = first_table(&shared, shared.root(), Level::Page1G);
-    let faulter = {
-        let shared = shared.clone();
-        thread::spawn(move || {
-            let _ = P::install(&shared, LARGE, RWX);
-            cached(&shared, LARGE)
-        })
-    };
+    let faulter = on_a_thread(&shared, move |shared| {
+        let _ = P::install(shared, LARGE, RWX);
+        cached(shared, LARGE)
+    });
     let gather = P::zap(&shared, Tables::Free);
     let held = faulter.join().unwrap();
     check_cached(&shared, &gather, LARGE, held);
@@ -82,14 +89,11 @@ pub(super) fn install_below_a_cut<P: Protocol>() {
 pub(super) fn install_and_detach<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, RWX).unwrap();
-    let faulter = {
-        let shared = shared.clone();
-        thread::spawn(move || {
-            let result = P::install(&shared, PAGE, RWX);
-            assert!(matches!(result, Ok(_) | Err(MapError::Raced)), "{result:?}");
-            cached(&shared, PAGE)
-        })
-    };
+    let faulter = on_a_thread(&shared, move |shared| {
+        let result = P::install(shared, PAGE, RWX);
+        assert!(matches!(result, Ok(_) | Err(MapError::Raced)), "{result:?}");
+        cached(shared, PAGE)
+    });
     let gather = P::detach(&shared);
     let held = faulter.join().unwrap();
     check_cached(&shared, &gather, PAGE, held);
@@ -101,13 +105,10 @@ pub(super) fn install_below_a_detached<P: Protocol, const FIRST: bool>() {
     let (shared, memory) = table::<3>();
     let (there, faulted) = if FIRST { (LARGE, 0) } else { (0, LARGE) };
     shared.install(there, target(there), Level::Page2M, RWX).unwrap();
-    let faulter = {
-        let shared = shared.clone();
-        thread::spawn(move || {
-            let _ = P::install(&shared, faulted, RWX);
-            cached(&shared, faulted)
-        })
-    };
+    let faulter = on_a_thread(&shared, move |shared| {
+        let _ = P::install(shared, faulted, RWX);
+        cached(shared, faulted)
+    });
     let gather = P::detach(&shared);
     let held = faulter.join().unwrap();
     check_cached(&shared, &gather, faulted, held);
@@ -119,10 +120,7 @@ pub(super) fn install_below_a_detached<P: Protocol, const FIRST: bool>() {
 pub(super) fn install_and_reclaim<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, RWX).unwrap();
-    let faulter = {
-        let shared = shared.clone();
-        thread::spawn(move || P::install(&shared, PAGE, RWX).is_ok())
-    };
+    let faulter = on_a_thread(&shared, move |shared| P::install(shared, PAGE, RWX).is_ok());
     let gather = P::detach(&shared);
     let receipt = IssuedAt(shared.stamp());
     if P::WAITS {
@@ -143,13 +141,10 @@ pub(super) fn install_and_reclaim<P: Protocol>() {
 pub(super) fn install_over_mark<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.mark(0, 7).unwrap();
-    let faulter = {
-        let shared = shared.clone();
-        thread::spawn(move || {
-            let _ = P::install(&shared, 0, RWX);
-            cached(&shared, 0)
-        })
-    };
+    let faulter = on_a_thread(&shared, move |shared| {
+        let _ = P::install(shared, 0, RWX);
+        cached(shared, 0)
+    });
     let gather = P::zap(&shared, Tables::Keep);
     let held = faulter.join().unwrap();
     check_cached(&shared, &gather, 0, held);
@@ -161,13 +156,10 @@ pub(super) fn upgrade_and_cut<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, Permissions::RX).unwrap();
     let cut = first_table(&shared, shared.root(), Level::Page2M);
-    let faulter = {
-        let shared = shared.clone();
-        thread::spawn(move || {
-            let _ = P::install(&shared, 0, RWX);
-            cached(&shared, 0)
-        })
-    };
+    let faulter = on_a_thread(&shared, move |shared| {
+        let _ = P::install(shared, 0, RWX);
+        cached(shared, 0)
+    });
     let gather = P::zap(&shared, Tables::Free);
     let held = faulter.join().unwrap();
     check_cached(&shared, &gather, 0, held);
@@ -179,13 +171,10 @@ pub(super) fn upgrade_and_cut<P: Protocol>() {
 pub(super) fn upgrade_and_protect<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, Permissions::RW).unwrap();
-    let faulter = {
-        let shared = shared.clone();
-        thread::spawn(move || {
-            let _ = P::install(&shared, 0, Permissions::RX);
-            cached(&shared, 0)
-        })
-    };
+    let faulter = on_a_thread(&shared, move |shared| {
+        let _ = P::install(shared, 0, Permissions::RX);
+        cached(shared, 0)
+    });
     let gather = P::write_protect(&shared);
     check_cached(&shared, &gather, 0, faulter.join().unwrap());
     let leaf = last(&shared, 0);
@@ -197,10 +186,7 @@ pub(super) fn upgrade_and_protect<P: Protocol>() {
 pub(super) fn store_and_protect<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, TRACKED).unwrap();
-    let processor = {
-        let shared = shared.clone();
-        thread::spawn(move || (store(&shared, 0), cached(&shared, 0)))
-    };
+    let processor = on_a_thread(&shared, move |shared| (store(shared, 0), cached(shared, 0)));
     let gather = P::write_protect(&shared);
     let (has_stored, held) = processor.join().unwrap();
     check_cached(&shared, &gather, 0, held);
@@ -214,10 +200,7 @@ pub(super) fn store_and_protect<P: Protocol>() {
 pub(super) fn store_and_clean<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, TRACKED).unwrap();
-    let processor = {
-        let shared = shared.clone();
-        thread::spawn(move || (store(&shared, 0), cached(&shared, 0)))
-    };
+    let processor = on_a_thread(&shared, move |shared| (store(shared, 0), cached(shared, 0)));
     let (gather, told) = P::clean(&shared);
     let (has_stored, held) = processor.join().unwrap();
     check_cached(&shared, &gather, 0, held);
@@ -230,10 +213,7 @@ pub(super) fn store_and_clean<P: Protocol>() {
 pub(super) fn store_and_split<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page2M, TRACKED).unwrap();
-    let processor = {
-        let shared = shared.clone();
-        thread::spawn(move || (store(&shared, PAGE), cached(&shared, PAGE)))
-    };
+    let processor = on_a_thread(&shared, move |shared| (store(shared, PAGE), cached(shared, PAGE)));
     let gather = P::split(&shared);
     let (has_stored, held) = processor.join().unwrap();
     let leaf = last(&shared, PAGE);
@@ -247,14 +227,11 @@ pub(super) fn store_and_split<P: Protocol>() {
 pub(super) fn install_and_collapse<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, TRACKED).unwrap();
-    let faulter = {
-        let shared = shared.clone();
-        thread::spawn(move || {
-            let has_stored = store(&shared, 0);
-            let _ = P::install(&shared, PAGE, RWX);
-            (has_stored, cached(&shared, PAGE))
-        })
-    };
+    let faulter = on_a_thread(&shared, move |shared| {
+        let has_stored = store(shared, 0);
+        let _ = P::install(shared, PAGE, RWX);
+        (has_stored, cached(shared, PAGE))
+    });
     let gather = P::collapse(&shared);
     let (has_stored, held) = faulter.join().unwrap();
     check_cached(&shared, &gather, PAGE, held);
@@ -269,13 +246,10 @@ pub(super) fn install_and_collapse<P: Protocol>() {
 pub(super) fn zap_and_flush<P: Protocol>() {
     let (shared, memory) = table::<2>();
     shared.install(0, target(0), Level::Page4K, RWX).unwrap();
-    let flusher = {
-        let shared = shared.clone();
-        thread::spawn(move || {
-            let receipt = IssuedAt(P::stamp(&shared));
-            (receipt, cached(&shared, 0))
-        })
-    };
+    let flusher = on_a_thread(&shared, move |shared| {
+        let receipt = IssuedAt(P::stamp(shared));
+        (receipt, cached(shared, 0))
+    });
     let gather = P::zap(&shared, Tables::Keep);
     let (receipt, held) = flusher.join().unwrap();
     let is_taken = gather.release(&receipt).is_ok();

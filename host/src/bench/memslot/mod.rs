@@ -4,7 +4,8 @@ mod load;
 
 use crate::arch::{Arch, Platform};
 use crate::cli::MemslotArgs;
-use crate::machine::process::{End, Flow, Machine, Outcome};
+use crate::machine::outcome::Outcome;
+use crate::machine::process::{End, Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
 use crate::results::{self, Samples, Subject};

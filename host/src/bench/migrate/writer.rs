@@ -5,19 +5,17 @@ use crate::arch::{Arch, Platform};
 use crate::ctl::fields::Fields;
 use crate::ctl::migrate::Migrated;
 use crate::machine::control::Control;
-use crate::machine::process::{End, Flow, Machine};
+use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::Clock;
 use crate::run::tail;
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor};
-use crate::workspace;
 use anyhow::{Context, Result, ensure};
 use baremetal::pages::PAGE;
-use hostlink::config::{FlushMode, ResetPolicy, Switches};
+use hostlink::config::Switches;
 use hostlink::ctl::record::Slot;
 use hostlink::ctl::{LogWay, Request};
-use hostlink::exit::ExitCode;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -73,18 +71,7 @@ impl Writer {
     /// of each page.
     pub(crate) fn start(setup: &Setup<'_>, signals: &Signals) -> Result<Self> {
         let arch = setup.platform.arch();
-        let guest = Guest {
-            platform: setup.platform,
-            kernel: workspace::bootable(workspace::build(workspace::LOAD, arch)?, arch)?,
-            initrd: None,
-            cmdline: String::new(),
-            vcpus: 1,
-            memory: MEMORY,
-            flush: FlushMode::Hypercall,
-            reset: ResetPolicy::Exit,
-            switches: setup.switches,
-        };
-        guest.check()?;
+        let guest = Guest::load(setup.platform, 1, MEMORY, setup.switches)?;
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
         let mut spec = guest.on_quell(setup.hypervisor, 1, setup.clock, directory.path())?;
         spec.memory += setup.spare;
@@ -196,15 +183,7 @@ impl Writer {
     /// Has the guest switch the machine off, which has to end by that.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.machine.type_text("poweroff\n")?;
-        let outcome = self.machine.run(|_, _| Ok(Flow::Continue))?;
-        ensure!(
-            outcome.end == End::Hypervisor(ExitCode::GuestPowerOff),
-            "the machine ended with {:?}; the guest's console:\n{}\nthe hypervisor's log:\n{}",
-            outcome.end,
-            tail(&outcome.console),
-            tail(&outcome.log)
-        );
-        Ok(())
+        self.machine.run(|_, _| Ok(Flow::Continue))?.powered_off().map(drop)
     }
 
     /// The end of the guest's console, for messages.

@@ -5,19 +5,17 @@ use super::super::phases::Phases;
 use crate::arch::Platform;
 use crate::ctl::dirty_runs;
 use crate::machine::control::Control;
-use crate::machine::process::{End, Flow, Machine};
+use crate::machine::process::{Flow, Machine};
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Counting};
 use crate::run::tail;
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor};
-use crate::workspace;
 use anyhow::{Context, Result, ensure};
 use baremetal::pages::PAGE;
-use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Stage2Unmap, Switches};
+use hostlink::config::{NestedPage, Stage2Unmap, Switches};
 use hostlink::ctl::record::Deleted;
 use hostlink::ctl::{LogWay, Request};
-use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -96,19 +94,8 @@ impl Load {
         timeout: Duration,
         signals: &Signals,
     ) -> Result<Self> {
-        let arch = platform.arch();
-        let guest = Guest {
-            platform,
-            kernel: workspace::bootable(workspace::build(workspace::LOAD, arch)?, arch)?,
-            initrd: None,
-            cmdline: String::new(),
-            vcpus: 1,
-            memory: MEMORY,
-            flush: FlushMode::Hypercall,
-            reset: ResetPolicy::Exit,
-            switches: Switches { stage2_unmap, nested_page: NestedPage::Small, ..Switches::default() },
-        };
-        guest.check()?;
+        let switches = Switches { stage2_unmap, nested_page: NestedPage::Small, ..Switches::default() };
+        let guest = Guest::load(platform, 1, MEMORY, switches)?;
         let directory = tempfile::Builder::new().prefix("quell-bench-").tempdir()?;
         let mut spec = guest.on_quell(hypervisor, 1, clock, directory.path())?;
         spec.memory += SIZE;
@@ -126,14 +113,7 @@ impl Load {
         script
             .work(work, &mut machine)
             .with_context(|| format!("the guest's console ends with:\n{}", tail(&machine.shown())))?;
-        let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
-        ensure!(
-            outcome.end == End::Hypervisor(ExitCode::GuestPowerOff),
-            "the machine ended with {:?}; the guest's console:\n{}\nthe hypervisor's log:\n{}",
-            outcome.end,
-            tail(&outcome.console),
-            tail(&outcome.log)
-        );
+        machine.run(|_, _| Ok(Flow::Continue))?.powered_off()?;
         let phases = counting.as_ref().map(Phases::read).transpose()?;
         Ok(Done { busy: script.busy, asked: script.asked, phases })
     }

@@ -1,7 +1,8 @@
 //! What has to come of a run.
 
 use crate::machine::child::describe;
-use crate::machine::process::{CONSOLE_BYTES, End, Outcome};
+use crate::machine::outcome::Outcome;
+use crate::machine::process::{CONSOLE_BYTES, End};
 use crate::run::tail;
 use crate::test::cases::{FLOOD_CLAIM, FLOOD_REPORTS, Hostile};
 use anyhow::{Context, Result, anyhow, bail, ensure};

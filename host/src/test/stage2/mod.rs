@@ -16,16 +16,16 @@ use script::Script;
 use super::cases::{Body, Case, Expect, STALE, case, stock};
 use crate::arch::{ArmCpu, Platform};
 use crate::bench::phases::{Counts, Phases};
-use crate::machine::process::{Machine, Outcome};
+use crate::machine::outcome::Outcome;
+use crate::machine::process::Machine;
 use crate::machine::signals::Signals;
 use crate::machine::spec::{Clock, Counting, Spec};
 use crate::run::{switches, tail};
 use crate::size::MIB;
 use crate::vm::{Guest, Hypervisor};
-use crate::workspace;
 use anyhow::{Context, Result, anyhow, ensure};
 use baremetal::pages::PAGE;
-use hostlink::config::{FlushMode, NestedPage, ResetPolicy, Switches};
+use hostlink::config::{FlushMode, NestedPage, Switches};
 use hostlink::counters::Counter;
 use hostlink::phase::Phase;
 use std::path::Path;
@@ -242,19 +242,7 @@ struct Lab<'a> {
 impl Lab<'_> {
     /// A machine whose guest takes commands.
     fn spec(&self, (vcpus, cpus): (u32, u32), clock: Clock) -> Result<Spec> {
-        let (platform, arch) = (self.case.platform, self.case.platform.arch());
-        let guest = Guest {
-            platform,
-            kernel: workspace::bootable(workspace::build(workspace::LOAD, arch)?, arch)?,
-            initrd: None,
-            cmdline: String::new(),
-            vcpus,
-            memory: MEMORY,
-            flush: FlushMode::Hypercall,
-            reset: ResetPolicy::Exit,
-            switches: self.switches,
-        };
-        guest.check()?;
+        let guest = Guest::load(self.case.platform, vcpus, MEMORY, self.switches)?;
         let mut spec = guest.on_quell(self.hypervisor, cpus, clock, self.directory)?;
         spec.timeout = Some(TIMEOUT);
         Ok(spec)
