@@ -197,7 +197,7 @@ fn start_others() {
         if cpu.presence.give_up() {
             log::error!("CPU {} (APIC id {id}) does not start, and is not used", cpu.index);
             if page.withdraw() {
-                // Back to where only a start-up IPI gets it from, which nobody sends.
+                // Returns it to the state that only a start-up IPI ends, and none is sent.
                 apic::send_init(id);
             }
             // A CPU that has taken the offer may hold a lock at this moment: it is left to stop on
