@@ -1,4 +1,4 @@
-//! The frames' registers: what there is, and above all what there is not.
+//! The frames' registers: the existing ones, and above all the missing ones.
 
 use super::system::SGI_FRAME;
 use crate::devices::virt::gic::{
@@ -10,8 +10,8 @@ fn registers_that_there_are_not_are_zero_and_ignore_writes() {
     let mut distributor = Distributor::new(2, 64);
     let mut private = Private::new(0, 2);
     let before = format!("{distributor:?}{private:?}");
-    // Private words, SPIs beyond 64, reserved, legacy, security, and what affinity routing
-    // replaces.
+    // Private words, SPIs beyond 64, reserved, legacy and security registers, and registers that
+    // affinity routing replaces.
     let distributor_only = [
         0x00c,
         0x010,
