@@ -31,7 +31,7 @@ const DATA_OFFSET: u64 = 0x1f000;
 /// Offsets of the unmapped pages.
 pub(crate) const GUARD_PAGES: [u64; 3] = [0, 0x3000, 0x6000];
 
-/// First block; zero before there are any.
+/// Address of the first block; zero before there are any.
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
 /// Number of blocks.
 static COUNT: AtomicU32 = AtomicU32::new(0);
