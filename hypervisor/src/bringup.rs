@@ -1,12 +1,12 @@
 //! The start-up of a CPU: it comes online in time or is given up, never both (U15).
 //!
 //! ```text
-//! boot CPU                                        CPU that is being started
+//! boot CPU                                   CPU that is being started
 //! A  its id and its stack are offered (store)
-//! B  INIT and start-up IPI, or CPU_ON             C  takes the offer, if that is for its id (CAS to none)
-//!                                                 D  its own tables, interrupt controller, timer
-//! F  state: expected -> given up (CAS)            E  state: expected -> online (CAS)
-//! G  offer withdrawn (swap with none);            H  not online: it stops for good
+//! B  INIT and start-up IPI, or CPU_ON        C  takes the offer, if it is for its id (CAS to none)
+//!                                            D  its own tables, interrupt controller, timer
+//! F  state: expected -> given up (CAS)       E  state: expected -> online (CAS)
+//! G  offer withdrawn (swap with none);       H  not online: it stops for good
 //!    INIT if it had not been taken
 //! ```
 //!

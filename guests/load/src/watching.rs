@@ -1,4 +1,4 @@
-//! Several processors read one word over and over, and the first one reports what they find.
+//! Several processors read one word over and over, and the first one reports their findings.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -160,7 +160,7 @@ impl<A: Amd64> Initiator for Caller<'_, A> {
 }
 
 impl<A: Amd64> Services for CallServices<'_, A> {
-    /// Flushes what the call names, or more where that costs less.
+    /// Flushes the ranges that the call names, or more where that costs less.
     #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         let (vm, limit) = (self.vm, self.vm.guest.flush_cost.page_limit());

@@ -71,7 +71,7 @@ pub fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
     Ok(MemoryLayout::new(size)?.slots().into_iter().collect())
 }
 
-/// What the vCPUs share besides memory and scheduler.
+/// The state that vCPUs share besides memory and scheduler.
 pub struct Shared {
     apic_ids: Assignment,
     /// Bits of CR4 that the guest may set.
@@ -257,7 +257,7 @@ impl<A: Amd64> Vm<A> {
         1
     }
 
-    /// IN from a port, after passing on what the real console has received.
+    /// IN from a port, after passing on the real console's input.
     pub fn port_read(&self, port: u16, width: PortSize) -> u32 {
         let value = self.guest.platform.lock().port_read(port, width, || self.wall_ns());
         if port == SerialPort::Com1.base() {
@@ -266,7 +266,7 @@ impl<A: Amd64> Vm<A> {
         value
     }
 
-    /// Passes on what the real console has received, as far as the guest's FIFO has room.
+    /// Passes on the real console's input, as far as the guest's FIFO has room.
     pub fn receive_console(&self) {
         let mut platform = self.guest.platform.lock();
         while platform.can_receive(SerialPort::Com1) {

@@ -32,7 +32,7 @@ impl Workspace {
     }
 }
 
-/// Takes what was posted: interrupts, INIT, start-up and NMI.
+/// Takes the posted items: interrupts, INIT, start-up and NMI.
 #[inline(always)] // Usually there is a vector or nothing, and little to do.
 pub fn take_signals<A: Amd64>(context: &mut Context<'_, A>) {
     if context.vcpu.inbox.has_signals() {

@@ -90,7 +90,7 @@ impl Uart {
     }
 }
 
-/// What the vCPUs share besides memory and scheduler.
+/// The state that vCPUs share besides memory and scheduler.
 pub struct Shared {
     /// The GIC's distributor.
     pub distributor: Box<Mutex<Distributor>>,

@@ -19,7 +19,6 @@
 //!
 //! Anywhere between the first and the last of these the wait is certain, regardless of earlier
 //! code: V is the value for which the guest keeps waiting.
-//! for which the guest waits on.
 
 const SEVL: u32 = 0xd503_20bf;
 const WFE: u32 = 0xd503_205f;

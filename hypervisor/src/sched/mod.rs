@@ -61,7 +61,7 @@ struct Home {
     timer_line: AtomicU32,
 }
 
-/// What a CPU must consider while a vCPU runs on it.
+/// A queue's state as it concerns the CPU while a vCPU runs on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueState {
     /// The vCPU should make room for another.
@@ -331,7 +331,7 @@ impl Scheduler {
         })
     }
 
-    /// What `cpu`, the calling CPU, must consider while its vCPU runs.
+    /// The queue's state as it concerns `cpu`, the calling CPU, while its vCPU runs.
     ///
     /// Another CPU may put a vCPU into the queue afterwards, which is not counted here. It then
     /// posts the running vCPU an event, so that this CPU checks again before it next enters the

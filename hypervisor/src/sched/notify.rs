@@ -4,7 +4,7 @@
 //! decided under the queues' locks. Values read without them are hints. The models beside this
 //! module run all of it under loom, with the mistakes that would break it.
 //!
-//! | term | what is signalled | recipient |
+//! | term | meaning | recipient |
 //! |---|---|---|
 //! | notify | something is in its inbox | a vCPU, wherever it is |
 //! | wake | it no longer blocks | a vCPU that has halted; the scheduler puts it into a queue |
@@ -64,7 +64,7 @@ use coherence::{Notify, Target};
 
 use super::{CpuIndex, Line, Nudge, Scheduler, VcpuIndex};
 
-/// What the notifying code needs from the calling CPU.
+/// The calling CPU's interface for the notifying code.
 pub trait Reach {
     /// The scheduler.
     fn scheduler(&self) -> &Scheduler;

@@ -132,10 +132,10 @@ pub trait Board: Cpus {
 
 /// A vCPU's private state: registers, interrupt controller, timers.
 pub trait State: Send {
-    /// What other CPUs post to the vCPU.
+    /// The items that other CPUs post to the vCPU.
     type Inbox: Sync + Send;
 
-    /// Resets everything to the state after power-on. Discards what was posted before.
+    /// Resets everything to the state after power-on. Discards earlier posts.
     fn reset(&mut self, inbox: &Self::Inbox);
 
     /// The current address space, as initiators of a flush may know it while the vCPU halts.
@@ -145,7 +145,7 @@ pub trait State: Send {
     /// start-up.
     fn is_running(&self) -> bool;
 
-    /// Checks whether what was posted ends the vCPU's wait.
+    /// Checks whether a posted item ends the vCPU's wait.
     fn update_activity(&mut self);
 
     /// Whether something already present ends a wait for an interrupt. Does not look at what others
@@ -191,13 +191,13 @@ pub unsafe trait Arch: Board {
     type Nested: Format + 'static;
     /// The allocator of nested tables, with the properties that walks by the processor need.
     type Tables: TableMemory + Send + Sync + 'static;
-    /// What the vCPUs share besides memory and scheduler: devices.
+    /// The state that vCPUs share besides memory and scheduler: devices.
     type Shared: Send + Sync + 'static;
-    /// What other CPUs post to a vCPU: interrupts, and start-up.
+    /// The items that other CPUs post to a vCPU: interrupts, and start-up.
     type Inbox: Send + Sync + 'static;
     /// A vCPU's private state.
     type State: State<Inbox = Self::Inbox> + 'static;
-    /// What a CPU needs besides its vCPU; created once.
+    /// A CPU's own data for running vCPUs; created once.
     type Workspace: 'static;
 
     /// Whether sections of software translations are counted (see [`stay::Stay::COUNTED`]).
@@ -273,7 +273,7 @@ pub unsafe trait Arch: Board {
     /// Address ranges where no memory can be added.
     fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region>;
 
-    /// Passes on what the real console has received, as far as the guest has room for it.
+    /// Passes on the real console's input, as far as the guest has room for it.
     fn receive_console(vm: &Vm<Self>);
 
     /// Drops the guest's nested translations named by `invalidation`, on all CPUs. The tables have
@@ -300,7 +300,7 @@ pub unsafe trait Arch: Board {
     /// Takes pending interrupts, outside of guest mode.
     fn open_window(context: &mut Context<'_, Self>);
 
-    /// Takes what was posted: interrupts, and start-up. The notify word was taken before.
+    /// Takes the posted items: interrupts, and start-up. The notify word was taken before.
     fn take_signals(context: &mut Context<'_, Self>);
 
     /// A timer of the vCPU has expired: asserts its interrupt.

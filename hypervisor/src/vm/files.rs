@@ -86,7 +86,7 @@ pub enum CreateError {
     Config(ConfigError<'static>),
     /// The guest's files cannot be loaded.
     Load(LoadError),
-    /// The machine lacks the memory asked for (first value); the second is what it has.
+    /// The machine lacks the requested memory (first value); the second is its free memory.
     NoMemory(u64, u64),
     /// There is no memory for nested page tables, or not enough for a root.
     NoTables,

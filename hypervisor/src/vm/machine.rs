@@ -96,7 +96,7 @@ pub struct Vm<A: Arch> {
     pub(super) counters: Vec<CounterRow>,
     /// A change of memory that a vCPU's access has caused.
     pub(super) change: Mutex<OwnChange<A>>,
-    /// What every CPU must check: bits of [`attention`].
+    /// Pending work that every CPU must check: bits of [`attention`].
     pub(super) attention: AtomicU32,
     /// Whether a request from the host waits for its turn to change guest memory: vCPUs let it go
     /// first.

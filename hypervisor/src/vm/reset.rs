@@ -26,9 +26,9 @@ impl<A: Arch> Vm<A> {
     /// of the last one restarts the guest (`step_reset`).
     ///
     /// ```text
-    /// each vCPU                                the CPU of the last vCPU
-    /// A  state saved, owner dropped            C  parked = count (Acquire): all have done A
-    /// B  parked += 1 (AcqRel)                  D  states and memory reset, RESET cleared, all woken
+    /// each vCPU                               the CPU of the last vCPU
+    /// A  state saved, owner dropped           C  parked = count (Acquire): all have done A
+    /// B  parked += 1 (AcqRel)                 D  states and memory reset, RESET cleared, all woken
     /// ```
     /// B before C, so A before D.
     pub fn park(&self, cpu: &PerCpu<A>) {
@@ -60,7 +60,7 @@ impl<A: Arch> Vm<A> {
             // SAFETY: the owner was just taken.
             let state = unsafe { vcpu.state() };
             let _event = owner.take_events();
-            // What was posted before the reset is void.
+            // Items posted before the reset are void.
             state.reset(&vcpu.inbox);
         }
         A::reset_devices(self);

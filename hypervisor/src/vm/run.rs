@@ -170,7 +170,7 @@ impl<'a, A: Arch> Context<'a, A> {
     /// Checks everything before the vCPU goes on.
     #[inline(always)]
     pub(super) fn check_on_arrival(&mut self, now: u64) -> Option<Leave> {
-        // What was posted before is covered by the full check.
+        // The full check covers earlier posts.
         let _posted_before = self.owner.take_events();
         self.check_all(now)
     }

@@ -30,8 +30,8 @@ usage: thrash [--threads N] [--rounds N] [--pages N] [--chunks N] [--file F] [--
   --rounds N   rounds of each thread [1000]
   --pages N    pages mapped in a round [16384]
   --chunks N   different offsets in the file, a page apart, used in turn [10]
-  --file F     the shared file; made if need be, removed afterwards [/tmp/thrash.data]
-  --report F   where the JSON lines go [standard output]
+  --file F     the shared file; created if missing, removed afterwards [/tmp/thrash.data]
+  --report F   file for the JSON lines [standard output]
   --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]";
 
 #[derive(Debug, PartialEq, Eq)]

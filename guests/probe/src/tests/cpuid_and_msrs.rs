@@ -107,7 +107,7 @@ const REFUSED: [(u32, u64); 34] = [
 pub(super) fn x2apic_reserved() -> Verdict {
     for (number, value) in REFUSED {
         let before = rdmsr(number);
-        // SAFETY: it is refused, which is what the test checks.
+        // SAFETY: it is refused, as the test checks.
         let written = unsafe { wrmsr(number, value) };
         ensure!(written == Err(Fault::PROTECTION), "WRMSR of {value:#x} to {number:#x}: {written:x?}");
         let after = rdmsr(number);

@@ -56,7 +56,7 @@ pub(super) fn cr4_reserved() -> Verdict {
     let before = Cr4::read_raw();
     // VMXE, SMXE, 15, 19, CET, PKS, and bits that do not exist.
     for bit in [13, 14, 15, 19, 23, 24, 25, 31, 32, 63] {
-        // SAFETY: it is refused, which is what the test checks.
+        // SAFETY: it is refused, as the test checks.
         let result = unsafe { write_cr4(before | 1 << bit) };
         ensure!(result == Err(Fault::PROTECTION), "bit {bit}: {result:?}");
         ensure!(Cr4::read_raw() == before, "a refused write changed CR4 to {:#x}", Cr4::read_raw());

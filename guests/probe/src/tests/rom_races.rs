@@ -61,7 +61,7 @@ impl Looks {
 
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// What is checked: a place of the ROM, 1 or 2, and a word in it.
+/// The location of a check: a place of the ROM, 1 or 2, and a word in it.
 #[derive(Clone, Copy)]
 struct Spot {
     place: u64,

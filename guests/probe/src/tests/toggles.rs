@@ -103,7 +103,7 @@ fn toggle_pcide() -> Verdict {
     if __cpuid(1).ecx & ECX_PCID != 0 {
         return toggle_cr4(CR4_PCIDE);
     }
-    // SAFETY: it is refused, which is what the test checks.
+    // SAFETY: it is refused, as the test checks.
     let result = unsafe { write_cr4(Cr4::read_raw() | CR4_PCIDE) };
     ensure!(result == Err(Fault::PROTECTION), "PCIDE, which CPUID does not show: {result:?}");
     tlb::flush(VirtAddr::new(WINDOW));

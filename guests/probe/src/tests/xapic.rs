@@ -116,7 +116,7 @@ fn modes() -> Verdict {
         ensure!(set_base(USUAL | BSP | mode) == refused, "{mode:#x} is entered from off");
     }
     for msr in [apic::ID, apic::ICR, apic::EOI, apic::LVT_TIMER] {
-        // SAFETY: it is refused, which is what the test checks.
+        // SAFETY: it is refused, as the test checks.
         let written = unsafe { wrmsr(msr, 0) };
         ensure!(rdmsr(msr).is_err() && written == refused, "MSR {msr:#x} is there with the APIC off");
     }

@@ -11,9 +11,9 @@ use crate::vm::{Access, Context, Led, Next};
 
 /// `info_1` of a nested page fault: the access was a store.
 pub(super) const FAULT_WRITE: u64 = 1 << 1;
-/// The fault came from an instruction fetch.
+/// An instruction fetch caused the fault.
 pub(super) const FAULT_FETCH: u64 = 1 << 4;
-/// The fault came from the walk of the guest's page tables, not from the access itself.
+/// The walk of the guest's page tables caused the fault, not the access itself.
 pub(super) const FAULT_IN_WALK: u64 = 1 << 33;
 
 /// #NPF: `info_2` is the guest physical address.

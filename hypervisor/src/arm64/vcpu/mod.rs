@@ -16,7 +16,7 @@ use crate::devices::virt::psci::Power;
 use crate::vm::files::Defects;
 use crate::vm::{Context, PerCpu, Vm};
 
-/// What other CPUs post to a vCPU.
+/// A vCPU's inbox, to which other CPUs post.
 #[derive(Debug)]
 pub struct Inbox {
     /// Interrupts.
@@ -163,7 +163,7 @@ pub fn take_flush<A: Arm64>(owner: &mut Owner<'_>) {
     arm64::take_flush(&A::TLB, owner);
 }
 
-/// Takes what was posted: interrupts, and power-on.
+/// Takes the posted items: interrupts, and power-on.
 #[inline(always)]
 pub fn take_signals<A: Arm64>(context: &mut Context<'_, A>) {
     if context.state.activity == Activity::Off

@@ -3,7 +3,7 @@
 //! | module | device | owner |
 //! |---|---|---|
 //! | [`lapic`] | one local APIC | the CPU that runs the vCPU |
-//! | [`inbox`] | what other CPUs post to a vCPU's local APIC | shared, lock-free |
+//! | [`inbox`] | other CPUs' posts to a vCPU's local APIC | shared, lock-free |
 //! | [`message`] | interrupt messages between local APICs and I/O APIC | values |
 //! | [`platform`] | the ports and the I/O APIC of one VM, combined | the VM, under a lock |
 //! | [`ioapic`], [`pci`], [`cmos`], [`pit`], [`power`] | the parts of [`platform`] | |

@@ -294,7 +294,7 @@ impl RunQueue {
         Some((stolen.vcpu, self.standing(stolen.virtual_time, line)))
     }
 
-    /// What the CPU must consider.
+    /// The queue's state as it concerns the CPU.
     #[inline(always)]
     pub fn queue_state(&self, now: u64, policy: &Policy) -> QueueState {
         let timer = self.next_timer();

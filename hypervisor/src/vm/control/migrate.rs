@@ -3,7 +3,6 @@
 //!
 //! It measures how long the guest is stopped meanwhile, above all at the end, when small pages
 //! become large ones again. Everything is done in steps, between which vCPUs run.
-//! pages become large ones again. Everything is done in steps, between which vCPUs run.
 
 use alloc::boxed::Box;
 

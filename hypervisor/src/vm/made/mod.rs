@@ -123,7 +123,7 @@ pub(crate) struct Made<A: Arch> {
     /// maximum over all CPUs.
     turns_since: Vec<AtomicU32>,
     turns_most: AtomicU32,
-    /// What the real console has received.
+    /// Input of the real console.
     console: Mutex<VecDeque<u8>>,
 }
 

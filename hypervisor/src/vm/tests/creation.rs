@@ -1,4 +1,4 @@
-//! What a machine is created from, and why creation may fail.
+//! Creation of a machine, and the ways in which it may fail.
 
 use super::processor::create;
 use super::*;

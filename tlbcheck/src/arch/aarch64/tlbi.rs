@@ -3,7 +3,6 @@
 //! A DSB orders the stores that change tables before the invalidation. The invalidation is complete
 //! at the next DSB of the same domain or a larger one, and the ISB makes the processor itself see
 //! it. The command line may omit one of these: then rows must fail.
-//! itself see it. The command line may say that one is left out: then rows have to fail.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -68,7 +67,7 @@ static OMITS_ALL: AtomicBool = AtomicBool::new(false);
 static OMITS_DSB: AtomicBool = AtomicBool::new(false);
 static OMITS_BROADCAST: AtomicBool = AtomicBool::new(false);
 
-/// Sets what is omitted from now on.
+/// Sets the omission that applies from now on.
 pub(super) fn omit(what: Option<Omission>) {
     OMITS_TLBI.store(what == Some(Omission::Tlbi), Ordering::Relaxed);
     OMITS_ALL.store(what == Some(Omission::Vmalle1), Ordering::Relaxed);

@@ -31,7 +31,7 @@ use crate::arch::console;
 /// Maximum number of ranges of one flush: that of a hypercall's list.
 pub(super) const RANGES_MAX: usize = 509;
 
-/// What a flush must drop.
+/// The translations that a flush must drop.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scope<'a> {
     /// Everything except global translations.

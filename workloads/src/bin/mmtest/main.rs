@@ -36,12 +36,12 @@ usage: mmtest [--threads N] [--memory MIB] [--toggles N] [--passes N] [--rounds 
 
   --threads N   threads that touch memory [one per CPU]
   --memory MIB  memory of each thread [64]
-  --toggles N   times that the ROM is turned on, read and turned off [100]
-  --passes N    passes over its memory that each thread makes at least [1]
+  --toggles N   number of times the ROM is turned on, read and turned off [100]
+  --passes N    minimum passes of each thread over its memory [1]
   --rounds N    the same work each time: N times, all threads make one pass while the ROM is turned on, read from its
                 beginning to its end, and turned off; instead of --toggles and --passes
   --rom F       the ROM's file [/sys/bus/pci/devices/0000:00:01.0/rom]
-  --report F    where the JSON lines go [standard output]
+  --report F    file for the JSON lines [standard output]
   --settle MS   idle time after `begin` and before `end` is reported, for readers of counters [0]
 
 It ends when the toggles and the passes, or the rounds, are done. The status is 1 if a canary or the ROM was wrong.";

@@ -36,11 +36,11 @@ const THREADS_PER_RUDE: usize = 4;
 const USAGE: &str = "\
 usage: stale [--threads N] [--seconds N] [--pages N] [--pause US] [--report F]
 
-  --threads N  threads, of which every eighth remaps and the others read [one per CPU, 2 at least]
-  --seconds N  how long to look [5]
+  --threads N  threads; every eighth remaps, the others read [one per CPU, at least 2]
+  --seconds N  duration of the run [5]
   --pages N    pages of each remapper [16]
-  --pause US   how long readers are waited for between two remappings, at most [200]
-  --report F   where the JSON lines go [standard output]
+  --pause US   maximum wait for readers between two remappings [200]
+  --report F   file for the JSON lines [standard output]
 
 The status is 1 if a read was stale.";
 

@@ -1,9 +1,9 @@
-//! What other CPUs post to a vCPU's local APIC, which they do not own.
+//! The inbox of a vCPU's local APIC, to which CPUs post that do not own it.
 //!
 //! ```text
-//!    any CPU: post                              the owner, before an entry: take_signals, drain_vectors
-//!    A  the word here      (RMW, Release)       C  takes the notify word  (RMW, Acquire)
-//!    B  the notify word    (RMW, Release)       D  the words here         (load, then RMW, Acquire)
+//!    any CPU: post                         the owner, before an entry: take_signals, drain_vectors
+//!    A  the word here      (RMW, Release)  C  takes the notify word  (RMW, Acquire)
+//!    B  the notify word    (RMW, Release)  D  the words here         (load, then RMW, Acquire)
 //! ```
 //!
 //! A before B, C before D. The notify word is the one by which a vCPU is kicked and made to check

@@ -5,7 +5,7 @@
 //! | part | contents | owner |
 //! |---|---|---|
 //! | [`Private`] | one vCPU's SGIs and PPIs, the SPIs that it holds, its redistributor | the CPU that runs the vCPU |
-//! | [`Inbox`] | what other CPUs post to a vCPU | shared, lock-free |
+//! | [`Inbox`] | other CPUs' posts to a vCPU | shared, lock-free |
 //! | [`Distributor`] | the SPIs that no vCPU holds, and the configuration of all SPIs | the VM, under a lock |
 //!
 //! An SPI that must be signalled is *posted* to one vCPU. That vCPU *claims* it at its next check

@@ -22,7 +22,7 @@ use crate::vm::made::{self, End, made_board};
 pub(super) const DEVICE: u64 = 0xf000_0000;
 const PAGE: u64 = 4096;
 
-/// What a vCPU executes.
+/// An operation of a vCPU's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     /// Takes this many ticks.
@@ -144,7 +144,7 @@ pub(super) struct Entry {
     is_void: bool,
 }
 
-/// What other CPUs post to a vCPU; also its TLB, so that the checks can reach it.
+/// A vCPU's inbox; also its TLB, so that the checks can reach it.
 #[derive(Default)]
 pub(super) struct Inbox {
     /// A bit for each sender.
@@ -153,7 +153,7 @@ pub(super) struct Inbox {
     tlb: Mutex<BTreeMap<u64, Entry>>,
 }
 
-/// What vCPUs share.
+/// The state that vCPUs share.
 pub(super) struct Shared {
     programs: Vec<Vec<Op>>,
     root: u64,

@@ -94,7 +94,7 @@ pub(super) fn set_by_processor() -> Verdict {
     })
 }
 
-/// What FEAT_HAFDBS needs to keep the dirty state.
+/// The bits that FEAT_HAFDBS needs to manage the dirty state.
 const KEEPS_DIRTY: u64 = SETS_ACCESSED | SETS_DIRTY;
 /// A writable page that has not been written to.
 const CLEAN: u64 = READ_ONLY | DIRTY_MODIFIER;

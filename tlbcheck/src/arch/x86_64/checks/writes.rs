@@ -26,7 +26,7 @@ const MAPPED_US_MAX: u64 = 40;
 /// first when counting begins.
 const WHOLE_TURN: u64 = 2;
 
-/// What is checked after the flush.
+/// The checks after the flush.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Looks {
     /// Whether the page still changes.

@@ -1,10 +1,10 @@
-//! What other CPUs post to a vCPU's interrupt controller, which they do not own.
+//! The inbox of a vCPU's interrupt controller, to which CPUs post that do not own it.
 //!
 //! ```text
-//!    any CPU: post                              the owner, before an entry: Private::look
-//!    A  the word here: SPIs, groups (RMW)       C  takes the notify word  (RMW, Acquire)
-//!    B  the signals word    (RMW, Release)      D  the signals word       (load, then RMW, Acquire)
-//!    P  the notify word     (RMW, Release)      E  the words here         (RMW)
+//!    any CPU: post                         the owner, before an entry: Private::look
+//!    A  the word here: SPIs, groups (RMW)  C  takes the notify word  (RMW, Acquire)
+//!    B  the signals word   (RMW, Release)  D  the signals word       (load, then RMW, Acquire)
+//!    P  the notify word    (RMW, Release)  E  the words here         (RMW)
 //! ```
 //!
 //! A before B before P, C before D before E. The notify word is the one by which a vCPU is kicked

@@ -97,7 +97,7 @@ impl Private {
         }
     }
 
-    /// Takes what was posted. The owner calls it after it has taken the notify word. `true`: call
+    /// Takes the posted items. The owner calls it after it has taken the notify word. `true`: call
     /// [`settle`](Self::settle) next, under the distributor's lock.
     #[must_use]
     #[inline]

@@ -1,10 +1,10 @@
 //! Whether a vCPU is on: the state that PSCI's CPU_ON and CPU_OFF race for.
 //!
 //! ```text
-//!    any vCPU: turn_on                                 the owner of the target: take_start
-//!    A  the state: off to claimed (RMW, Acquire)       D  takes the notify word         (RMW, Acquire)
-//!    B  entry, context (relaxed stores)                E  the state: pending to on      (RMW, Acquire)
-//!    C  the state: pending (store, Release)            F  entry, context (relaxed loads)
+//!    any vCPU: turn_on                              the owner of the target: take_start
+//!    A  the state: off to claimed (RMW, Acquire)    D  takes the notify word     (RMW, Acquire)
+//!    B  entry, context (relaxed stores)             E  the state: pending to on  (RMW, Acquire)
+//!    C  the state: pending (store, Release)         F  entry, context (relaxed loads)
 //!       then the notify word (RMW, Release)
 //! ```
 //!
