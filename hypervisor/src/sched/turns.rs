@@ -1,4 +1,4 @@
-//! The number of turns without an entry into the guest on a CPU since their count last made it take
+//! Counts a CPU's turns without an entry into the guest since this count last made it take
 //! interrupts.
 
 use core::cell::Cell;

@@ -1,8 +1,8 @@
 //! The word in guest memory that a vCPU waits for, while other vCPUs run.
 //!
 //! The vCPU's owner notes the word before it puts the vCPU into a queue. The queue's lock orders
-//! that store before all checks, because only the lock's holder checks. No other CPU writes the
-//! word meanwhile, because the vCPU has no owner.
+//! the note before all checks, because only the lock's holder checks. No CPU changes the note
+//! meanwhile, because the vCPU has no owner.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 

@@ -6,11 +6,11 @@
 //! first come, first served. While neither line is empty, each gets half of the CPU.
 //!
 //! The reason is the behaviour of many idle vCPUs that tick: Linux ticks on every CPU until it has
-//! a better clock source. Where all the ticks take longer than the available time, they would use
-//! up the entire CPU share that fairness among vCPUs gives them, and a vCPU with work would get one
-//! part in as many as there are vCPUs. A late tick, however, costs no more than one in time, and
-//! stands for the ticks that it replaces. In a separate line the ticks become only as many as half
-//! of the CPU can bear.
+//! a better clock source. Where all the ticks take longer than the available time, they would fill
+//! any CPU time that fairness among vCPUs gives them, and a vCPU with work would get one part in as
+//! many as there are vCPUs. A late tick, however, costs no more than one in time, and stands for
+//! the ticks that it replaces. In a separate line the ticks become only as many as half of the CPU
+//! can bear.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;

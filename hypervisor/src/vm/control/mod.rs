@@ -21,7 +21,8 @@ use super::percpu::PerCpu;
 use paging::Progress;
 use requests::Work;
 
-/// While a request is being served, its CPU returns to it at least this often.
+/// While a request is being served, its CPU returns to it after this time, or after the time that
+/// the last step took if that was longer.
 const PERIOD_US: u64 = 100;
 
 /// The control channel of a machine.
