@@ -1,5 +1,6 @@
 //! The guest's registers that stay in the processor while its vCPU is on the CPU: every EL1 and EL0
-//! register that a guest can write without a trap, or reads instead of such a register.
+//! register that a guest can write without a trap, and the registers that the guest sees in place
+//! of such ones.
 //!
 //! The rest of a vCPU's state is handled separately: the general registers, floating point, and the
 //! debug registers, which are in the processor only while they are in use.

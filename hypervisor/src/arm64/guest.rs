@@ -36,7 +36,7 @@ const QUEUE_MAX: usize = 4096;
 /// What is wrong with the configuration.
 pub fn check(config: &Config<'_>) -> Result<(), CreateError> {
     if config.flush == FlushMode::Ipi {
-        // The guest's processors flush each other: the hypervisor cannot tell the guest how.
+        // The guest's processors flush each other: the guest is not told how.
         return Err(CreateError::ForeignSwitch(ForeignSwitch { key: "flush", only: Architecture::Amd64 }));
     }
     match (config.switches.foreign(Architecture::Arm64), config.switches.defect) {

@@ -2,8 +2,8 @@
 //! firmware.
 //!
 //! Every feature that a processor has and the guest does not is trapped, or disabled by a control
-//! whose 0 means so. A control is written where the ID registers say that it exists, regardless of
-//! its previous value: no EL2 register that affects the guest keeps the firmware's value.
+//! that is 0. A control is written where the ID registers say that it exists, regardless of its
+//! previous value: no EL2 register that affects the guest keeps the firmware's value.
 //!
 //! Source: Arm DDI 0487, D24.2: HCR_EL2, HCRX_EL2, CPTR_EL2, MDCR_EL2, CNTHCTL_EL2, HFGRTR_EL2 and
 //! similar ones; for MPAM Arm DDI 0598; for the list of registers to consider, Linux'
@@ -256,15 +256,15 @@ macro_rules! for_each_control {
             Hdfgwtr: "HDFGWTR_EL2" "s3_4_c3_c1_5",
             /// Fine-grained traps of activity monitors.
             Hafgrtr: "HAFGRTR_EL2" "s3_4_c3_c1_6",
-            /// The second register for reads.
+            /// Fine-grained traps of reads, second register.
             Hfgrtr2: "HFGRTR2_EL2" "s3_4_c3_c1_2",
-            /// The second register for writes.
+            /// Fine-grained traps of writes, second register.
             Hfgwtr2: "HFGWTR2_EL2" "s3_4_c3_c1_3",
-            /// The second register for instructions.
+            /// Fine-grained traps of instructions, second register.
             Hfgitr2: "HFGITR2_EL2" "s3_4_c3_c1_7",
-            /// The second register for reads of debug registers.
+            /// Fine-grained traps of reads of debug registers, second register.
             Hdfgrtr2: "HDFGRTR2_EL2" "s3_4_c3_c1_0",
-            /// The second register for writes of debug registers.
+            /// Fine-grained traps of writes of debug registers, second register.
             Hdfgwtr2: "HDFGWTR2_EL2" "s3_4_c3_c1_1",
             /// Memory partitioning: traps, and EL2's own partition.
             Mpam2: "MPAM2_EL2" "s3_4_c10_c5_0",
