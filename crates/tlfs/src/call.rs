@@ -119,9 +119,9 @@ pub enum FlushScope<'a> {
 
 /// Flags of a flush call, HV_FLUSH_FLAGS.
 ///
-/// Bits 0 to 2 are published; the rest are reserved and must be zero. Other implementations use bit
-/// 3, and bits 4, 8 and 9 for virtual trust levels. Those are not offered here and count as
-/// reserved.
+/// Bits 0 to 2 are published; the rest are reserved and must be zero. Bits 3, 4, 8 and 9 are in use
+/// elsewhere: bit 3 for extended ranges, the others for virtual trust levels. The latter are not
+/// offered here and count as reserved.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct FlushFlags {
