@@ -178,8 +178,8 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
         {
             return Ok(Installed::Present(there));
         }
-        // By exchange: the processor may make the leaf dirty, and an editor may remove it. Pairs
-        // with the editor's exchanges of a leaf (`rewrite`, `exchange_framed`).
+        // By exchange: the processor may make the leaf dirty, and an editor may remove it.
+        // Pairs with the editor's exchanges of a leaf (`rewrite`, `exchange_framed`).
         match cell.compare_exchange(entry, repermitted::<F>(entry, at, wanted), AcqRel, Acquire) {
             Ok(_) => {
                 self.memory.publish();
