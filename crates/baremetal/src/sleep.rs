@@ -10,7 +10,6 @@ pub fn sleep_type_s5(code: &[u8]) -> Option<u8> {
     let [PACKAGE, lead, rest @ ..] = code.get(place + 4..)? else { return None };
     // The two highest bits of the package's first length byte give the number of further length
     // bytes; then comes the count.
-    // comes the count.
     match rest.get(usize::from(*lead >> 6) + 1..)? {
         [BYTE, value, ..] => Some(*value),
         [value @ 0..=ONE, ..] => Some(*value),

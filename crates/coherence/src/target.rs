@@ -42,7 +42,7 @@ use crate::{CpuId, word};
 pub struct Target {
     /// See [`word`]. `AcqRel` on every change: each pairs with every other.
     pub(crate) word: AtomicU64,
-    /// What to flush.
+    /// The pending requests.
     pub(crate) mailbox: Mailbox,
     /// Newest generation whose work has been recorded. Written by the owner (O, `Release`), read
     /// by waiting initiators (E, `Acquire`).

@@ -28,7 +28,7 @@
 //!   as its jobs, hypercalls from `tlfs::encode` through `tlfs::decode` to `coherence`. It can be
 //!   told to make [mistakes](bug::Bug), each of which must be detected.
 //!
-//! # What is checked
+//! # Guarantees checked
 //!
 //! | guarantee | how |
 //! |---|---|
@@ -41,7 +41,7 @@
 //! | | On Arm64, a processor that holds one translation of an address while memory has another (break-before-make). |
 //! | | At the end, and occasionally in between, the nested tables equal the result of a full zap and new faults. |
 //!
-//! # What it does not cover
+//! # Limits
 //!
 //! Memory is sequentially consistent: `loom` checks the orders of atomics (`docs/coherence.md`).
 //! Guests use no global pages, PCIDs, or protection keys. There are no instruction fetches, no data

@@ -23,7 +23,7 @@ pub(crate) const PAGES_PER_WORD: u64 = u64::BITS as u64;
 ///
 /// Four parties may access a page, in any order except as the third column says:
 ///
-/// | who | events | why in this order |
+/// | party | events | why in this order |
 /// |---|---|---|
 /// | vCPU whose store faults on a leaf that is write-protected | a: make the leaf writable; b: mark; c: the store | a before b: if a fetch takes the mark, it sees the writable leaf and protects it again. Marked first, the mark could be taken and the leaf found protected before a, and c would leave no trace |
 /// | vCPU that finds the leaf writable | s: the store, which sets the leaf's dirty bit in the same step if it is clear | the processor's |

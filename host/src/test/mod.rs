@@ -1,4 +1,4 @@
-//! `quell test`: every test. Host tests and linters by cargo, then guests under QEMU.
+//! `quell test`: all tests. Host tests and linters by cargo, then guests under QEMU.
 
 mod arm;
 mod attack;

@@ -54,7 +54,7 @@ macro_rules! linux_entry_code {
             r#"
 .section .linux.setup, "", @progbits
 .code16
-    // A boot sector that nobody boots from has room for the descriptor table.
+    // An unused boot sector has room for the descriptor table.
     .quad 0, 0
     .quad 0x00cf9b000000ffff    // 0x10: code, 32 bit
     .quad 0x00cf93000000ffff    // 0x18: data

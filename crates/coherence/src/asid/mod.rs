@@ -10,7 +10,6 @@
 //! [`AsidSlot::owe_flush`], the allocator's flush of all ASIDs from the start of a generation, both
 //! until [`AsidAllocator::executed`]. An [`Assignment`] whose VMRUN was not reached is simply
 //! dropped, and the next one requests the same again. The caller
-//! dropped, and the next one asks for the same again. The caller
 //!
 //! 1. calls [`AsidSlot::owe_flush`] for each flush that it takes, before it completes it,
 //! 2. calls [`AsidAllocator::assign`] for each entry, writes ASID and `TLB_CONTROL` to the VMCB,
@@ -39,7 +38,7 @@ pub enum TlbControl {
     FlushAsid = 3,
 }
 
-/// What the VMCB must say for the next VMRUN.
+/// The VMCB fields for the next VMRUN.
 #[must_use = "write it to the VMCB, and report it with `executed` after VMRUN"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Assignment {

@@ -18,7 +18,7 @@ use crate::mailbox::{Generation, Scope, Widened};
 use crate::set::{Bits, Members, TargetSet};
 use crate::target::{Claim, Target};
 
-/// What the engine needs from the machine.
+/// The machine operations that the engine needs.
 pub trait Hardware {
     /// Makes `cpu` leave guest mode soon, by an interrupt that the guest cannot hold off.
     ///
@@ -146,7 +146,7 @@ pub struct FlushOutcome {
 ///
 /// # Panics
 /// If the ledger has no place for a target that exists.
-#[inline(always)] // The result is large to move, and nothing of it is looked at where nobody is in guest mode.
+#[inline(always)] // The result is large to move, and unused if no target is in guest mode.
 pub fn issue<'a, T: Targets + ?Sized, S: Members + ?Sized, const BANKS: usize>(
     targets: &'a T,
     set: &S,

@@ -7,8 +7,6 @@
 //! last target has been waited for. It carries the stamp that the tables had before. A page-table
 //! crate compares the stamp with the change whose memory is to be freed (`paging`'s feature
 //! `coherence` does).
-//! page tables compares that with the change whose memory is to be freed (`paging`'s feature
-//! `coherence` does).
 
 use crate::flush::{FlushOutcome, Hardware, Ledger, Stalled, Targets, flush};
 use crate::mailbox::Scope;

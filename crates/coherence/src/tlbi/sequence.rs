@@ -167,9 +167,9 @@ pub enum Instructions {
     Invalidate,
 }
 
-/// Cleans and invalidates the data cache lines of memory that was mapped, so that whoever maps it
-/// next with other attributes finds the guest's writes. Does nothing with FEAT_S2FWB. Only valid
-/// after the TLBI, hence the proof (P20).
+/// Cleans and invalidates the data cache lines of memory that was mapped, so that its next user,
+/// which may map it with other attributes, finds the guest's writes. Does nothing with FEAT_S2FWB.
+/// Only valid after the TLBI, hence the proof (P20).
 pub fn clean<T: Stage2Tlb>(
     tlb: &T,
     _after: &Invalidated,

@@ -3,7 +3,6 @@
 //! Each has its own preferences: some kinds of operation are frequent, some are missing, and most
 //! operations use the same few pages. Programs that do a little of everything seldom do enough of
 //! anything.
-//! enough of anything.
 
 mod themes;
 

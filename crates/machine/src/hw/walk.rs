@@ -4,7 +4,6 @@
 //! table changed. Using an entry loaded at an earlier time means walking as of that time, and
 //! checking whether the result survived. Each such walk may itself begin with a walk cache entry
 //! left by a still earlier one, and so on.
-//! still earlier one has left in a walk cache, and so on.
 
 use paging::Level;
 

@@ -142,8 +142,8 @@ pub(super) fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
     Ok(())
 }
 
-/// How many wake-ups may be lost per million exits: kicks that the tick replaced, with work that it
-/// found; and repeated kicks.
+/// How many wake-ups may be lost per million exits: kicks that took effect only with the tick, and
+/// work that the tick found without a kick; and repeated kicks.
 const LATE_MAX: u64 = 300;
 const AGAIN_MAX: u64 = 1000;
 

@@ -5,7 +5,6 @@
 //! known; free memory is poisoned. The earlier contents of tables are known: the crates write them
 //! by atomics that are not intercepted, so [`Memory::sync`] compares the frame with its last known
 //! contents.
-//! them by atomics that nobody sees, so [`Memory::sync`] compares the frame with what it was.
 
 #[cfg(test)]
 mod tests;
