@@ -18,14 +18,14 @@ use crate::{CpuId, word};
 /// D  if in guest mode: claim KICKED, kick    N  record the work in the vCPU
 /// E  wait: not in guest mode, or             O  completed = sampled generation
 ///          completed >= g                    P  enter: IN_GUEST set if no request is
-/// F  free what was unmapped                  Q  VMRUN flushes what was recorded, guest runs
+/// F  free unmapped memory                    Q  VMRUN flushes what was recorded, guest runs
 ///
 /// C before P   P finds FLUSH and fails: the target flushes on its own (L–Q), F needs no wait
 /// P before C   C finds IN_GUEST: E waits for K or O
 /// A before C, L before M   a target that took FLUSH walks the changed tables
-/// K before E   what the guest did through old translations is visible at F (G2)
+/// K before E   the guest's accesses through old translations are visible at F (G2)
 /// O before P   a target found in guest mode again has completed >= g: no initiator waits twice
-/// M before O   only what was sampled is published (O8)
+/// M before O   only the sampled generation is published (O8)
 /// ```
 /// A request for everything to a target that is out of guest mode is C alone, with ALL beside
 /// FLUSH: the initiator need not wait, so the request needs no generation, and L takes ALL along

@@ -138,7 +138,7 @@ pub enum HostOp {
         slot: u16,
         /// Where.
         area: usize,
-        /// With what.
+        /// Its backing.
         backing: Backing,
         /// The guest may not store.
         read_only: bool,
@@ -198,7 +198,7 @@ pub struct Config {
     pub page_limit: u64,
     /// Guests use PCIDs.
     pub pcid: bool,
-    /// What an Arm64 machine has beyond that.
+    /// Additional properties of an Arm64 machine.
     pub arm: Arm,
 }
 

@@ -62,12 +62,12 @@ macro_rules! address {
 }
 
 address! {
-    /// A physical address of the machine: what a table entry holds.
+    /// A physical address of the machine, as table entries hold it.
     PhysAddr
 }
 
 address! {
-    /// A guest physical address: what nested tables translate, and what a guest's own tables hold.
+    /// A guest physical address, which nested tables translate and a guest's own tables hold.
     Gpa
 }
 

@@ -11,7 +11,7 @@ use crate::sync::AtomicU64;
 use crate::table::check_output;
 use crate::{FlushRange, Flushed, Format, Level, MapError, PageTable, Permissions, PhysAddr, TableMemory};
 
-/// What a zap does with tables that only cover zapped addresses.
+/// How a zap treats tables that only cover zapped addresses.
 ///
 /// Exhaustive: callers pass it, and the list is complete: cut off with a break or without, or kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,7 +212,7 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         F::REPLACES_IN_PLACE || self.table.memory.resizes_in_place()
     }
 
-    /// Removes the pointer to a table. `range` is what the table covers.
+    /// Removes the pointer to a table. `range` is the table's range.
     ///
     /// A fault may put another table there at once. Where that requires a break, this function
     /// makes it, or the entry stays frozen until the flush that the gather requests.
@@ -232,7 +232,7 @@ impl<'t, F: Format, M: TableMemory> Editor<'t, F, M> {
         cell.store(absent, Release);
     }
 
-    /// Replaces the pointer to a table by a leaf. `range` is what the table covers.
+    /// Replaces the pointer to a table by a leaf. `range` is the table's range.
     pub(crate) fn join_leaf(&self, cell: &AtomicU64, leaf: u64, range: FlushRange) {
         if !self.resizes_in_place() {
             self.break_entry(cell, range);

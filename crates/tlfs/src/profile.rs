@@ -11,7 +11,7 @@ use crate::{CallCode, CallShape, FlushFlags, VaWidth};
 /// The default offers the four flushes and the long spin wait by memory and by two registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
-    /// What a call without targets does.
+    /// The effect of a call without targets.
     pub empty_targets: EmptyTargets,
     /// Width of the guest's virtual addresses.
     pub va_width: VaWidth,
@@ -76,7 +76,7 @@ impl Profile {
     }
 }
 
-/// What a call does that names no target and does not request all.
+/// The effect of a call that names no target and does not request all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EmptyTargets {

@@ -41,7 +41,7 @@ Start with:
 The guest's kernel and busybox are kept in ~/.cache/quell, not installed into the system."
 )]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
     /// The emulator: `system` for the system's own, `10` for QEMU 10 (from Debian's backports,

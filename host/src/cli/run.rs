@@ -42,7 +42,7 @@ pub(crate) struct RunArgs {
     /// How the guest is told to flush remote TLBs [default: hypercall]; for x86_64
     #[arg(long, value_name = "WAY")]
     pub(crate) flush: Option<Flush>,
-    /// What a reset by the guest does [default: reboot; exit with --exec]
+    /// Effect of a reset by the guest [default: reboot; exit with --exec]
     #[arg(long, value_name = "WHAT")]
     pub(crate) reset: Option<Reset>,
     /// Compare the nested page table with the memory slots after each change of them; panics on a

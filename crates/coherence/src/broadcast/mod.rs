@@ -31,7 +31,7 @@ use crate::word;
 ///    TRANSLATING and the count
 /// E  if in a section: wait until the word
 ///    shows no section, or another count
-/// F  free what was unmapped
+/// F  free unmapped memory
 ///
 /// C before H   H acquires what C has released: I walks the changed tables
 /// H before C   C finds TRANSLATING: E waits for J
@@ -44,7 +44,7 @@ use crate::word;
 /// wait for. The count wraps: if it has returned to the same number between two looks, E waits for
 /// one more section.
 ///
-/// # What holds
+/// # Guarantees
 ///
 /// * **G1** After this, no processor and no section uses a translation that was replaced before.
 ///   Nothing is recorded for later: software must not keep translations from one section to the

@@ -26,7 +26,7 @@ impl Kind for Pages {}
 impl Kind for Tables {}
 
 pub(super) mod sealed {
-    /// What distinguishes the kinds.
+    /// The property that distinguishes the kinds.
     pub trait Kind {
         /// Page tables are freed.
         const TABLES: bool;

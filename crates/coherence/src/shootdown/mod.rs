@@ -55,10 +55,10 @@
 //! D  leave out lazy CPUs (no tables)          h  look at the generation once more: flush if it is newer
 //! E  flush those that the back end takes      f  leave the former space's set
 //!    on; post the request in others' slots
-//! F  interrupt those                          J  interrupt: take what is posted
+//! F  interrupt those                          J  interrupt: take the request
 //! G  flush the own TLB                        K  flush: generation sampled before, recorded after
 //! H  wait: completed >= count of E            L  completed = count at J (async: before K)
-//! I  free what was held; open - 1
+//! I  free the batch's items; open - 1
 //! ```
 //!
 //! | order | why |
@@ -66,7 +66,7 @@
 //! | B before C, a before h; C and a are read-modify-writes of one word | a CPU that joins after C sees B; one that joined before is in the set |
 //! | c before d | the loaded translations are of that generation, or newer |
 //! | B before D, b before h; D and b likewise | a CPU that stops being lazy after D sees B |
-//! | C after f, D after going lazy, H after L, by release and acquire | what was done through the old translations is visible (G2) |
+//! | C after f, D after going lazy, H after L, by release and acquire | accesses through the old translations are visible (G2) |
 //! | A before B, c or h before walking | a CPU that has seen the generation walks the changed tables |
 //! | generation sampled before the flush that makes it true | a change during the flush is not missed |
 //! | a before d, d before f | the CPU is in the set of whatever it may walk |

@@ -56,11 +56,11 @@ pub trait Remote<const BANKS: usize> {
     /// that it takes on; the others are interrupted. If it cannot express a flush, it widens it or
     /// leaves the target in the set. An empty set means no target.
     ///
-    /// It has to drop the translations that the target has loaded when the flush reaches it,
-    /// whatever their tag. Translations under other tags are dropped when the target loads that
-    /// space again, unless the flush [frees tables](Flush::frees_tables): then it has to drop the
-    /// target's translations of the space under any tag, because between loading the root and
-    /// finding the generation changed the target may walk ahead (P1). When the flush is over,
+    /// It has to drop the translations under the tag that the target has loaded when the flush
+    /// reaches it, whichever tag that is. Translations under other tags are dropped when the target
+    /// loads that space again, unless the flush [frees tables](Flush::frees_tables): then it has to
+    /// drop the target's translations of the space under any tag, because between loading the root
+    /// and finding the generation changed the target may walk ahead (P1). When the flush is over,
     /// stores made through the dropped translations must be visible (G2).
     fn begin(&mut self, targets: &mut TargetSet<BANKS>, flush: &Flush<'_>, pin: &Pinned) {
         let (_, _, _) = (targets, flush, pin);

@@ -36,7 +36,7 @@
 //! CPU that has changed the tables                CPU that enters the machine's guest
 //! V  change the tables                           U  machine's word = new one (read-modify-write)
 //! W  VmidSlot::current (read-modify-write)       X  guest walks
-//! Y  TLBI for what W has found
+//! Y  TLBI for the VMID found by W
 //!
 //! W before U   X finds the changed tables
 //! U before W   Y uses the new VMID

@@ -19,7 +19,7 @@ pub struct Guest {
     pub output: u64,
     /// XMM0 to XMM5.
     pub xmm: [u64; XMM_WORDS],
-    /// What is offered.
+    /// The offered features.
     pub offers: Offers,
     /// The beginning of the page.
     pub memory: Vec<u8>,

@@ -7,9 +7,9 @@ pub const LEAF_VENDOR: u32 = 0x4000_0000;
 pub const LEAF_INTERFACE: u32 = 0x4000_0001;
 /// Version of the hypervisor.
 pub const LEAF_VERSION: u32 = 0x4000_0002;
-/// What the partition may use: [`privilege`] in EAX, [`feature`] in EDX.
+/// The features that the partition may use: [`privilege`] in EAX, [`feature`] in EDX.
 pub const LEAF_FEATURES: u32 = 0x4000_0003;
-/// What the guest should do: [`hint`] in EAX, spin limit in EBX, physical address bits in ECX.
+/// Recommendations: [`hint`] in EAX, spin limit in EBX, physical address bits in ECX.
 pub const LEAF_HINTS: u32 = 0x4000_0004;
 /// Limits: virtual processors in EAX.
 pub const LEAF_LIMITS: u32 = 0x4000_0005;

@@ -49,7 +49,7 @@ pub struct FlushCalls<'a, R> {
     rest: Rest<R>,
 }
 
-/// What remains to be put into calls.
+/// The part that is not in a call yet.
 #[derive(Clone, Debug)]
 enum Rest<R> {
     Nothing,

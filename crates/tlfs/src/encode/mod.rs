@@ -96,7 +96,7 @@ impl EncodedCall {
         registers
     }
 
-    /// What to do after the hypervisor has returned `result` for this call. TLFS, "Hypercall
+    /// The next step after the hypervisor has returned `result` for this call. TLFS, "Hypercall
     /// Outputs".
     pub const fn progress(&self, result: HvResult) -> CallProgress {
         let (start, count) = (self.control.rep_start(), self.control.rep_count());
@@ -111,7 +111,7 @@ impl EncodedCall {
     }
 }
 
-/// What the result of a call means for its caller.
+/// The meaning of a call's result for its caller.
 ///
 /// Exhaustive: a caller that overlooks an outcome takes an unfinished flush for done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
