@@ -19,7 +19,7 @@
 //!   `left[i]` are one release sequence, so b is before D.
 //!
 //! Counts are never reset. A copy that becomes current continues counting from `left`, which its
-//! readers, who have all left, have made equal. 63 bits do not wrap.
+//! readers, all of which have left, have made equal. 63 bits do not wrap.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

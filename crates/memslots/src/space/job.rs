@@ -282,7 +282,7 @@ impl<F: Format, M: TableMemory> Steps for Job<'_, F, M> {
         let mut walk = self.walk.take();
         let mut has_walked = false;
         let was_settled = self.generation().is_some();
-        // Each iteration ends, except those that take a task from the list.
+        // Each iteration, except the one that walks, returns or takes a task from the list.
         loop {
             if let Some(walk) = walk.take() {
                 if has_walked {
