@@ -9,7 +9,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use baremetal::pages::PAGE;
 use paging::{Arm64Stage1, Format, Level, MapError, PageTable, Permissions, PhysAddr};
 
-use crate::arch::aarch64::sysreg::{isb, write};
 use crate::image::heap::{HeapTables, protect};
 
 const MIB2: u64 = 2 << 20;
@@ -106,18 +105,37 @@ pub(crate) fn build_tables(
 
 /// Switches the calling CPU to the hypervisor's own tables.
 ///
+/// The boot tables map the same addresses by larger blocks. A TLB must never be able to hold both
+/// (break-before-make, Arm ARM DDI 0487, D8.16 "TLB maintenance"), so translation is off while the
+/// old entries are dropped and the root changes.
+///
 /// # Safety
 ///
-/// [`build_tables`] has completed; the tables map everything that the CPU uses.
+/// [`build_tables`] has completed; the tables map everything that the CPU uses. This code runs at
+/// its physical address.
 pub(crate) unsafe fn activate_tables() {
-    // SAFETY: the tables are complete and visible to walks after the barrier. They map the same
-    // addresses to the same places as the boot tables do, by smaller pages. The TLBI after the
-    // switch drops the boot tables' translations. Both map this code.
+    // The root pairs with `build_tables`.
+    let root = ROOT.load(Ordering::Acquire);
+    // SAFETY: the tables are complete, and visible to walks after the first barrier. Code runs at
+    // its physical address, so it continues while translation is off; nothing is loaded or stored
+    // until it is on again, so no access bypasses the caches.
     unsafe {
-        core::arch::asm!("dsb ishst", options(nostack, preserves_flags));
-        // The root pairs with `build_tables`.
-        write!("ttbr0_el2", ROOT.load(Ordering::Acquire));
-        isb();
-        core::arch::asm!("tlbi alle2", "dsb nsh", "isb", options(nostack, preserves_flags));
+        core::arch::asm!(
+            "dsb ishst",
+            "mrs {on}, sctlr_el2",
+            "bic {off}, {on}, #1", // M
+            "msr sctlr_el2, {off}",
+            "isb",
+            "tlbi alle2",
+            "dsb nsh",
+            "msr ttbr0_el2, {root}",
+            "isb",
+            "msr sctlr_el2, {on}",
+            "isb",
+            on = out(reg) _,
+            off = out(reg) _,
+            root = in(reg) root,
+            options(nostack, preserves_flags),
+        );
     }
 }
