@@ -17,6 +17,14 @@ impl Arch {
     /// Both.
     pub(crate) const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
+    /// Its name, on the command line and in what is shown.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Aarch64 => "aarch64",
+        }
+    }
+
     /// The emulator's program.
     pub(crate) const fn qemu(self) -> &'static str {
         match self {

@@ -110,6 +110,12 @@ pub(crate) fn clock_hz(ram: &Ram, beacon: u64) -> Result<Option<u64>> {
     Ok(Some(hz))
 }
 
+/// CPUs that run the vCPUs, as the beacon at physical address `beacon` says.
+pub(crate) fn cpu_count(ram: &Ram, beacon: u64) -> Result<u64> {
+    let word = ram.load(beacon.saturating_add(offset_of!(Beacon, cpu_count) as u64))?;
+    Ok(word & u64::from(u32::MAX))
+}
+
 /// How the hypervisor says in the beacon at physical address `beacon` that the run has ended;
 /// `None` if it does not.
 pub(crate) fn exit_code(ram: &Ram, beacon: u64) -> Result<Option<ExitCode>> {
