@@ -4,11 +4,13 @@ mod bench;
 mod ctl;
 mod image;
 mod run;
+mod top;
 
 pub(crate) use bench::*;
 pub(crate) use ctl::*;
 pub(crate) use image::*;
 pub(crate) use run::*;
+pub(crate) use top::*;
 
 use crate::arch::{Arch, PlatformArgs};
 use crate::check::subject::{Omission, On};
@@ -34,6 +36,7 @@ Start with:
   ./quell demo                         what flushing by hypercall is worth, in under three minutes
   ./quell run                          a Debian guest with a shell here; Ctrl-A x leaves
   ./quell run --exec 'nproc; uname -r' one command in a guest; its status is passed on
+  ./quell top                          what a guest that runs elsewhere makes Quell do
   ./quell check                        what tlbcheck says of how Quell flushes TLBs
   ./quell test                         every test there is
 
@@ -64,6 +67,7 @@ pub(crate) enum Command {
     /// By mdBook, which the first time is built: that takes some minutes.
     Book,
     Ctl(CtlArgs),
+    Top(TopArgs),
     Test(TestArgs),
     Fetch(FetchArgs),
 }
@@ -198,6 +202,8 @@ mod tests {
         assert!(error(&["run", "--flush", "never"]).contains("hypercall"));
         assert!(error(&["ctl", "add", "here", "4K"]).contains("0x100000000"));
         assert!(error(&["ctl", "delete", "70000"]).contains("65535"));
+        assert!(error(&["top", "--interval", "1"]).contains("50.."));
+        assert!(error(&["top", "--json", "f"]).contains("--once"));
         assert!(error(&["run", "--exec", "true", "--kernel", "k"]).contains("cannot be used with"));
     }
 
