@@ -25,7 +25,7 @@
 //!     │ an event was posted       check_events    │               │
 //!     │ this CPU's queue changed  check_queue     │               │
 //!     │ enter the guest, handle its exit          │               │
-//!     ▼ after_exit                                │ None          │
+//!     ▼ after_exit (after HLT, WFI it switches)   │ None          │
 //!   Option<Leave> ────────────────────────────────┘               │
 //!     │ Leave                                                     │
 //!     ▼                                                           │
