@@ -18,6 +18,14 @@ impl Arch {
     /// Both.
     pub(crate) const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
+    /// Its name, on the command line and in output.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Aarch64 => "aarch64",
+        }
+    }
+
     /// The emulator's program name.
     pub(crate) const fn qemu(self) -> &'static str {
         match self {

@@ -18,6 +18,7 @@ mod run;
 mod size;
 mod table;
 mod test;
+mod top;
 mod vm;
 mod workspace;
 
@@ -55,6 +56,7 @@ fn dispatch(command: &Command) -> Result<u8> {
         Command::Book => book::book(),
         Command::Release(args) => release::release(args, &signals),
         Command::Ctl(args) => ctl::ctl(args),
+        Command::Top(args) => top::top(args, &signals),
         Command::Test(args) => test::test(args, &signals),
         Command::Fetch(args) => {
             let files = guest::cache::guest_files(args.arch, args.refresh)?;

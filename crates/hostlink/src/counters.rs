@@ -127,7 +127,7 @@ counters! {
     ExitControl = "exit.control",
     /// All other exits.
     ExitOther = "exit.other",
-    /// Interrupts delivered into the guest.
+    /// Interrupts delivered into the guest (AMD64).
     IrqInjected = "irq.injected",
     /// IPIs that the guest sent through its APIC, one per target.
     IrqIpi = "irq.ipi",
@@ -240,6 +240,8 @@ counters! {
     SchedHalt = "sched.halt",
     /// Times it ran on a different CPU than before.
     SchedMigrated = "sched.migrated",
+    /// Ticks of the hypervisor's clock for which it could have run and another one had the CPU.
+    SchedSteal = "sched.steal",
     /// Nested page table entries installed for it.
     NestedInstalled = "nested.installed",
     /// Nested page table entries to which the right to store was added for it.

@@ -4,11 +4,13 @@ mod bench;
 mod ctl;
 mod image;
 mod run;
+mod top;
 
 pub(crate) use bench::*;
 pub(crate) use ctl::*;
 pub(crate) use image::*;
 pub(crate) use run::*;
+pub(crate) use top::*;
 
 use crate::arch::{Arch, PlatformArgs};
 use crate::check::subject::{Omission, On};
@@ -34,6 +36,7 @@ Start with:
   ./quell demo                         the benefit of flushing by hypercall, in under three minutes
   ./quell run                          a Debian guest with a shell in this terminal; Ctrl-A x quits
   ./quell run --exec 'nproc; uname -r' one command in a guest; its status is passed on
+  ./quell top                          a live view of a guest that runs in another terminal
   ./quell check                        tlbcheck's verdict on Quell's TLB flushes
   ./quell test                         every test
 
@@ -65,6 +68,7 @@ pub(crate) enum Command {
     /// Uses mdBook, which is built the first time; that takes some minutes.
     Book,
     Ctl(CtlArgs),
+    Top(TopArgs),
     Test(TestArgs),
     Fetch(FetchArgs),
 }
@@ -201,6 +205,8 @@ mod tests {
         assert!(error(&["run", "--flush", "never"]).contains("hypercall"));
         assert!(error(&["ctl", "add", "here", "4K"]).contains("0x100000000"));
         assert!(error(&["ctl", "delete", "70000"]).contains("65535"));
+        assert!(error(&["top", "--interval", "1"]).contains("50.."));
+        assert!(error(&["top", "--json", "f"]).contains("--once"));
         assert!(error(&["run", "--exec", "true", "--kernel", "k"]).contains("cannot be used with"));
     }
 

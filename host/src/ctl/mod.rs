@@ -4,10 +4,10 @@ pub(crate) mod fields;
 pub(crate) mod migrate;
 
 use crate::cli::{CtlArgs, CtlCommand, LogCommand};
-use crate::machine::control::{self, Control, Found};
+use crate::machine::control::{self, Control};
 use crate::size;
 use crate::table::table;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use baremetal::pages::PAGE as PAGE_SIZE;
 use fields::Fields;
 use hostlink::ctl::record::{Added, Deleted, Dirty, Record, Runs, Slot, Vm};
@@ -24,7 +24,7 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
         print(args, json!(all), || vms_table(&machines));
         return Ok(0);
     }
-    let machine = choose(args.vm.as_deref(), control::running()?)?;
+    let machine = control::choose(args.vm.as_deref(), &control::running()?)?;
     let mut control = Control::open(&machine)?;
     match &args.command {
         CtlCommand::Vms => {}
@@ -87,20 +87,6 @@ fn print(args: &CtlArgs, json: Value, text: impl FnOnce() -> String) {
 /// A record's fields for display.
 fn fields(record: &impl Record) -> Fields {
     Fields::parse(&record.to_string()).unwrap_or_default()
-}
-
-/// The selected machine: the one with this name, or the only one.
-fn choose(name: Option<&str>, machines: Vec<Found>) -> Result<Found> {
-    let names = || machines.iter().map(|machine| machine.name.as_str()).collect::<Vec<_>>().join(", ");
-    match (name, &machines[..]) {
-        (_, []) => bail!("no machine is running; start one with ./quell run"),
-        (None, [machine]) => Ok(machine.clone()),
-        (None, _) => bail!("several machines are running: say which by --vm: {}", names()),
-        (Some(name), all) => match all.iter().find(|machine| machine.name == name) {
-            Some(machine) => Ok(machine.clone()),
-            None => bail!("there is no machine {name}; running: {}", names()),
-        },
-    }
 }
 
 /// The virtual machines of all machines that answer, each with its machine's name.
@@ -172,12 +158,6 @@ fn dirty_text(pages: u64, runs: &[Range<u64>]) -> String {
 mod tests {
     use super::*;
     use hostlink::ctl::Log;
-
-    #[test]
-    fn the_machine_that_is_meant_is_the_only_one_or_named() {
-        let error = |name| format!("{:#}", choose(name, Vec::new()).expect_err("there is none"));
-        assert!(error(None).contains("./quell run") && error(Some("1")).contains("./quell run"));
-    }
 
     #[test]
     fn runs_that_touch_are_one() {

@@ -109,6 +109,12 @@ pub(crate) fn clock_hz(ram: &Ram, beacon: u64) -> Result<Option<u64>> {
     Ok(Some(hz))
 }
 
+/// The number of CPUs that run vCPUs, from the beacon at physical address `beacon`.
+pub(crate) fn cpu_count(ram: &Ram, beacon: u64) -> Result<u64> {
+    let word = ram.load(beacon.saturating_add(offset_of!(Beacon, cpu_count) as u64))?;
+    Ok(word & u64::from(u32::MAX))
+}
+
 /// The end of the run as the hypervisor reports it in the beacon at physical address `beacon`;
 /// `None` if it does not.
 pub(crate) fn exit_code(ram: &Ram, beacon: u64) -> Result<Option<ExitCode>> {

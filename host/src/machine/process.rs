@@ -2,7 +2,7 @@
 
 use super::child::{SavedTerminal, command};
 use super::console::{Kept, lines_with, read, read_split};
-use super::control::{Control, Registration};
+use super::control::{Control, Notice, Registration};
 use super::counters::{Snapshot, clock_hz, exit_code};
 use super::emulator;
 use super::kept::{Dropped, Ring, end_of_file};
@@ -116,6 +116,13 @@ impl Machine {
         };
         let arch = spec.platform.arch();
         let ram = Ram::of(arch, spec.memory)?;
+        let beacon = match spec.payload {
+            Payload::Quell { beacon, .. } => beacon,
+            Payload::Bare { .. } | Payload::Disc { .. } => None,
+        };
+        if let (Some(registration), Some(beacon)) = (&control, beacon) {
+            registration.publish(&Notice::new(arch, &ram, beacon)?)?;
+        }
 
         let interactive = spec.console == Console::Terminal;
         let arguments = spec.arguments(emulator::version(arch)?, &ram, &channels);
@@ -142,10 +149,6 @@ impl Machine {
                 channel.read(stream);
             }
         }));
-        let beacon = match spec.payload {
-            Payload::Quell { beacon, .. } => beacon,
-            Payload::Bare { .. } | Payload::Disc { .. } => None,
-        };
         Ok(Self {
             stdin: child.stdin.take(),
             time: OwnTime::new(child.id()),
@@ -185,6 +188,11 @@ impl Machine {
     /// The machine's memory.
     pub(crate) fn ram(&self) -> &Ram {
         &self.ram
+    }
+
+    /// The name by which others find it; `None` without hypervisor.
+    pub(crate) fn name(&self) -> Option<String> {
+        self.control.as_ref().map(|registration| registration.machine().name)
     }
 
     /// Opens a conversation with the hypervisor.

@@ -4,19 +4,39 @@
 //! limited by the size of `/dev/shm`.
 
 use crate::arch::Arch;
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use baremetal::pages::PAGE as PAGE_SIZE;
-use memmap2::MmapRaw;
-use rustix::fs::{MemfdFlags, memfd_create};
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::process::getuid;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
+
+/// Name of the memory, and what the kernel shows of it.
+const NAME: &str = "quell-ram";
+const LINK: &str = "/memfd:quell-ram (deleted)";
 
 /// A gap in the memory's addresses.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Gap {
     start: u64,
     end: u64,
+}
+
+/// How another process of the same user finds a machine's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Whereabouts {
+    /// Its descriptor in the process that runs the machine.
+    fd: RawFd,
+    /// The kernel's number for it, lest the descriptor be another file's by now.
+    inode: u64,
+    bytes: u64,
+    base: u64,
+    gap: Option<Gap>,
 }
 
 /// Memory of a machine.
@@ -31,11 +51,12 @@ pub(crate) struct Ram {
 
 impl Ram {
     /// Makes `bytes` of zeroed memory at physical address `base`, a multiple of the page size; a
-    /// page uses host memory only once it is written.
+    /// page uses host memory only once it is written. Its size cannot change afterwards.
     pub(crate) fn new(bytes: u64, base: u64) -> Result<Self> {
         let make = || -> std::io::Result<File> {
-            let file = File::from(memfd_create("quell-ram", MemfdFlags::CLOEXEC)?);
+            let file = File::from(memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
             file.set_len(bytes)?;
+            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
             Ok(file)
         };
         let file = make().context("cannot make the machine's memory")?;
@@ -58,6 +79,45 @@ impl Ram {
             Arch::X86_64 => Self::of_q35(bytes),
             Arch::Aarch64 => Self::new(bytes, arch.ram_base()),
         }
+    }
+
+    /// How another process finds this memory.
+    pub(crate) fn whereabouts(&self) -> Result<Whereabouts> {
+        let data = self.file.metadata().context("cannot look at the machine's memory")?;
+        let (fd, inode, bytes) = (self.file.as_raw_fd(), data.ino(), data.len());
+        Ok(Whereabouts { fd, inode, bytes, base: self.base, gap: self.gap })
+    }
+
+    /// The memory of a machine that process `pid` runs, to be read only. Fails unless it is that:
+    /// the process may have ended, and its number may be another one's.
+    pub(crate) fn open(pid: u32, at: &Whereabouts) -> Result<Self> {
+        Self::open_at(Path::new(&format!("/proc/{pid}/fd/{}", at.fd)), at, getuid().as_raw())
+    }
+
+    fn open_at(path: &Path, at: &Whereabouts, uid: u32) -> Result<Self> {
+        // Before it is opened, for opening other files may have effects.
+        is_ram(path)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed())
+            .open(path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        // The descriptor may have become another file's in between.
+        is_ram(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?;
+        let data = file.metadata().with_context(|| format!("cannot look at {}", path.display()))?;
+        ensure!(data.uid() == uid, "{} belongs to somebody else", path.display());
+        ensure!(
+            data.ino() == at.inode && data.len() == at.bytes,
+            "{} is the memory of another machine",
+            path.display()
+        );
+        // Memory that could shrink would end this process where it reads beyond the end.
+        let seals = fcntl_get_seals(&file).context("cannot ask for the memory's seals")?;
+        ensure!(seals.contains(SealFlags::SHRINK), "{} may become smaller at any time", path.display());
+        let gap_is_one = at.gap.is_none_or(|gap| gap.start < gap.end && at.base <= gap.start);
+        ensure!(gap_is_one, "the gap in the machine's memory ends before it begins");
+        let map = MmapOptions::new().map_raw_read_only(&file).context("cannot map the machine's memory")?;
+        Ok(Self { base: at.base, gap: at.gap, file, map })
     }
 
     /// The offset of an address in the memory.
@@ -96,7 +156,7 @@ impl Ram {
             let first = usize::try_from((offset + page * PAGE_SIZE) / 8).unwrap_or(usize::MAX);
             (first..first + words).fold(0u64, |digest, index| {
                 // SAFETY: inside the mapping, by the load above; as in `load`.
-                let word = unsafe { AtomicU64::from_ptr(words_at.add(index)) }.load(Ordering::Relaxed);
+                let word = unsafe { words_at.add(index).read_volatile() };
                 (digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
             })
         };
@@ -112,11 +172,24 @@ impl Ram {
         let index =
             index.filter(|at| at.checked_add(size_of::<u64>()).is_some_and(|end| end <= self.map.len()));
         let index = index.ok_or_else(|| anyhow!("no word at {address:#x} of the machine's memory"))?;
-        // SAFETY: the word is inside the mapping and aligned (the mapping is by page), the mapping
-        // lives as long as `self`, and this process accesses it by atomic loads only.
-        let word = unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(index).cast()) };
-        Ok(u64::from_le(word.load(Ordering::Acquire)))
+        // SAFETY: the word is inside the mapping and aligned (the mapping is by page), and the
+        // mapping lives as long as `self`. Others than this process write to the memory, hence
+        // volatile; no processor tears an aligned word. The mapping may be read-only, so it is no
+        // atomic, which would have to be writable.
+        let word = unsafe { self.map.as_mut_ptr().add(index).cast::<u64>().read_volatile() };
+        // Pairs with the writer's release, as of the hypervisor's `magic`.
+        fence(Ordering::Acquire);
+        Ok(u64::from_le(word))
     }
+}
+
+/// Makes sure that a link of the kernel's leads to memory of a machine.
+fn is_ram(link: &Path) -> Result<()> {
+    let leads = fs::read_link(link).with_context(|| format!("cannot look at {}", link.display()))?;
+    if leads != Path::new(LINK) {
+        bail!("{} is {}, not a machine's memory", link.display(), leads.display());
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -179,5 +252,53 @@ mod tests {
         let ram = Ram::new(8192, 0).expect("makes");
         ram.file.write_all_at(&0x1122_3344_5566_7788u64.to_le_bytes(), 4096).expect("writes");
         assert_eq!(ram.load(4096).expect("reads"), 0x1122_3344_5566_7788);
+    }
+
+    /// Where this process has the memory, and how it is opened there.
+    fn here(ram: &Ram) -> (Whereabouts, impl Fn(&Whereabouts) -> Result<Ram>) {
+        let at = ram.whereabouts().expect("is there");
+        (at, |at: &Whereabouts| Ram::open(std::process::id(), at))
+    }
+
+    #[test]
+    fn another_process_finds_the_memory_and_reads_what_is_written_to_it() {
+        const GIB: u64 = 1 << 30;
+        let ram = Ram::of_q35(3 * GIB).expect("makes");
+        let (at, open) = here(&ram);
+        let text = serde_json::to_string(&at).expect("writes");
+        let watched = open(&serde_json::from_str(&text).expect("reads")).expect("opens");
+        ram.file.write_all_at(&7u64.to_le_bytes(), 2 * GIB + 4096).expect("writes");
+        assert_eq!(watched.load(4 * GIB + 4096).expect("reads"), 7);
+        assert!(watched.load(2 * GIB).is_err(), "the gap is known");
+        assert!(ram.file.set_len(4096).is_err(), "it cannot shrink under its readers");
+        assert!(watched.file.write_all_at(&[1], 0).is_err(), "it is for reading");
+    }
+
+    #[test]
+    fn what_is_not_the_machines_memory_is_not_read() {
+        let (ram, other) = (Ram::new(8192, 0).expect("makes"), Ram::new(8192, 0).expect("makes"));
+        let (at, open) = here(&ram);
+        let refused = |at: &Whereabouts| format!("{:#}", open(at).err().expect("is refused"));
+        let (another, _) = here(&other);
+        assert!(refused(&Whereabouts { fd: another.fd, ..at.clone() }).contains("of another machine"));
+        assert!(refused(&Whereabouts { bytes: 4096, ..at.clone() }).contains("of another machine"));
+        let gap = Some(Gap { start: 8192, end: 4096 });
+        assert!(refused(&Whereabouts { gap, ..at.clone() }).contains("gap"));
+        assert!(refused(&Whereabouts { fd: 9999, ..at.clone() }).contains("cannot look at"));
+
+        let file = tempfile::tempfile().expect("makes");
+        let fd = file.as_raw_fd();
+        assert!(refused(&Whereabouts { fd, ..at.clone() }).contains("not a machine's memory"));
+        let named = File::from(memfd_create("other", MemfdFlags::CLOEXEC).expect("makes"));
+        let fd = named.as_raw_fd();
+        assert!(refused(&Whereabouts { fd, ..at.clone() }).contains("not a machine's memory"));
+        let loose = File::from(memfd_create(NAME, MemfdFlags::CLOEXEC).expect("makes"));
+        loose.set_len(8192).expect("grows");
+        let (fd, inode) = (loose.as_raw_fd(), loose.metadata().expect("is there").ino());
+        assert!(refused(&Whereabouts { fd, inode, ..at.clone() }).contains("may become smaller"));
+
+        let path = format!("/proc/self/fd/{}", at.fd);
+        let error = Ram::open_at(Path::new(&path), &at, getuid().as_raw() + 1).err().expect("is refused");
+        assert!(error.to_string().contains("somebody else"), "{error}");
     }
 }

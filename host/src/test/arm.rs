@@ -92,7 +92,7 @@ macro_rules! refused {
     };
 }
 
-const ON_QUELL: [Case; 25] = [
+const ON_QUELL: [Case; 26] = [
     tool(
         "arm_exec_status_passed_on",
         "the command's status is the tool's on Arm as well",
@@ -180,6 +180,13 @@ const ON_QUELL: [Case; 25] = [
         "a slot that overlaps, is unaligned, does not exist or exceeds memory is refused with a reason",
         WORK,
         Talk::Refusals,
+    )
+    .on(MAX),
+    talk(
+        "arm_top_shows_what_is_counted",
+        "another process reads the rates of a guest that works, which fit its counters",
+        WORK,
+        Talk::Watch,
     )
     .on(MAX),
     talk("arm_ctl_memory_comes_and_goes", "while the guest works", WORK, Talk::Memory).on(MAX),

@@ -117,6 +117,8 @@ pub(super) enum Talk {
     Memory,
     /// Dirty logs, compared with the changes in memory.
     DirtyLog(LogWay),
+    /// Not at all: another process watches it.
+    Watch,
 }
 
 /// How a run of the bare guest has to end.
@@ -304,7 +306,7 @@ const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --pass
 const THRASH_33: &str = "thrash --threads 33 --rounds 3 --settle 100 --report /dev/report";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
 
-pub(super) const CASES: [Case; 41] = [
+pub(super) const CASES: [Case; 43] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -325,6 +327,13 @@ pub(super) const CASES: [Case; 41] = [
         &["run", "--memory", "64M", "--initrd", "{}"],
         TestFile::Zeroes(65),
         (1, "larger than the guest's memory"),
+    ),
+    tool(
+        "top_wants_a_machine_that_runs",
+        "to watch one that does not run is an error",
+        &["top", "--once", "--vm", "nobody's"],
+        TestFile::None,
+        (1, "no machine"),
     ),
     tool("zero_vcpus", "a guest has a vCPU", &["run", "--vcpus", "0"], TestFile::None, (2, "1..=255")),
     tool("too_many_vcpus", "and 255 at most", &["run", "--vcpus", "256"], TestFile::None, (2, "1..=255")),
@@ -561,6 +570,12 @@ pub(super) const CASES: [Case; 41] = [
         "and by write faults",
         WORK,
         Talk::DirtyLog(LogWay::WriteProtection),
+    ),
+    talk(
+        "top_shows_what_is_counted",
+        "another process reads the rates of a guest that works, which fit its counters",
+        WORK,
+        Talk::Watch,
     ),
     migrate("p14_migration_in_vain_changes_nothing"),
     stock(

@@ -29,6 +29,7 @@ mod sizes;
 mod stage2;
 mod storm;
 mod talk;
+mod watch;
 
 use crate::cli::TestArgs;
 use crate::machine::signals::Signals;

@@ -2,6 +2,7 @@
 //! logs.
 
 use super::cases::Talk;
+use super::watch;
 use crate::arch::Arch;
 use crate::bench::migrate::writer::Writer;
 use crate::ctl::dirty_runs;
@@ -30,12 +31,13 @@ const CHANGES_MIN: usize = 4;
 
 /// Holds the conversation.
 pub(super) fn talk(machine: &Machine, arch: Arch, about: Talk) -> Result<()> {
-    let mut control = machine.control()?;
+    let control = || machine.control();
     match about {
-        Talk::Refusals => refusals(&mut control, arch.ram_base()),
-        Talk::Devices => devices(&mut control, arch),
-        Talk::Memory => memory(&mut control),
-        Talk::DirtyLog(way) => dirty_log(machine, &mut control, way),
+        Talk::Refusals => refusals(&mut control()?, arch.ram_base()),
+        Talk::Devices => devices(&mut control()?, arch),
+        Talk::Memory => memory(&mut control()?),
+        Talk::DirtyLog(way) => dirty_log(machine, &mut control()?, way),
+        Talk::Watch => watch::watch(machine, arch),
     }
 }
 

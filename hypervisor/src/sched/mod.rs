@@ -56,6 +56,8 @@ struct Home {
     cpu: AtomicU32,
     /// Its virtual time when it left that queue.
     virtual_time: AtomicU64,
+    /// The time at which it was put into a queue. Written by the CPU that does so, before.
+    ready_since: AtomicU64,
     /// CPU in whose timer line it waits, plus one; 0 if in none. Written under that queue's lock; a
     /// hint to readers that do not hold it.
     timer_line: AtomicU32,
@@ -81,6 +83,8 @@ pub struct Turn {
     pub vcpu: VcpuIndex,
     /// It ran on another CPU before.
     pub migrated: bool,
+    /// For how long it could have run and did not.
+    pub waited: u64,
 }
 
 /// The outcome of an attempt to block.
@@ -213,7 +217,9 @@ impl Scheduler {
         if migrated {
             home.cpu.store(cpu, Ordering::Relaxed);
         }
-        Some(Turn { vcpu, migrated })
+        // Another CPU's clock may be a little ahead.
+        let waited = now.saturating_sub(home.ready_since.load(Ordering::Relaxed));
+        Some(Turn { vcpu, migrated, waited })
     }
 
     fn steal_for(&self, thief: CpuIndex) -> Option<(VcpuIndex, Standing)> {
@@ -228,6 +234,9 @@ impl Scheduler {
     /// smaller load, and lets the next one run.
     pub fn switch(&self, cpu: CpuIndex, now: u64, why: PutBack) -> (Option<Turn>, Nudge) {
         let (turn, surplus) = self.place(cpu).with(|own| {
+            if let Some(vcpu) = own.running() {
+                self.homes[vcpu as usize].ready_since.store(now, Ordering::Relaxed);
+            }
             own.put_back(now, why, &self.policy);
             let emptier = self.emptier_than(cpu, own.load());
             let surplus = emptier.and_then(|emptier| own.steal().map(|stolen| (emptier, stolen)));
@@ -273,16 +282,18 @@ impl Scheduler {
     }
 
     /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller has the right to
-    /// wake it. It waits in `line`.
-    pub fn wake(&self, vcpu: VcpuIndex, line: Line) -> Nudge {
+    /// wake it. It waits in `line`, from `now` on.
+    pub fn wake(&self, vcpu: VcpuIndex, line: Line, now: u64) -> Nudge {
         let home = &self.homes[vcpu as usize];
+        // Relaxed: it is read under the lock of the queue into which the vCPU is put below.
+        home.ready_since.store(now, Ordering::Relaxed);
         // Relaxed: the notify word, by which the caller knows that it may wake the vCPU, orders it.
         let cpu = home.cpu.load(Ordering::Relaxed);
         let placed = self.place(cpu).with(|own| {
             own.remove_timer(vcpu);
             let standing = own.standing(home.virtual_time.load(Ordering::Relaxed), line);
             // On the way to an emptier CPU only one lock is held at a time.
-            match self.emptier_than(cpu, own.load() + 1) {
+            match self.emptier_than(cpu, own.load().wrapping_add(1)) {
                 Some(emptier) => Err((emptier, standing)),
                 None => Ok(self.enqueue_in(own, cpu, vcpu, standing)),
             }

@@ -58,6 +58,7 @@
 //! | `Place::load` | under the queue's lock | a vCPU is in a longer queue than necessary, until the next vCPU is put back. In a queue_state: none, M follows |
 //! | `Place::next_timer` | under the queue's lock; only its own CPU adds timers | an interrupt for a timer that was removed. It is never later than the next timer |
 //! | `Home::cpu`, `Home::virtual_time` | by the CPU that runs the vCPU, before G or in its lock | none: read by its waker, after B |
+//! | `Home::ready_since` | by its waker, or the CPU that puts it back, before it is in a queue | none: read under that queue's lock |
 //! | `Home::timer_line` | under the lock of the queue that it names | a vCPU with work waits among those that only tick: it is late, not lost |
 
 use coherence::{Notify, Target};
@@ -68,6 +69,9 @@ use super::{CpuIndex, Line, Nudge, Scheduler, VcpuIndex};
 pub trait Reach {
     /// The scheduler.
     fn scheduler(&self) -> &Scheduler;
+
+    /// The time by its clock.
+    fn now(&self) -> u64;
 
     /// A vCPU's side of the notify word; `None` if there is no such vCPU.
     fn target(&self, vcpu: VcpuIndex) -> Option<&Target>;
@@ -96,7 +100,7 @@ pub fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
         },
         Notify::None => {}
         Notify::Kick(cpu) => here.kick_guest(vcpu, cpu.0),
-        Notify::Wake => nudge(here, here.scheduler().wake(vcpu, line)),
+        Notify::Wake => nudge(here, here.scheduler().wake(vcpu, line, here.now())),
     }
 }
 
@@ -120,7 +124,7 @@ fn nudge_other(here: &impl Reach, mut nudge: Nudge) {
         match target.post_event() {
             Notify::None => return,
             Notify::Kick(cpu) => return here.kick_guest(vcpu, cpu.0),
-            Notify::Wake => nudge = here.scheduler().wake(vcpu, Line::Work),
+            Notify::Wake => nudge = here.scheduler().wake(vcpu, Line::Work, here.now()),
         }
     }
     if let Nudge::Idle(cpu) = nudge {

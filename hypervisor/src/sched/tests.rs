@@ -18,11 +18,11 @@ fn enqueue(sched: &Scheduler, cpu: CpuIndex, vcpus: impl IntoIterator<Item = Vcp
 #[test]
 fn wakers_nudge_idle_cpus_and_running_vcpus() {
     let sched = scheduler(2, 3);
-    assert_eq!(sched.wake(0, Line::Work), Nudge::Idle(0));
+    assert_eq!(sched.wake(0, Line::Work, 0), Nudge::Idle(0));
     assert_eq!(next(&sched, 0), Some((0, false)));
-    assert_eq!(sched.wake(2, Line::Work), Nudge::Idle(1), "CPU 0 is busy, CPU 1 is not");
+    assert_eq!(sched.wake(2, Line::Work, 0), Nudge::Idle(1), "CPU 0 is busy, CPU 1 is not");
     assert_eq!(next(&sched, 1), Some((2, true)));
-    assert_eq!(sched.wake(1, Line::Work), Nudge::Running(2));
+    assert_eq!(sched.wake(1, Line::Work, 0), Nudge::Running(2));
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn an_idle_cpu_takes_work_from_the_longest_queue() {
 #[test]
 fn a_refused_block_leaves_the_vcpu_running() {
     let sched = scheduler(1, 1);
-    sched.wake(0, Line::Work);
+    sched.wake(0, Line::Work, 0);
     next(&sched, 0);
     assert_eq!(sched.block(0, 5, 100, || false), Block::Refused);
     assert_eq!(sched.next_event(0), u64::MAX, "no timer was left behind");
@@ -60,10 +60,10 @@ fn blocking_hands_the_cpu_to_whoever_waits_with_the_timer_in_sight() {
 #[test]
 fn waking_early_forgets_the_timer() {
     let sched = scheduler(1, 1);
-    sched.wake(0, Line::Work);
+    sched.wake(0, Line::Work, 0);
     next(&sched, 0);
     sched.block(0, 5, 100, || true);
-    sched.wake(0, Line::Work);
+    sched.wake(0, Line::Work, 0);
     assert_eq!(sched.pop_expired(0, 1000), None);
 }
 
@@ -72,7 +72,7 @@ fn an_interrupt_helps_whoever_waits_behind_expired_timers() {
     let sched = scheduler(1, 4);
     for vcpu in 0..4 {
         let line = if vcpu == 0 { Line::Work } else { Line::Timer };
-        let _ = sched.wake(vcpu, line);
+        let _ = sched.wake(vcpu, line, 0);
     }
     next(&sched, 0);
     assert_eq!(sched.promote(0), Nudge::Nothing, "it runs");
@@ -86,19 +86,19 @@ fn an_interrupt_helps_whoever_waits_behind_expired_timers() {
 #[test]
 fn only_the_first_in_the_timer_line_is_announced() {
     let sched = scheduler(1, 3);
-    sched.wake(0, Line::Work);
+    sched.wake(0, Line::Work, 0);
     next(&sched, 0);
-    assert_eq!(sched.wake(1, Line::Timer), Nudge::Running(0));
-    assert_eq!(sched.wake(2, Line::Timer), Nudge::Nothing);
+    assert_eq!(sched.wake(1, Line::Timer, 0), Nudge::Running(0));
+    assert_eq!(sched.wake(2, Line::Timer, 0), Nudge::Nothing);
 }
 
 #[test]
 fn u15_cpus_with_gaps() {
     let sched = Scheduler::new(vec![1, 4], 4, Policy::new(1000));
     assert_eq!((sched.cpu_count(), sched.has_cpu(2), sched.has_cpu(4)), (2, false, true));
-    assert_eq!(sched.wake(0, Line::Work), Nudge::Idle(1));
+    assert_eq!(sched.wake(0, Line::Work, 0), Nudge::Idle(1));
     assert_eq!(next(&sched, 1), Some((0, false)));
-    assert_eq!(sched.wake(2, Line::Work), Nudge::Idle(4), "the CPU with less to do is behind the gap");
+    assert_eq!(sched.wake(2, Line::Work, 0), Nudge::Idle(4), "the CPU with less to do is behind the gap");
     assert_eq!(next(&sched, 4), Some((2, true)));
     enqueue(&sched, 1, [1, 3]);
     sched.block(4, 0, u64::MAX, || true);
@@ -110,7 +110,7 @@ fn a_cpu_that_is_left_out_gets_no_vcpu() {
     let sched = Scheduler::new(vec![1, 2], 4, Policy::new(1000));
     assert!(!sched.has_cpu(0) && sched.has_cpu(2));
     for vcpu in 0..4 {
-        assert!(matches!(sched.wake(vcpu, Line::Work), Nudge::Idle(cpu) if cpu != 0));
+        assert!(matches!(sched.wake(vcpu, Line::Work, 0), Nudge::Idle(cpu) if cpu != 0));
     }
     assert!(next(&sched, 1).is_some() && next(&sched, 2).is_some());
 }
@@ -123,4 +123,39 @@ fn put_back_evens_the_queues_out() {
     let (turn, nudge) = sched.switch(0, 1000, PutBack::Preempted);
     assert_eq!((turn.map(|turn| turn.vcpu), nudge), (Some(1), Nudge::Idle(1)));
     assert_eq!((sched.place(0).load(), sched.place(1).load()), (3, 1));
+}
+
+#[test]
+fn a_turn_says_how_long_the_vcpu_waited_for_it() {
+    let sched = Scheduler::new(vec![0], 2, Policy::new(1000));
+    let _ = sched.wake(0, Line::Work, 100);
+    let turn = sched.next(0, 130).unwrap();
+    assert_eq!((turn.vcpu, turn.waited), (0, 30));
+    let _ = sched.wake(1, Line::Timer, 400);
+    let (turn, _) = sched.switch(0, 1000, PutBack::Preempted);
+    assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((1, 600)), "since it woke");
+    let Block::Next(turn) = sched.block(0, 1700, u64::MAX, || true) else { panic!("it may block") };
+    assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((0, 700)), "since it was put back");
+    // While it blocked it did not wait, and a clock that is ahead takes nothing back.
+    let _ = sched.wake(1, Line::Work, 5000);
+    let (turn, _) = sched.switch(0, 4990, PutBack::Yielded);
+    assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((1, 0)));
+}
+
+#[test]
+fn whoever_is_taken_by_another_cpu_has_waited_since_before() {
+    let sched = Scheduler::new(vec![0, 1], 4, Policy::new(1000));
+    for vcpu in [0, 2] {
+        let _ = sched.wake(vcpu, Line::Work, 10);
+    }
+    let _ = sched.next(0, 20);
+    let _ = sched.next(1, 20);
+    for vcpu in [1, 3] {
+        let _ = sched.wake(vcpu, Line::Work, 50);
+    }
+    let both = [0, 1].map(|cpu| match sched.block(cpu, 80, u64::MAX, || true) {
+        Block::Next(turn) => turn.or_else(|| sched.next(cpu, 80)).map(|turn| turn.waited),
+        Block::Refused => None,
+    });
+    assert_eq!(both, [Some(30), Some(30)]);
 }

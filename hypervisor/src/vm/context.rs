@@ -84,7 +84,13 @@ impl<A: Arch> Context<'_, A> {
     /// Increments a counter of this vCPU.
     #[inline]
     pub fn count(&self, counter: Counter) {
-        increase(&self.counters[counter as usize], 1);
+        self.add(counter, 1);
+    }
+
+    /// Adds to a counter of this vCPU.
+    #[inline]
+    pub fn add(&self, counter: Counter, amount: u64) {
+        increase(&self.counters[counter as usize], amount);
     }
 
     /// Answers a nested fault at `gpa`, and returns the outcome.

@@ -329,14 +329,19 @@ impl<A: Arch> Reach for Vm<A> {
         &self.sched
     }
 
+    #[inline]
+    fn now(&self) -> u64 {
+        A::now()
+    }
+
     fn target(&self, vcpu: VcpuIndex) -> Option<&Target> {
         self.vcpus.get(vcpu as usize).map(|vcpu| &vcpu.target)
     }
 
     #[inline]
     fn is_here(&self, vcpu: VcpuIndex) -> bool {
-        // Relaxed: only this CPU writes it.
-        A::this_cpu().current_vcpu.load(Ordering::Relaxed) == vcpu + 1
+        // Relaxed: only this CPU writes it. No vCPU has a number that wraps.
+        A::this_cpu().current_vcpu.load(Ordering::Relaxed) == vcpu.wrapping_add(1)
     }
 
     #[inline]

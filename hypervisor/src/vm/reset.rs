@@ -72,7 +72,7 @@ impl<A: Arch> Vm<A> {
         // Pairs with `attention`: a CPU that sees no reset sees memory in its initial state.
         self.attention.fetch_and(!attention::RESET, Ordering::Release);
         for vcpu in &self.vcpus {
-            self.nudge(self.sched.wake(vcpu.index, Line::Work));
+            self.nudge(self.sched.wake(vcpu.index, Line::Work, A::now()));
         }
     }
 }

@@ -26,7 +26,7 @@
 //!     │ an event was posted       check_events    │               │
 //!     │ this CPU's queue changed  check_queue     │               │
 //!     │ enter the guest, handle its exit          │               │
-//!     ▼ after_exit                                │ None          │
+//!     ▼ after_exit (after HLT, WFI it switches)   │ None          │
 //!   Option<Leave> ────────────────────────────────┘               │
 //!     │ Leave                                                     │
 //!     ▼                                                           │
@@ -67,7 +67,7 @@ pub fn start<A: Arch>(vm: &Vm<A>) {
     for vcpu in &vm.vcpus {
         // All of them, not just the boot vCPU: the others find that they wait for start-up, and
         // block.
-        let _no_cpu_runs_yet = vm.sched.wake(vcpu.index, Line::Work);
+        let _no_cpu_runs_yet = vm.sched.wake(vcpu.index, Line::Work, A::now());
     }
     vm.begin();
     let me = A::this_cpu();
@@ -112,7 +112,7 @@ pub fn cpu_loop<A: Arch>(vm: &'static Vm<A>) -> ! {
     let mut leave = context.check_on_arrival(A::now());
     loop {
         if let Some(leave) = leave {
-            context.switch_vcpu(leave);
+            context.switch_vcpu(leave, A::now());
         }
         leave = context.step();
     }
@@ -350,7 +350,9 @@ impl<'a, A: Arch> Context<'a, A> {
         if deadline <= now || self.state.wakes_from_halt() {
             return self.check_events();
         }
-        Some(Leave::Blocked(deadline))
+        // At once, for the time is at hand.
+        self.switch_vcpu(Leave::Blocked(deadline), now);
+        None
     }
 
     fn after_exit(&mut self, next: Next) -> Option<Leave> {

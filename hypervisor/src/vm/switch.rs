@@ -75,20 +75,22 @@ impl<'a, A: Arch> Context<'a, A> {
         if turn.migrated {
             self.count(Counter::SchedMigrated);
         }
+        self.add(Counter::SchedSteal, turn.waited);
         note_current(self.cpu, Some(self.vcpu.index));
         A::load_state(self, turn);
     }
 
     /// Takes the vCPU off this CPU and continues with the next runnable one.
     #[inline(never)] // Kept apart from the loop over exits.
-    pub(super) fn switch_vcpu(&mut self, mut leave: Leave) {
+    pub(super) fn switch_vcpu(&mut self, mut leave: Leave, mut now: u64) {
         loop {
-            let now = self.switch_once(leave, A::now());
+            now = self.switch_once(leave, now);
             let Some(another) = self.check_on_arrival(now) else { return };
             match self.count_turn(another) {
                 None => return,
                 Some(another) => leave = another,
             }
+            now = A::now();
         }
     }
 

@@ -3,7 +3,11 @@
 //! Each machine with the hypervisor has a UNIX socket in a directory of the user, named after the
 //! process that runs it. A process that could write there could answer in a machine's place, so a
 //! directory that others may access is neither used nor read. QEMU serves one conversation at a
-//! time.
+//! time. A [`Notice`] beside the socket names the location of the machine's counters.
+
+mod notice;
+
+pub(crate) use notice::Notice;
 
 use crate::machine::signals::Signals;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -21,6 +25,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const SUFFIX: &str = "ctl";
+/// Suffixes of a machine's notice, and of one that is being written.
+const NOTICE_SUFFIX: &str = "json";
+const PART_SUFFIX: &str = "part";
 /// Longest silence of the hypervisor in the middle of an answer, by default.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// How often signals are checked while nothing arrives.
@@ -74,6 +81,12 @@ impl Registration {
         Ok(Self(path))
     }
 
+    /// One that a test has made up.
+    #[cfg(test)]
+    pub(crate) fn made_up(machine: &Found) -> Self {
+        Self(machine.socket.clone())
+    }
+
     /// The machine, as others find it.
     pub(crate) fn machine(&self) -> Found {
         let name = self.0.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
@@ -84,12 +97,19 @@ impl Registration {
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
+
+    /// Lets others know where the machine's counters are.
+    pub(crate) fn publish(&self, notice: &Notice) -> Result<()> {
+        notice.write(&self.0.with_extension(NOTICE_SUFFIX))
+    }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
         // QEMU may have removed it already, or never have created it.
         let _ = fs::remove_file(&self.0);
+        // There need not be one.
+        let _ = fs::remove_file(self.0.with_extension(NOTICE_SUFFIX));
     }
 }
 
@@ -100,6 +120,38 @@ pub(crate) struct Found {
     /// the same process.
     pub(crate) name: String,
     socket: PathBuf,
+}
+
+impl Found {
+    /// The machine's notice; `None` if it has none, or has ended.
+    pub(crate) fn notice(&self) -> Result<Option<Notice>> {
+        Notice::read(&self.socket.with_extension(NOTICE_SUFFIX), getuid().as_raw())
+    }
+
+    /// Whether its process exists.
+    pub(crate) fn is_alive(&self) -> bool {
+        is_alive(&self.name)
+    }
+
+    /// A mock for tests.
+    #[cfg(test)]
+    pub(crate) fn made_up(name: &str, directory: &Path) -> Self {
+        Self { name: name.to_owned(), socket: directory.join(name).with_extension(SUFFIX) }
+    }
+}
+
+/// The selected machine: the one with this name, or the only one.
+pub(crate) fn choose(name: Option<&str>, machines: &[Found]) -> Result<Found> {
+    let names = || machines.iter().map(|machine| machine.name.as_str()).collect::<Vec<_>>().join(", ");
+    match (name, machines) {
+        (_, []) => bail!("no machine is running; start one with ./quell run"),
+        (None, [machine]) => Ok(machine.clone()),
+        (None, _) => bail!("several machines are running: say which by --vm: {}", names()),
+        (Some(name), all) => match all.iter().find(|machine| machine.name == name) {
+            Some(machine) => Ok(machine.clone()),
+            None => bail!("there is no machine {name}; running: {}", names()),
+        },
+    }
 }
 
 /// The running machines, by name.
@@ -114,16 +166,17 @@ fn running_in(directory: &Path, uid: u32) -> Result<Vec<Found>> {
     is_private(directory, uid)?;
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).context("cannot look for running machines")? {
-        let socket = entry?.path();
-        let name = socket.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        if socket.extension().is_none_or(|suffix| suffix != SUFFIX) {
+        let path = entry?.path();
+        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        let suffix = path.extension().and_then(|suffix| suffix.to_str()).unwrap_or_default();
+        if ![SUFFIX, NOTICE_SUFFIX, PART_SUFFIX].contains(&suffix) {
             continue;
         }
-        if is_alive(&name) {
-            found.push(Found { name, socket });
-        } else {
+        if !is_alive(&name) {
             // Left by a process that was killed. Another process may be removing it, too.
-            let _ = fs::remove_file(&socket);
+            let _ = fs::remove_file(&path);
+        } else if suffix == SUFFIX {
+            found.push(Found { name, socket: path });
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));

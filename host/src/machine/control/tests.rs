@@ -110,6 +110,50 @@ fn who_observes_records_sees_each_and_may_end_the_conversation() {
 }
 
 #[test]
+fn notices_of_dead_processes_are_removed_and_none_is_a_machine() {
+    let (uid, directory) = (getuid().as_raw(), tempfile::tempdir().expect("makes"));
+    let place = directory.path();
+    fs::set_permissions(place, Permissions::from_mode(0o700)).expect("changes");
+    let file = |name: &str| {
+        let path = place.join(name);
+        fs::write(&path, "").expect("writes");
+        path
+    };
+    let dead = ["999999999.json", "999999999-2.json", "999999999.part"].map(file);
+    let me = process::id();
+    let alive = [format!("{me}.json"), format!("{me}.part")].map(|name| file(&name));
+    let others = file("999999999.txt");
+    assert_eq!(running_in(place, uid).expect("looks"), [], "a notice alone is no machine");
+    assert!(dead.iter().all(|path| !path.exists()) && alive.iter().all(|path| path.exists()));
+    assert!(others.exists(), "what is not ours is left");
+}
+
+#[test]
+fn a_notice_goes_with_the_registration() {
+    let directory = tempfile::tempdir().expect("makes");
+    let machine = Found::made_up(&process::id().to_string(), directory.path());
+    let ram = crate::machine::ram::Ram::new(4096, 0).expect("makes");
+    let notice = Notice::new(crate::arch::Arch::Aarch64, &ram, 0).expect("says");
+    let registration = Registration(machine.socket.clone());
+    assert_eq!(machine.notice().expect("none is there"), None);
+    registration.publish(&notice).expect("writes");
+    assert_eq!(machine.notice().expect("reads"), Some(notice));
+    drop(registration);
+    assert_eq!(machine.notice().expect("it has gone"), None);
+}
+
+#[test]
+fn the_machine_that_is_meant_is_the_only_one_or_named() {
+    let machine = |name: &str| Found::made_up(name, Path::new("/nowhere"));
+    let error = |name, all: &[Found]| format!("{:#}", choose(name, all).expect_err("is refused"));
+    assert!(error(None, &[]).contains("./quell run") && error(Some("1"), &[]).contains("./quell run"));
+    let two = [machine("1"), machine("2")];
+    assert!(error(None, &two).contains("by --vm: 1, 2") && error(Some("3"), &two).contains("no machine 3"));
+    assert_eq!(choose(Some("2"), &two).expect("is there"), two[1]);
+    assert_eq!(choose(None, &two[..1]).expect("is there"), two[0]);
+}
+
+#[test]
 fn names_of_dead_processes_are_not_alive() {
     assert!(is_alive(&process::id().to_string()) && is_alive(&format!("{}-3", process::id())));
     assert!(!is_alive("0") && !is_alive("x") && !is_alive("999999999"));

@@ -52,7 +52,7 @@ impl Board {
 
     /// A vCPU has blocked on `cpu`, on which no vCPU runs.
     pub(super) fn block(&self, cpu: CpuIndex, vcpu: VcpuIndex, deadline: u64) {
-        let _ = self.sched.wake(vcpu, Line::Work);
+        let _ = self.sched.wake(vcpu, Line::Work, 0);
         assert_eq!(self.sched.next(cpu, 0).map(|turn| turn.vcpu), Some(vcpu));
         let mut owner = self.vcpus[vcpu as usize].target.owner().expect("free");
         let block = self.sched.block(cpu, 0, deadline, || owner.try_halt(Space::UNKNOWN));
@@ -135,6 +135,10 @@ impl Reach for Outside<'_> {
         &self.0.sched
     }
 
+    fn now(&self) -> u64 {
+        0
+    }
+
     fn target(&self, vcpu: VcpuIndex) -> Option<&Target> {
         self.0.vcpus.get(vcpu as usize).map(|vcpu| &vcpu.target)
     }
@@ -175,6 +179,10 @@ pub(super) struct Cpu<'b> {
 impl Reach for Cpu<'_> {
     fn scheduler(&self) -> &Scheduler {
         &self.board.sched
+    }
+
+    fn now(&self) -> u64 {
+        0
     }
 
     fn target(&self, vcpu: VcpuIndex) -> Option<&Target> {

@@ -16,7 +16,7 @@ use crate::sched::{Block, Line, PutBack, Scheduler, VcpuIndex};
 fn next_timer(wake: fn(&Scheduler, VcpuIndex)) {
     let board = Arc::new(Board::new(1, &[Guest::Halts; 2], 0));
     board.block(0, 0, 50);
-    let _ = board.sched.wake(1, Line::Work);
+    let _ = board.sched.wake(1, Line::Work, 0);
     assert_eq!(board.sched.next(0, 0).map(|turn| turn.vcpu), Some(1));
     let waker = {
         let board = board.clone();
@@ -31,7 +31,7 @@ fn next_timer(wake: fn(&Scheduler, VcpuIndex)) {
 
 #[test]
 fn a_timer_that_is_removed_hides_no_other() {
-    explore(None, || next_timer(|sched, vcpu| _ = sched.wake(vcpu, Line::Work)));
+    explore(None, || next_timer(|sched, vcpu| _ = sched.wake(vcpu, Line::Work, 0)));
 }
 
 /// The hint is stored after the lock is released: an older value is stored last.
@@ -78,7 +78,7 @@ fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
     let (board, has_blocked) = &*shared;
     let has_woken = wakes(board, has_blocked);
     if has_woken {
-        let _ = board.sched.wake(2, Line::Work);
+        let _ = board.sched.wake(2, Line::Work, 0);
     }
     let has_blocked = other.join().unwrap();
     if has_woken {
@@ -161,7 +161,7 @@ fn one_that_is_not_promoted_is_late_and_not_lost() {
     explore(None, || {
         let board = Arc::new(Board::new(1, &[Guest::Halts; 2], 0));
         board.block(0, 1, 0);
-        let _ = board.sched.wake(0, Line::Work);
+        let _ = board.sched.wake(0, Line::Work, 0);
         assert_eq!(board.sched.next(0, 0).map(|turn| turn.vcpu), Some(0));
         let poster = {
             let board = board.clone();

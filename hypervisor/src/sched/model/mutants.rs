@@ -74,7 +74,7 @@ mutant! {
     WakeRegardless fails wake_without_a_look_at_the_word: two_cpus::<WakeRegardless>, "runs on another CPU", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             let _ = target.post_event();
-            notify::nudge(here, here.scheduler().wake(vcpu, line));
+            notify::nudge(here, here.scheduler().wake(vcpu, line, 0));
         }
     }
 }
@@ -95,7 +95,7 @@ mutant! {
     IdleForgotten fails idle_cpu_not_kicked: idling::<IdleForgotten>, "maximum number of branches", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             if target.post_event() == Notify::Wake {
-                let _ = here.scheduler().wake(vcpu, line);
+                let _ = here.scheduler().wake(vcpu, line, 0);
             }
         }
     }
@@ -116,7 +116,7 @@ mutant! {
     RunningForgotten fails running_vcpu_not_told: nudging::<RunningForgotten>, "maximum number of branches", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             if target.post_event() == Notify::Wake
-                && let Nudge::Idle(cpu) = here.scheduler().wake(vcpu, line)
+                && let Nudge::Idle(cpu) = here.scheduler().wake(vcpu, line, 0)
             {
                 here.kick_idle(cpu);
             }
@@ -130,7 +130,7 @@ mutant! {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
             notify::nudge(here, Nudge::Running(0));
             if target.post_event() == Notify::Wake {
-                let _told_already = here.scheduler().wake(vcpu, line);
+                let _told_already = here.scheduler().wake(vcpu, line, 0);
             }
         }
     }

@@ -28,14 +28,14 @@ fn run<S: Steps>(board: Board, cpus: u32, posts: &'static [VcpuIndex]) {
 /// A vCPU that halts, and a CPU that then idles. One poster posts to it.
 pub(super) fn halting<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts], 1);
-    let _ = board.sched.wake(0, Line::Work);
+    let _ = board.sched.wake(0, Line::Work, 0);
     run::<S>(board, 1, &[0]);
 }
 
 /// The same with two posters.
 pub(super) fn halting_under_two<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts], 2);
-    let _ = board.sched.wake(0, Line::Work);
+    let _ = board.sched.wake(0, Line::Work, 0);
     run::<S>(board, 1, &[0, 0]);
 }
 
@@ -50,7 +50,7 @@ pub(super) fn idling<S: Steps>() {
 pub(super) fn nudging<S: Steps>() {
     let board = Board::new(1, &[Guest::Runs, Guest::Halts], 1);
     board.block(0, 1, u64::MAX);
-    let _ = board.sched.wake(0, Line::Work);
+    let _ = board.sched.wake(0, Line::Work, 0);
     run::<S>(board, 1, &[1]);
 }
 
@@ -58,7 +58,7 @@ pub(super) fn nudging<S: Steps>() {
 pub(super) fn nudging_one_that_halts<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts, Guest::Halts], 1);
     board.block(0, 1, u64::MAX);
-    let _ = board.sched.wake(0, Line::Work);
+    let _ = board.sched.wake(0, Line::Work, 0);
     run::<S>(board, 1, &[1]);
 }
 
@@ -66,7 +66,7 @@ pub(super) fn nudging_one_that_halts<S: Steps>() {
 pub(super) fn two_cpus<S: Steps>() {
     let board = Board::new(2, &[Guest::Halts, Guest::Halts], 2);
     board.block(0, 0, u64::MAX);
-    let _ = board.sched.wake(1, Line::Work);
+    let _ = board.sched.wake(1, Line::Work, 0);
     run::<S>(board, 2, &[0, 1]);
 }
 
@@ -74,7 +74,7 @@ pub(super) fn two_cpus<S: Steps>() {
 pub(super) fn expiring<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts, Guest::Runs], 1);
     board.block(0, 0, 0);
-    let _ = board.sched.wake(1, Line::Work);
+    let _ = board.sched.wake(1, Line::Work, 0);
     run::<S>(board, 1, &[0]);
 }
 

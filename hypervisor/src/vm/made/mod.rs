@@ -299,7 +299,7 @@ impl<A: Arch> Made<A> {
     pub(crate) fn with_vcpu<R>(&'static self, vcpu: u32, act: impl FnOnce(&mut Context<'_, A>) -> R) -> R {
         let cpu = &self.cpus[0];
         let mut workspace = A::new_workspace(cpu);
-        let turn = Turn { vcpu, migrated: false };
+        let turn = Turn { vcpu, migrated: false, waited: 0 };
         let mut context = Context::new(self.machine(), cpu, &turn, &mut workspace);
         let result = act(&mut context);
         A::save_state(&mut context);

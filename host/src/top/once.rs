@@ -1,0 +1,153 @@
+//! `quell top --once`: the rates of one interval, as a table and as JSON.
+
+use super::rates::{COLUMNS, Rates, short};
+use super::source::{Sample, Source};
+use super::view::{clock, longest};
+use crate::cli::TopArgs;
+use crate::machine::control;
+use crate::machine::signals::Signals;
+use crate::results::{self, Samples, Subject};
+use crate::table::table;
+use anyhow::{Context, Result, bail};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often machine and signals are looked at while time passes.
+const POLL_PERIOD: Duration = Duration::from_millis(20);
+
+/// Prints it; the result is the exit status.
+pub(super) fn once(args: &TopArgs, signals: &Signals) -> Result<u8> {
+    let machine = control::choose(args.vm.as_deref(), &control::running()?)?;
+    let Some(source) = Source::open(&machine)? else {
+        if machine.is_alive() {
+            bail!("machine {} does not say where its counters are", machine.name);
+        }
+        println!("machine {} has ended", machine.name);
+        return Ok(0);
+    };
+    let mut before = None;
+    let after = loop {
+        if let Some(signal) = signals.caught() {
+            return Ok(u8::try_from(128 + signal).unwrap_or(128));
+        }
+        let is_running = source.is_running();
+        let sample = source.sample()?;
+        match (&before, sample) {
+            // The interval begins when there is something to count.
+            (None, sample) => before = sample,
+            (Some(begin), Some(sample)) if is_over(begin, args, is_running) => break sample,
+            _ => {}
+        }
+        if !is_running {
+            println!("machine {} ended before its hypervisor had begun to count", machine.name);
+            return Ok(0);
+        }
+        let due = before.as_ref().map(|sample: &Sample| sample.at + args.interval());
+        let left = due.map_or(POLL_PERIOD, |due| due.saturating_duration_since(Instant::now()));
+        thread::sleep(left.min(POLL_PERIOD));
+    };
+    let before = before.context("the interval has begun")?;
+    let rates = Rates::between(&before, &after).context("no time has passed")?;
+    println!("{}", text(&source, &after, &rates));
+    if let Some(path) = &args.json {
+        results::write(path, "top", None, &samples(&rates))?;
+    }
+    if !source.is_running() {
+        println!("machine {} has ended meanwhile", machine.name);
+    }
+    Ok(0)
+}
+
+/// Whether the interval is over: its time has passed, or the machine has ended.
+fn is_over(begin: &Sample, args: &TopArgs, is_running: bool) -> bool {
+    begin.at.elapsed() >= args.interval() || !is_running
+}
+
+/// All there is to show.
+fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
+    let row = |name: String, figure: &dyn Fn(usize) -> f64| {
+        let figures = (1..COLUMNS.len()).map(|column| short(figure(column)));
+        std::iter::once(name).chain(figures).collect::<Vec<_>>()
+    };
+    let all = row("all".to_owned(), &|column| rates.total(&COLUMNS[column]));
+    let vcpus =
+        (0..rates.vcpus()).map(|vcpu| row(vcpu.to_string(), &|column| rates.of(vcpu, &COLUMNS[column])));
+    let header: Vec<_> = COLUMNS.iter().map(|column| column.title).collect();
+    let mut text = format!(
+        "machine {}: {}, {} vCPUs : {} CPUs, up {}; a second, over {:.1} s\n{}",
+        source.name(),
+        source.notice().arch,
+        rates.vcpus(),
+        sample.cpus,
+        clock(source.uptime()),
+        rates.seconds,
+        table(header, std::iter::once(all).chain(vcpus)),
+    );
+    let waits: Vec<_> = rates.waits().into_iter().enumerate().filter(|&(_, count)| count > 0).collect();
+    if !waits.is_empty() {
+        let wait = |(step, count): (usize, u64)| match longest(step) {
+            Some(longest) => format!("≤{longest}s {count}"),
+            None => format!("longer {count}"),
+        };
+        text += &format!("\nflush waits: {}", waits.into_iter().map(wait).collect::<Vec<_>>().join(", "));
+    }
+    text
+}
+
+/// The rates of all counters, and those of each vCPU that are not 0.
+fn samples(rates: &Rates) -> Samples {
+    const ALL: &str = "top";
+    let mut samples = Samples::default();
+    let mut add = |case: &str, name, rate| {
+        let unit =
+            if name == hostlink::counters::Counter::SchedSteal.name() { "ratio" } else { "per second" };
+        samples.add(case, Subject::Quell, name, unit, rate);
+    };
+    for (name, rate) in rates.by_name(None) {
+        add(ALL, name, rate);
+    }
+    for vcpu in 0..rates.vcpus() {
+        for (name, rate) in rates.by_name(Some(vcpu)).filter(|&(_, rate)| rate > 0.0) {
+            add(&format!("vcpu-{vcpu}"), name, rate);
+        }
+    }
+    samples.add(ALL, Subject::Quell, "interval", "s", rates.seconds);
+    samples
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rates::tests::rates;
+    use super::super::source::made::Made;
+    use super::*;
+    use hostlink::counters::Counter;
+
+    #[test]
+    fn the_table_has_all_vcpus_and_their_sum() {
+        let machine = Made::new(2);
+        machine.begin();
+        let source = Source::open(&machine.found).expect("opens").expect("is there");
+        let sample = source.sample().expect("reads").expect("counts");
+        let counts =
+            [&[(Counter::ExitIo, 400), (Counter::FlushWait4us, 3)][..], &[(Counter::FlushWaitMore, 2)]];
+        let text = text(&source, &sample, &rates(&counts));
+        let line = |begin: &str| text.lines().find(|line| line.trim_start().starts_with(begin)).expect(begin);
+        assert!(line("machine").contains("x86_64, 2 vCPUs : 2 CPUs"), "{text}");
+        assert!(line("vcpu").ends_with("steal ") && line("all").matches("200").count() == 2, "{text}");
+        assert!(line("0 ").contains("200") && !line("1 ").contains("200"), "{text}");
+        assert!(line("flush waits").ends_with("≤4µs 3, longer 2"), "{text}");
+    }
+
+    #[test]
+    fn rates_are_written_with_their_units() {
+        let counts = [&[(Counter::ExitIo, 400), (Counter::SchedSteal, 1000)][..], &[]];
+        let samples = samples(&rates(&counts));
+        let row = |case: &str, metric: &str| samples.row(case, Subject::Quell, metric);
+        let is = |case: &str, metric: &str, value: f64, unit: &str| {
+            row(case, metric).is_some_and(|row| (row.median - value).abs() < 1e-9 && row.unit == unit)
+        };
+        assert!(is("top", "exit.io", 200.0, "per second") && is("vcpu-0", "exit.io", 200.0, "per second"));
+        assert!(is("vcpu-0", "sched.steal", 0.5, "ratio") && is("top", "interval", 2.0, "s"));
+        assert!(is("top", "flush.requests", 0.0, "per second") && row("vcpu-1", "exit.io").is_none());
+    }
+}

@@ -1,0 +1,161 @@
+//! Where the figures come from: the counters in the memory of a machine that another process runs.
+
+use crate::machine::control::{Found, Notice};
+use crate::machine::counters::{Snapshot, clock_hz, cpu_count};
+use crate::machine::ram::Ram;
+use anyhow::{Context, Result};
+use std::time::{Duration, Instant};
+
+/// The counters at one time.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    pub(super) at: Instant,
+    pub(super) counters: Snapshot,
+    /// Ticks of the hypervisor's clock in a second.
+    pub(super) hz: u64,
+    /// CPUs that the vCPUs share.
+    pub(super) cpus: u64,
+}
+
+/// A machine that is watched.
+pub(super) struct Source {
+    machine: Found,
+    notice: Notice,
+    ram: Ram,
+}
+
+impl Source {
+    /// Opens the memory of a machine; `None` if the machine has ended meanwhile, or says nothing
+    /// of itself.
+    pub(super) fn open(machine: &Found) -> Result<Option<Self>> {
+        let Some(notice) = machine.notice()? else { return Ok(None) };
+        match notice.open_ram() {
+            Ok(ram) => Ok(Some(Self { machine: machine.clone(), notice, ram })),
+            // Its process may have ended between the two, which is no error.
+            Err(_) if !still_says(machine, &notice) => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("machine {}", machine.name)),
+        }
+    }
+
+    /// The machine's name.
+    pub(super) fn name(&self) -> &str {
+        &self.machine.name
+    }
+
+    /// What it says of itself.
+    pub(super) const fn notice(&self) -> &Notice {
+        &self.notice
+    }
+
+    /// Whether the machine has not ended.
+    pub(super) fn is_running(&self) -> bool {
+        still_says(&self.machine, &self.notice)
+    }
+
+    /// How long ago it was started.
+    pub(super) fn uptime(&self) -> Duration {
+        self.notice.uptime()
+    }
+
+    /// The counters now, or those at its end; `None` before its hypervisor has begun to count.
+    pub(super) fn sample(&self) -> Result<Option<Sample>> {
+        let (ram, beacon) = (&self.ram, self.notice.beacon);
+        let read = || -> Result<Option<Sample>> {
+            let at = Instant::now();
+            let Some(counters) = Snapshot::read(ram, beacon)? else { return Ok(None) };
+            let Some(hz) = clock_hz(ram, beacon)? else { return Ok(None) };
+            Ok(Some(Sample { at, counters, hz, cpus: cpu_count(ram, beacon)? }))
+        };
+        read().with_context(|| format!("machine {}", self.machine.name))
+    }
+}
+
+/// Whether a machine is there and is the one that has said this.
+fn still_says(machine: &Found, notice: &Notice) -> bool {
+    machine.is_alive() && machine.notice().is_ok_and(|said| said.as_ref() == Some(notice))
+}
+
+#[cfg(test)]
+pub(super) mod made {
+    //! Machines that are memory and a notice.
+
+    use super::*;
+    use crate::arch::Arch;
+    use crate::machine::control::Registration;
+    use hostlink::counters::{BEACON_MAGIC, Counter};
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use tempfile::TempDir;
+
+    const BEACON: u64 = 0x1000;
+    const ROWS: u64 = 0x2000;
+    /// Ticks of its clock.
+    pub(crate) const HZ: u64 = 1_000_000;
+
+    /// A machine with counters that a test sets.
+    pub(crate) struct Made {
+        pub(crate) found: Found,
+        registration: Option<Registration>,
+        ram: Ram,
+        vcpus: u32,
+        _directory: TempDir,
+    }
+
+    impl Made {
+        /// One that has not begun to count.
+        pub(crate) fn new(vcpus: u32) -> Self {
+            let directory = tempfile::tempdir().expect("makes");
+            let found = Found::made_up(&std::process::id().to_string(), directory.path());
+            let registration = Registration::made_up(&found);
+            let ram = Ram::new(0x80000, 0).expect("makes");
+            let notice = Notice::new(Arch::X86_64, &ram, BEACON).expect("says");
+            registration.publish(&notice).expect("writes");
+            Self { found, registration: Some(registration), ram, vcpus, _directory: directory }
+        }
+
+        fn put(&self, address: u64, word: u64) {
+            let file = File::from(self.ram.fd().try_clone_to_owned().expect("clones"));
+            file.write_all_at(&word.to_le_bytes(), address).expect("writes");
+        }
+
+        /// Has it begin to count.
+        pub(crate) fn begin(&self) {
+            let counts = (Counter::COUNT as u64) << 32 | u64::from(self.vcpus);
+            for (offset, word) in [(8, ROWS), (16, HZ), (24, counts), (32, 2), (0, BEACON_MAGIC)] {
+                self.put(BEACON + offset, word);
+            }
+        }
+
+        /// Sets one counter.
+        pub(crate) fn set(&self, vcpu: u64, counter: Counter, value: u64) {
+            self.put(ROWS + (vcpu * Counter::COUNT as u64 + counter as u64) * 8, value);
+        }
+
+        /// Ends it.
+        pub(crate) fn end(&mut self) {
+            self.registration = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::made::{HZ, Made};
+    use super::*;
+    use hostlink::counters::Counter;
+
+    #[test]
+    fn a_machine_is_watched_from_before_it_counts_until_it_has_ended() {
+        let mut machine = Made::new(2);
+        let source = Source::open(&machine.found).expect("opens").expect("is there");
+        assert!(source.is_running() && source.sample().expect("reads").is_none());
+        machine.begin();
+        machine.set(1, Counter::ExitIo, 7);
+        let sample = source.sample().expect("reads").expect("counts");
+        assert_eq!((sample.counters.get(Counter::ExitIo), sample.hz, sample.cpus), (7, HZ, 2));
+        machine.end();
+        assert!(!source.is_running());
+        assert!(source.sample().expect("reads").is_some(), "its last figures can be read");
+        assert!(Source::open(&machine.found).expect("is no error").is_none());
+    }
+}

@@ -1,0 +1,310 @@
+//! Draws the state. What does not fit is left out: rows and columns are scrolled, waits are shown
+//! by larger steps, or not at all.
+
+use super::app::{App, Life};
+use super::help;
+use super::rates::{COLUMNS, Column, Rates, short};
+use hostlink::counters::Counter;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style, Stylize};
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::{Bar, BarChart, BarGroup, Cell, Paragraph, Row, Table};
+use std::time::Duration;
+
+/// Width of a column, but for the first, and of what is between two.
+const COLUMN_WIDTH: u16 = 5;
+const FIRST_WIDTH: u16 = 4;
+const GAP: u16 = 1;
+/// Height of the waits with title and labels, and of the least screen that shows them.
+const WAITS_HEIGHT: u16 = 7;
+const HEIGHT_FOR_WAITS: u16 = 18;
+/// Height of the least screen that shows what the machine was started by.
+const HEIGHT_FOR_TITLE: u16 = 20;
+/// Width of a bar.
+const BAR_WIDTH: u16 = 4;
+/// Rows of the table that are no vCPU's: headings and sums.
+const ROWS_ABOVE: u16 = 2;
+/// Steal time in percent that is shown as a lot.
+const STEAL_IS_MUCH: f64 = 50.0;
+
+/// How things look.
+pub(super) struct Theme {
+    has_colours: bool,
+}
+
+impl Theme {
+    /// With colours, or without.
+    pub(super) const fn new(has_colours: bool) -> Self {
+        Self { has_colours }
+    }
+
+    fn colour(&self, style: Style, colour: Color) -> Style {
+        if self.has_colours { style.fg(colour) } else { style }
+    }
+
+    /// Of the column that rows are sorted by.
+    fn sorted(&self) -> Style {
+        self.colour(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED), Color::Cyan)
+    }
+
+    /// Of what deserves a look.
+    fn notable(&self) -> Style {
+        self.colour(Style::new().bold(), Color::Yellow)
+    }
+
+    fn much(&self) -> Style {
+        self.colour(Style::new().bold(), Color::Red)
+    }
+
+    fn bar(&self) -> Style {
+        self.colour(Style::new(), Color::Cyan)
+    }
+}
+
+/// The parts of the screen.
+struct Parts {
+    header: Rect,
+    table: Rect,
+    waits: Rect,
+    footer: Rect,
+}
+
+fn parts(area: Rect) -> Parts {
+    let header = match area.height {
+        0..4 => 0,
+        4..6 => 1,
+        6..HEIGHT_FOR_TITLE => 2,
+        _ => 3,
+    };
+    let waits =
+        if area.height >= HEIGHT_FOR_WAITS && waits_in_one(area.width).is_some() { WAITS_HEIGHT } else { 0 };
+    let footer = u16::from(area.height >= 4);
+    let heights = [
+        Constraint::Length(header),
+        Constraint::Fill(1),
+        Constraint::Length(waits),
+        Constraint::Length(footer),
+    ];
+    let [header, table, waits, footer] = Layout::vertical(heights).areas(area);
+    Parts { header, table, waits, footer }
+}
+
+/// How many rows of vCPUs a screen shows.
+pub(super) fn rows(area: Rect) -> usize {
+    parts(area).table.height.saturating_sub(ROWS_ABOVE).into()
+}
+
+/// Draws it.
+pub(super) fn draw(frame: &mut Frame<'_>, app: &App, theme: &Theme) {
+    let parts = parts(frame.area());
+    frame.render_widget(Paragraph::new(header(app, theme)), parts.header);
+    match &app.rates {
+        Some(rates) => draw_table(frame, parts.table, app, rates, theme),
+        None => frame.render_widget(Paragraph::new(absence(app)), parts.table),
+    }
+    if app.rates.is_some() {
+        draw_waits(frame, parts.waits, app, theme);
+    }
+    frame.render_widget(Paragraph::new(footer(app)), parts.footer);
+    if app.has_help {
+        help::draw(frame);
+    }
+}
+
+/// Why there is no table.
+fn absence(app: &App) -> String {
+    match (&app.trouble, app.life) {
+        (Some(trouble), _) => trouble.clone(),
+        (None, Life::Starts) => "its hypervisor has not begun to count".to_owned(),
+        (None, Life::Runs) => "one moment".to_owned(),
+        (None, Life::Ended) => "it has ended".to_owned(),
+    }
+}
+
+/// A time as hours, minutes and seconds.
+pub(super) fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+fn header(app: &App, theme: &Theme) -> Vec<Line<'static>> {
+    let mut first = vec![Span::from(format!("machine {}", app.name())).bold()];
+    if let Some((place, count)) = app.place().filter(|&(_, count)| count > 1) {
+        first.push(Span::from(format!(" ({place} of {count})")));
+    }
+    match app.life {
+        Life::Ended => first.push(Span::styled(" has ended", theme.notable())),
+        _ if app.is_paused => first.push(Span::styled(" paused", theme.notable())),
+        _ => {}
+    }
+    if let Some(source) = app.source() {
+        first.push(Span::from(format!("  {}", source.notice().arch)));
+        if let Some(sample) = app.sample() {
+            let vcpus = sample.counters.each().count();
+            first.push(Span::from(format!("  {vcpus} vCPUs : {} CPUs", sample.cpus)));
+        }
+        if app.life != Life::Ended {
+            first.push(Span::from(format!("  up {}", clock(source.uptime()))));
+        }
+    }
+    let second = app.rates.as_ref().map_or_else(String::new, |rates| {
+        let (exits, flushes) = (short(rates.exits()), short(rates.flush_requests()));
+        format!("{exits} exits/s  {flushes} flush requests/s  over {:.1} s", rates.seconds)
+    });
+    let title = app.source().map_or_else(String::new, |source| source.notice().title.clone());
+    let third = match &app.trouble {
+        // Without figures it is said in their place.
+        Some(trouble) if app.rates.is_some() => Line::styled(trouble.clone(), theme.notable()),
+        _ if app.names().len() > 1 => Line::from(format!("running: {}", app.names().join(" "))).dim(),
+        _ => Line::from(title).dim(),
+    };
+    vec![Line::from(first), Line::from(second), third]
+}
+
+fn footer(app: &App) -> Line<'static> {
+    let pause = if app.is_paused { "go on" } else { "pause" };
+    let keys = [
+        ("q", "quit"),
+        ("?", "help"),
+        ("←→s", "sort"),
+        ("r", "reverse"),
+        ("p", pause),
+        ("Tab", "machine"),
+        ("w", "waits"),
+        ("↑↓", "scroll"),
+    ];
+    let key = |(key, about): (&'static str, &'static str)| {
+        [Span::from(key).bold(), Span::from(format!(" {about}  "))]
+    };
+    Line::from_iter(keys.into_iter().flat_map(key))
+}
+
+/// The columns that fit beside the first one, the one that is sorted by among them.
+fn visible(width: u16, sort: usize) -> std::ops::Range<usize> {
+    let others = COLUMNS.len() - 1;
+    let fit_in = |width: u16| usize::from(width / (COLUMN_WIDTH + GAP));
+    let left = width.saturating_sub(FIRST_WIDTH);
+    // Where columns are hidden, the mark that says so has a place behind the last one.
+    let fit = if fit_in(left) >= others { others } else { fit_in(left.saturating_sub(1)) };
+    let begin = (sort + 1).saturating_sub(fit).max(1);
+    begin..begin + fit
+}
+
+fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, rates: &Rates, theme: &Theme) {
+    let shown = visible(area.width, app.sort);
+    let columns = || std::iter::once(0).chain(shown.clone());
+    let heading = |index: usize| {
+        let style = if index == app.sort { theme.sorted() } else { Style::new().bold() };
+        cell(COLUMNS[index].title.to_owned(), style)
+    };
+    let sums = columns().map(|index| match index {
+        0 => cell("all".to_owned(), Style::new()),
+        _ => cell(short(rates.total(&COLUMNS[index])), Style::new()),
+    });
+    let vcpu = |vcpu: usize| {
+        Row::new(columns().map(|index| match index {
+            0 => cell(vcpu.to_string(), Style::new()),
+            _ => figure(rates.of(vcpu, &COLUMNS[index]), &COLUMNS[index], theme),
+        }))
+    };
+    let page = usize::from(area.height.saturating_sub(ROWS_ABOVE));
+    let order = rates.order(app.column(), app.is_falling);
+    let first = app.first.min(order.len().saturating_sub(page));
+    let vcpus = order.into_iter().skip(first).take(page).map(vcpu);
+    let widths =
+        columns().map(|index| Constraint::Length(if index == 0 { FIRST_WIDTH } else { COLUMN_WIDTH }));
+    let rows = std::iter::once(Row::new(sums).bold()).chain(vcpus);
+    let table = Table::new(rows, widths).header(Row::new(columns().map(heading))).column_spacing(GAP);
+    frame.render_widget(table, area);
+    mark_hidden(frame, area, &shown);
+}
+
+/// Shows at the headings that there are columns further left or right.
+fn mark_hidden(frame: &mut Frame<'_>, area: Rect, shown: &std::ops::Range<usize>) {
+    let mut mark = |offset: u16, text: &str| {
+        if offset < area.width && area.height > 0 {
+            frame.buffer_mut().set_string(area.x + offset, area.y, text, Style::new().bold());
+        }
+    };
+    if shown.start > 1 {
+        mark(FIRST_WIDTH, "‹");
+    }
+    if shown.end < COLUMNS.len() {
+        let width = u16::try_from(shown.len()).unwrap_or(0) * (COLUMN_WIDTH + GAP);
+        mark((FIRST_WIDTH + width).min(area.width.saturating_sub(1)), "›");
+    }
+}
+
+fn cell(text: String, style: Style) -> Cell<'static> {
+    Cell::from(Text::from(text).right_aligned()).style(style)
+}
+
+/// A figure: nothing is hardly to be seen, and much steal time is.
+fn figure(value: f64, column: &Column, theme: &Theme) -> Cell<'static> {
+    let style = match value {
+        _ if value <= 0.0 => Style::new().dim(),
+        _ if column.title == "steal" && value >= STEAL_IS_MUCH => theme.much(),
+        _ => Style::new(),
+    };
+    cell(if value <= 0.0 { "·".to_owned() } else { short(value) }, style)
+}
+
+/// How many of the hypervisor's steps of a wait are one bar, so that all bars fit.
+fn waits_in_one(width: u16) -> Option<usize> {
+    let bars = |in_one: usize| u16::try_from(Counter::WAITS.len() / in_one).unwrap_or(u16::MAX);
+    [1, 2, 4].into_iter().find(|&in_one| bars(in_one) * (BAR_WIDTH + GAP) - GAP <= width)
+}
+
+/// The longest wait of the step with this number: `4µ`, `16m`; `None` for the last, which has none.
+pub(super) fn longest(step: usize) -> Option<String> {
+    match step {
+        0..10 => Some(format!("{}µ", 1 << step)),
+        10..15 => Some(format!("{}m", 1 << (step - 10))),
+        _ => None,
+    }
+}
+
+fn draw_waits(frame: &mut Frame<'_>, area: Rect, app: &App, theme: &Theme) {
+    let Some(in_one) = waits_in_one(area.width).filter(|_| area.height == WAITS_HEIGHT) else { return };
+    let [title, chart] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
+    let waits = app.waits();
+    let what = if app.has_all_waits { "since it was started" } else { "in the interval" };
+    let said = format!("flush waits {what}, by the longest in each bar (µs, ms)");
+    frame.render_widget(Paragraph::new(Line::from(said).bold()), title);
+    let bars: Vec<_> = waits
+        .chunks(in_one)
+        .enumerate()
+        .map(|(index, counts)| {
+            let count: u64 = counts.iter().sum();
+            let last = (index + 1) * in_one - 1;
+            // The last one has no end: it is named after where it begins.
+            let label = longest(last)
+                .unwrap_or_else(|| format!(">{}", longest(index * in_one - 1).unwrap_or_default()));
+            let value = if count == 0 { String::new() } else { short_count(count) };
+            Bar::default().value(count).text_value(value).label(Line::from(label))
+        })
+        .collect();
+    let most = waits.chunks(in_one).map(|counts| counts.iter().sum()).max().unwrap_or(0);
+    let chart_of = BarChart::default()
+        .data(BarGroup::default().bars(&bars))
+        .bar_width(BAR_WIDTH)
+        .bar_gap(GAP)
+        .bar_style(theme.bar())
+        .value_style(theme.bar().add_modifier(Modifier::REVERSED))
+        .max(most.max(1));
+    frame.render_widget(chart_of, chart);
+}
+
+/// A count in at most four characters, as wide as a bar.
+fn short_count(count: u64) -> String {
+    match count {
+        0..10_000 => count.to_string(),
+        10_000..1_000_000 => format!("{}k", count / 1000),
+        1_000_000..1_000_000_000 => format!("{}M", count / 1_000_000),
+        _ => "many".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;
