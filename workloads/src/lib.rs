@@ -1,7 +1,9 @@
-//! What the programs that run inside Linux guests share: their command lines, reading the kernel's
-//! interrupt counts, the process's times, and the report channel to the host tool.
+//! What the programs that run inside Linux guests share: their command lines, memory mappings,
+//! reading the kernel's interrupt counts, the process's times, and the report channel to the host
+//! tool.
 
 pub mod interrupts;
+pub mod mapping;
 pub mod options;
 pub mod report;
 pub mod times;

@@ -8,13 +8,17 @@ use std::process::ExitCode;
 ///
 /// # Errors
 ///
-/// It does not: then what is wrong and `usage` have been printed, and the process is to end with
-/// this status.
+/// It does not, or one of them is `--help`: then what is wrong and `usage` have been printed, and
+/// the process is to end with this status.
 pub fn of_process<O>(
     program: &str,
     usage: &str,
     parse: impl FnOnce(Skip<Args>) -> Result<O, String>,
 ) -> Result<O, ExitCode> {
+    if env::args().skip(1).any(|arg| arg == "--help") {
+        println!("{usage}");
+        return Err(ExitCode::SUCCESS);
+    }
     parse(env::args().skip(1)).map_err(|message| {
         eprintln!("{program}: {message}\n{usage}");
         ExitCode::from(2)
