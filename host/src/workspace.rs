@@ -79,6 +79,12 @@ pub(crate) const STALE: Image = Image::workload("stale");
 /// The workload that turns a PCI device's ROM on and off under memory load.
 pub(crate) const MMTEST: Image = Image::workload("mmtest");
 
+/// The workload that does one small thing over and over: one loop of several.
+pub(crate) const LOOPS: Image = Image::workload("loops");
+
+/// The workload that is like a build: many processes.
+pub(crate) const MIXED: Image = Image::workload("mixed");
+
 /// The workload that uses memory that comes and goes.
 pub(crate) const OCCUPY: Image = Image::workload("occupy");
 
