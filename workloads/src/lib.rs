@@ -1,9 +1,10 @@
 //! What the programs that run inside Linux guests share: their command lines, memory mappings,
-//! reading the kernel's interrupt counts, the process's times, and the report channel to the host
-//! tool.
+//! phases for what counts instructions, reading the kernel's interrupt counts, the process's times,
+//! and the report channel to the host tool.
 
 pub mod interrupts;
 pub mod mapping;
 pub mod options;
+pub mod phase;
 pub mod report;
 pub mod times;
