@@ -196,8 +196,13 @@ impl StockGuest {
     /// Fetches and builds missing parts.
     pub(crate) fn prepare(arch: Arch) -> Result<Self> {
         let files = cache::guest_files(arch, false)?;
-        let mut workloads =
-            vec![("thrash", workspace::THRASH), ("stale", workspace::STALE), ("mmtest", workspace::MMTEST)];
+        let mut workloads = vec![
+            ("thrash", workspace::THRASH),
+            ("stale", workspace::STALE),
+            ("mmtest", workspace::MMTEST),
+            ("loops", workspace::LOOPS),
+            ("mixed", workspace::MIXED),
+        ];
         if arch == Arch::Aarch64 {
             workloads.extend([("mark", workspace::MARK), ("occupy", workspace::OCCUPY)]);
         }

@@ -79,6 +79,12 @@ pub(crate) const STALE: Image = Image::workload("stale");
 /// The workload that turns a PCI device's ROM on and off under memory load.
 pub(crate) const MMTEST: Image = Image::workload("mmtest");
 
+/// The workload that repeats one small operation: one loop of several.
+pub(crate) const LOOPS: Image = Image::workload("loops");
+
+/// The workload that resembles a build: many processes.
+pub(crate) const MIXED: Image = Image::workload("mixed");
+
 /// The workload that uses memory that is added and removed.
 pub(crate) const OCCUPY: Image = Image::workload("occupy");
 

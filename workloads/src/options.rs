@@ -15,6 +15,10 @@ pub fn of_process<O>(
     usage: &str,
     parse: impl FnOnce(Skip<Args>) -> Result<O, String>,
 ) -> Result<O, ExitCode> {
+    if env::args().skip(1).any(|arg| arg == "--help") {
+        println!("{usage}");
+        return Err(ExitCode::SUCCESS);
+    }
     parse(env::args().skip(1)).map_err(|message| {
         eprintln!("{program}: {message}\n{usage}");
         ExitCode::from(2)

@@ -15,9 +15,9 @@ pub struct Stopwatch {
 pub struct Times {
     /// Wall clock.
     pub real: Duration,
-    /// CPU time of all threads in user mode.
+    /// CPU time in user mode, of all threads and of the processes that were waited for.
     pub user: Duration,
-    /// CPU time of all threads in the kernel.
+    /// The same in the kernel.
     pub sys: Duration,
     /// Page faults of all threads that needed no I/O.
     pub faults: u64,
@@ -50,10 +50,20 @@ impl Stopwatch {
 }
 
 impl Usage {
+    /// Of this process and of the ones that it has waited for.
     fn now() -> io::Result<Self> {
+        let (own, others) = (Self::of(libc::RUSAGE_SELF)?, Self::of(libc::RUSAGE_CHILDREN)?);
+        Ok(Self {
+            user: own.user + others.user,
+            sys: own.sys + others.sys,
+            faults: own.faults.saturating_add(others.faults),
+        })
+    }
+
+    fn of(whom: libc::c_int) -> io::Result<Self> {
         let mut usage = MaybeUninit::<libc::rusage>::uninit();
         // SAFETY: the pointer is valid for a write of one `rusage`.
-        if unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) } != 0 {
+        if unsafe { libc::getrusage(whom, usage.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the call succeeded, so it has filled in the whole structure.

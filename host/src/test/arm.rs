@@ -2,7 +2,7 @@
 //! plugin, with a program that is known instruction by instruction.
 
 use super::cases::{
-    Body, Case, Expect, STALE, Stock, Talk, TestFile, case, migrate, stock, talk, tool, typed,
+    Body, Case, Expect, LOOPS, STALE, Stock, Talk, TestFile, case, migrate, stock, talk, tool, typed,
 };
 use super::checks::Check;
 use crate::arch::{ArmCpu, Platform};
@@ -92,7 +92,7 @@ macro_rules! refused {
     };
 }
 
-const ON_QUELL: [Case; 26] = [
+const ON_QUELL: [Case; 27] = [
     tool(
         "arm_exec_status_passed_on",
         "the command's status is the tool's on Arm as well",
@@ -159,6 +159,15 @@ const ON_QUELL: [Case; 26] = [
     stale("a21_nothing_stale_with_broadcast", "nor where local TLB instructions reach all CPUs")
         .with(&["local_tlbi=broadcast"])
         .on(MAX),
+    stock(
+        "arm_loops_and_a_build_find_all_in_order",
+        "faults, mappings, wake-ups, flushes and processes do what they should on Arm as well",
+        (4, 2),
+        FlushMode::Hypercall,
+        LOOPS,
+        Expect::Loops,
+    )
+    .on(MAX),
     Case {
         body: Body::Stock(Stock {
             vcpus: 2,

@@ -98,6 +98,8 @@ pub(super) enum Expect {
     Stale,
     /// Mmtest has toggled the ROM the expected number of times, and found everything correct.
     Intact,
+    /// Each of the loops and the mixed run have finished, and their own checks have passed.
+    Loops,
     /// The guest's output exceeds the kept amount, and imitates the hypervisor as well.
     Flood,
     /// The hypervisor panics, with this message.
@@ -306,7 +308,16 @@ const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --pass
 const THRASH_33: &str = "thrash --threads 33 --rounds 3 --settle 100 --report /dev/report";
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
 
-pub(super) const CASES: [Case; 43] = [
+/// Each of the loops, and the run that resembles a build.
+pub(super) const LOOPS: &str = "for loop in page_fault mmap mprotect context_switch futex futex_lock tlb_flush1 tlb_flush2 tlb_flush3; \
+    do loops --loop $loop --threads 4 --rounds 200 --pages 16 --report /dev/report || exit; done; \
+    mixed --jobs 4 --tasks 4 --report /dev/report";
+/// The number of loops, the rounds of all threads together, and the tasks.
+pub(super) const LOOPS_COUNT: usize = 9;
+pub(super) const LOOPS_ROUNDS: u64 = 800;
+pub(super) const LOOPS_TASKS: u64 = 4;
+
+pub(super) const CASES: [Case; 44] = [
     tool(
         "missing_kernel",
         "a kernel that is not there is an error before anything starts",
@@ -587,6 +598,14 @@ pub(super) const CASES: [Case; 43] = [
         Expect::Intact,
     )
     .or_long(MMTEST_LONG),
+    stock(
+        "loops_and_a_build_find_all_in_order",
+        "faults, mappings, wake-ups, flushes and processes do what they should, and check it themselves",
+        (4, 2),
+        FlushMode::Hypercall,
+        LOOPS,
+        Expect::Loops,
+    ),
     stock(
         "poweroff_ends_the_run",
         "with the guest's consent and status 0",

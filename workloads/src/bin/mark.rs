@@ -2,14 +2,16 @@
 //! of a kernel's boot are counted up to here.
 //!
 //! As first program (`rdinit=/bin/mark`) it runs right after the kernel. The instruction is the
-//! hint that `hostlink::phase::AFTER` names, which has an effect only on a plugin that counts
-//! instructions.
+//! hint that `hostlink::phase::Phase::After` names, which has an effect only on a plugin that
+//! counts instructions.
 
+use hostlink::phase::Phase;
 use rustix::system::{RebootCommand, reboot};
 use std::process::ExitCode;
+use workloads::phase::mark;
 
 fn main() -> ExitCode {
-    mark();
+    mark(Phase::After);
     match reboot(RebootCommand::PowerOff) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -18,15 +20,3 @@ fn main() -> ExitCode {
         }
     }
 }
-
-#[cfg(target_arch = "aarch64")]
-fn mark() {
-    // SAFETY: a hint that no architecture defines is a NOP.
-    unsafe {
-        std::arch::asm!("hint #{phase}", phase = const hostlink::phase::Phase::After.hint(), options(nomem, nostack));
-    }
-}
-
-/// This architecture has no such instruction.
-#[cfg(not(target_arch = "aarch64"))]
-fn mark() {}

@@ -3,7 +3,8 @@
 use super::Lab;
 use super::expect::{
     check_log, expect_a_search, expect_bounds, expect_date, expect_end, expect_few_lost, expect_generations,
-    expect_status, expect_tlb_ipis, expect_toggles, expect_verdict, expect_without_cpus, with_console,
+    expect_loops, expect_status, expect_tlb_ipis, expect_toggles, expect_verdict, expect_without_cpus,
+    with_console,
 };
 use super::{BOOT_TIMEOUT, made};
 use crate::arch::{Arch, Platform};
@@ -127,6 +128,10 @@ impl Lab<'_> {
                 Expect::Intact => {
                     expect_status(&outcome, 0)?;
                     expect_toggles(&outcome)?;
+                }
+                Expect::Loops => {
+                    expect_status(&outcome, 0)?;
+                    expect_loops(&outcome)?;
                 }
                 Expect::Flood => {
                     expect_status(&outcome, 0)?;

@@ -4,10 +4,13 @@ use crate::machine::child::describe;
 use crate::machine::outcome::Outcome;
 use crate::machine::process::{CONSOLE_BYTES, End};
 use crate::run::tail;
-use crate::test::cases::{FLOOD_CLAIM, FLOOD_REPORTS, Hostile};
+use crate::test::cases::{
+    FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, LOOPS_COUNT, LOOPS_ROUNDS, LOOPS_TASKS,
+};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
+use serde_json::Value;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest log of a run with a bare guest, whose runs are short.
@@ -107,6 +110,29 @@ pub(super) fn expect_generations(outcome: &Outcome) -> Result<()> {
     let counters = outcome.counters.as_ref().context("there are no counters")?;
     let flushes = counters.get(Counter::VmidFlushes);
     ensure!(flushes >= GENERATIONS_MIN, "CPUs dropped everything {flushes} times only");
+    Ok(())
+}
+
+/// Each loop has made its rounds, the mixed run its tasks, and none has found damage.
+pub(super) fn expect_loops(outcome: &Outcome) -> Result<()> {
+    let ends = |workload: &'static str| {
+        let is_end = |report: &&Value| report["event"] == "end" && report["workload"] == workload;
+        outcome.reports.iter().filter(is_end).collect::<Vec<_>>()
+    };
+    let loops = ends("loops");
+    ensure!(loops.len() == LOOPS_COUNT, "{} loops have ended instead of {LOOPS_COUNT}", loops.len());
+    for end in &loops {
+        let name = end["loop"].as_str().context("a loop has no name")?;
+        ensure!(LOOPS.split([' ', ';']).any(|word| word == name), "there is no loop {name}");
+        ensure!(end["rounds_total"] == LOOPS_ROUNDS, "{name} made {} rounds", end["rounds_total"]);
+    }
+    let mixed = ends("mixed");
+    let mixed = mixed.first().context("the mixed run did not come to its end")?;
+    ensure!(mixed["tasks"] == LOOPS_TASKS, "{} tasks instead of {LOOPS_TASKS}", mixed["tasks"]);
+    for end in loops.into_iter().chain([*mixed]) {
+        ensure!(end["damaged"] == false, "damage was found: {end}");
+        ensure!(end["ns"].as_u64() > Some(0), "it took no time: {end}");
+    }
     Ok(())
 }
 

@@ -1,0 +1,189 @@
+//! A machine of KVM's with one vCPU, and a memory slot that comes and goes.
+
+use crate::guest::{self, LOW_AT, LOW_PAGES, Pass, SLOT_AT, Stop};
+use kvm_bindings::{
+    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES,
+    kvm_clear_dirty_log, kvm_clear_dirty_log__bindgen_ty_1, kvm_enable_cap, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use workloads::mapping::{Mapping, PAGE_BYTES};
+
+/// The two slots.
+const LOW_SLOT: u32 = 0;
+const SLOT: u32 = 1;
+
+/// KVM_CLEAR_DIRTY_LOG, which the library does not have.
+const CLEAR_DIRTY_LOG: Opcode = opcode::read_write::<kvm_clear_dirty_log>(0xae, 0xc0);
+
+/// How pages whose stores were logged are protected again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogWay {
+    /// When the log is fetched.
+    Simple,
+    /// By a call of its own.
+    Manual,
+}
+
+impl LogWay {
+    /// Its name on the command line and in reports.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Simple => "simple",
+            Self::Manual => "manual",
+        }
+    }
+}
+
+/// The machine. What it has of this process's memory goes after it: fields go in their order.
+pub(crate) struct Machine {
+    vcpu: VcpuFd,
+    vm: VmFd,
+    log: LogWay,
+    /// The slot's memory, all of it touched.
+    memory: Mapping,
+    _low: Mapping,
+    passes: u32,
+}
+
+impl Machine {
+    /// Makes it, without the slot that comes and goes, and lets the guest run until it waits.
+    pub(crate) fn start(pages: usize, log: LogWay) -> io::Result<Self> {
+        let kvm = Kvm::new().map_err(|error| {
+            let hint = "are KVM's modules loaded?";
+            io::Error::other(format!("cannot open /dev/kvm: {}; {hint}", io::Error::from(error)))
+        })?;
+        let vm = kvm.create_vm().map_err(|error| failed("KVM_CREATE_VM", error.into()))?;
+        if log == LogWay::Manual {
+            let capability = kvm_enable_cap {
+                cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+                args: [KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE.into(), 0, 0, 0],
+                ..kvm_enable_cap::default()
+            };
+            let enabled = vm.enable_cap(&capability);
+            enabled.map_err(|error| failed("KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2", error.into()))?;
+        }
+        let mut low = Mapping::anonymous(LOW_PAGES)?;
+        for (at, chunk) in guest::code().chunks(size_of::<u64>()).enumerate() {
+            low.write(0, at, guest::value_of(chunk));
+        }
+        let mut memory = Mapping::anonymous(pages)?;
+        memory.keep_small()?;
+        // What the guest's first stores cost is to be KVM's share alone.
+        for page in 0..pages {
+            memory.write(page, 0, 0);
+        }
+        let vcpu = vm.create_vcpu(0).map_err(|error| failed("KVM_CREATE_VCPU", error.into()))?;
+        guest::prepare(&vm, &vcpu, &mut low).map_err(|error| failed("setting the vCPU up", error))?;
+        let mut machine = Self { vcpu, vm, log, memory, _low: low, passes: 0 };
+        machine.set_slot(LOW_SLOT, LOW_AT, &machine._low, LOW_PAGES, 0)?;
+        machine.expect(Stop::Waits)?;
+        Ok(machine)
+    }
+
+    /// Pages of the slot.
+    pub(crate) fn pages(&self) -> usize {
+        self.memory.pages()
+    }
+
+    pub(crate) fn log_way(&self) -> LogWay {
+        self.log
+    }
+
+    /// Makes the slot, or changes whether stores to it are logged.
+    pub(crate) fn add(&self, is_logged: bool) -> io::Result<()> {
+        let flags = if is_logged { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
+        self.set_slot(SLOT, SLOT_AT, &self.memory, self.pages(), flags)
+    }
+
+    /// Deletes the slot.
+    pub(crate) fn delete(&self) -> io::Result<()> {
+        self.set_slot(SLOT, SLOT_AT, &self.memory, 0, 0)
+    }
+
+    fn set_slot(&self, slot: u32, at: u64, memory: &Mapping, pages: usize, flags: u32) -> io::Result<()> {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags,
+            guest_phys_addr: at,
+            memory_size: (pages * PAGE_BYTES) as u64,
+            userspace_addr: memory.address() as u64,
+        };
+        // SAFETY: the slot is as long as the mapping or gone, and the mapping lives longer than the
+        // machine. Nobody has a reference into it.
+        let set = unsafe { self.vm.set_user_memory_region(region) };
+        set.map_err(|error| failed("KVM_SET_USER_MEMORY_REGION", error.into()))
+    }
+
+    /// The stores of the next pass, from page `first` of the slot on.
+    pub(crate) fn next_pass(&mut self, first: usize, count: usize) -> Pass {
+        self.passes = self.passes.wrapping_add(1);
+        Pass { at: SLOT_AT + (first * PAGE_BYTES) as u64, count: count as u64, salt: self.passes }
+    }
+
+    /// Tells the guest, which waits, what to do when it goes on.
+    pub(crate) fn tell(&self, pass: Pass) -> io::Result<()> {
+        guest::tell(&self.vcpu, pass).map_err(|error| failed("setting registers", error))
+    }
+
+    /// Lets the guest go on until it stops, which has to be so.
+    pub(crate) fn expect(&mut self, expected: Stop) -> io::Result<()> {
+        loop {
+            let (stop, exit) = match self.vcpu.run() {
+                Ok(exit) => (guest::stop_of(&exit), format!("{exit:?}")),
+                Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => continue,
+                Err(error) => return Err(failed("KVM_RUN", error.into())),
+            };
+            if stop == Some(expected) {
+                return Ok(());
+            }
+            return Err(wrong(format!("the guest stops by {exit} instead of {expected:x?}")));
+        }
+    }
+
+    /// Whether each of the pass's stores is in memory.
+    pub(crate) fn check_stores(&self, pass: Pass) -> io::Result<()> {
+        let first = (pass.at - SLOT_AT) as usize / PAGE_BYTES;
+        for page in first..first + pass.count as usize {
+            let at = SLOT_AT + (page * PAGE_BYTES) as u64;
+            let (found, stored) = (self.memory.read(page, 0), pass.value(at));
+            if found != stored {
+                return Err(wrong(format!("page {page} has {found:#x}, and the guest stored {stored:#x}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetches the log of stores: a bit for each page.
+    pub(crate) fn fetch_log(&self) -> io::Result<Vec<u64>> {
+        let log = self.vm.get_dirty_log(SLOT, self.pages() * PAGE_BYTES);
+        log.map_err(|error| failed("KVM_GET_DIRTY_LOG", error.into()))
+    }
+
+    /// Has stores be logged anew to the pages that a log names.
+    pub(crate) fn clear_log(&self, log: &mut [u64]) -> io::Result<()> {
+        let mut request = kvm_clear_dirty_log {
+            slot: SLOT,
+            num_pages: self.pages() as u32,
+            first_page: 0,
+            __bindgen_anon_1: kvm_clear_dirty_log__bindgen_ty_1 { dirty_bitmap: log.as_mut_ptr().cast() },
+        };
+        // SAFETY: the descriptor lives as long as `self`.
+        let vm = unsafe { BorrowedFd::borrow_raw(self.vm.as_raw_fd()) };
+        // SAFETY: the call reads the request and the bitmap, which has a bit for each page.
+        let cleared = unsafe { ioctl(vm, Updater::<CLEAR_DIRTY_LOG, _>::new(&mut request)) };
+        cleared.map_err(|error| failed("KVM_CLEAR_DIRTY_LOG", error.into()))
+    }
+}
+
+/// Something that KVM does not do.
+fn failed(what: &str, error: io::Error) -> io::Error {
+    io::Error::other(format!("{what}: {error}"))
+}
+
+/// Something that is not as it should be.
+pub(crate) fn wrong(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}

@@ -1,0 +1,155 @@
+//! Kvmslots: what it costs Linux KVM when guest memory goes, and when stores to it are logged.
+//!
+//! A small virtual machine monitor, for a Linux that has `/dev/kvm`. It makes a machine with one
+//! vCPU and a memory slot of small pages, each of which the guest stores to. The slot is deleted
+//! while the guest waits; then it is there again, its stores are logged, all pages are stored to
+//! once more, and the log is fetched.
+//!
+//! It reports JSON lines: `begin`, then `round` with the nanoseconds of each step, then `end`.
+
+mod guest;
+mod machine;
+mod round;
+
+#[cfg(test)]
+mod tests;
+
+use machine::{LogWay, Machine};
+use round::Part;
+use serde_json::json;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+use workloads::options::{self, number, unknown};
+use workloads::report::Report;
+
+/// The status if something was not as it should be, and if it could not be done.
+const WRONG: u8 = 1;
+const FAILED: u8 = 3;
+
+const PAGES_PER_MIB: u64 = 256;
+
+const USAGE: &str = "\
+usage: kvmslots [--mib N] [--rounds N] [--part P] [--log WAY] [--report F] [--settle MS]
+
+  --mib N      size of the slot [1024]
+  --rounds N   how often each part is done [3]
+  --part P     `delete`, `log`, or `both` [both]
+  --log WAY    `simple`: fetching the log also protects the pages again; `manual`: a call of its own
+               does (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2) [simple]
+  --report F   where the JSON lines go [standard output]
+  --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]
+
+It needs /dev/kvm, and memory for the slot. Steps of a round, each in nanoseconds (ns):
+
+  delete.add, log.add                  the slot is made
+  delete.fault_in, log.fault_in        the guest stores to each page for the first time
+  delete.remove                        the slot is deleted
+  delete.until_on                      the same, and until the guest has gone on: its next store comes
+                                       out of the machine as an access to a device
+  log.enable                           stores begin to be logged
+  log.write                            the guest stores to each page again
+  log.fetch, log.clear                 the log is fetched, and pages are protected again (`manual`)
+
+Checked: each store, that the log has all pages, that the next one has only what was stored to since,
+and where the guest's access to the deleted slot comes out. The status is 1 if one of that was wrong,
+3 if something could not be done. For example:
+
+  kvmslots --mib 1024 --rounds 1 --log manual";
+
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    pages: usize,
+    rounds: u64,
+    parts: Vec<Part>,
+    log: LogWay,
+    report: Option<PathBuf>,
+    settle: Duration,
+}
+
+impl Options {
+    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let mut options = Self {
+            pages: (1024 * PAGES_PER_MIB) as usize,
+            rounds: 3,
+            parts: vec![Part::Delete, Part::Log],
+            log: LogWay::Simple,
+            report: None,
+            settle: Duration::ZERO,
+        };
+        for pair in options::pairs(args) {
+            let (name, value) = pair?;
+            match name.as_str() {
+                "--mib" => {
+                    let mib = number(&name, &value, 1, guest::MIB_MAX)?;
+                    options.pages = (mib * PAGES_PER_MIB) as usize;
+                }
+                "--rounds" => options.rounds = number(&name, &value, 1, 10_000)?,
+                "--part" => options.parts = parts(&value)?,
+                "--log" => options.log = log_way(&value)?,
+                "--report" => options.report = Some(PathBuf::from(value)),
+                "--settle" => options.settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
+                _ => return Err(unknown(&name)),
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn parts(value: &str) -> Result<Vec<Part>, String> {
+    match value {
+        "delete" => Ok(vec![Part::Delete]),
+        "log" => Ok(vec![Part::Log]),
+        "both" => Ok(vec![Part::Delete, Part::Log]),
+        _ => Err(format!("--part {value}: expected delete, log, or both")),
+    }
+}
+
+fn log_way(value: &str) -> Result<LogWay, String> {
+    match value {
+        "simple" => Ok(LogWay::Simple),
+        "manual" => Ok(LogWay::Manual),
+        _ => Err(format!("--log {value}: expected simple or manual")),
+    }
+}
+
+fn run(options: &Options) -> io::Result<()> {
+    let mut report = Report::open(options.report.as_deref())?;
+    let mut machine = Machine::start(options.pages, options.log)?;
+    report.line(&json!({
+        "event": "begin", "workload": "kvmslots", "pages": options.pages, "rounds": options.rounds,
+        "parts": options.parts.iter().map(|part| part.name()).collect::<Vec<_>>(),
+        "log": options.log.name(),
+    }))?;
+    thread::sleep(options.settle);
+    for number in 0..options.rounds {
+        let mut line = json!({"event": "round", "workload": "kvmslots", "round": number});
+        for part in &options.parts {
+            for (step, ns) in part.run(&mut machine)? {
+                line[format!("{}.{step}", part.name())] = ns.into();
+            }
+        }
+        report.line(&line)?;
+    }
+    report.line(&json!({
+        "event": "end", "workload": "kvmslots", "pages": options.pages, "rounds": options.rounds,
+    }))?;
+    thread::sleep(options.settle);
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let options = match options::of_process("kvmslots", USAGE, Options::parse) {
+        Ok(options) => options,
+        Err(status) => return status,
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kvmslots: {error}");
+            ExitCode::from(if error.kind() == io::ErrorKind::InvalidData { WRONG } else { FAILED })
+        }
+    }
+}

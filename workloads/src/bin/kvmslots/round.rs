@@ -1,0 +1,121 @@
+//! What is measured.
+
+use crate::guest::{Pass, Stop};
+use crate::machine::{LogWay, Machine, wrong};
+use hostlink::phase::Phase;
+use std::io;
+use std::ops::Range;
+use std::time::Instant;
+use workloads::phase::marked;
+
+/// One of the two things that are done in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The slot is deleted.
+    Delete,
+    /// Stores are logged.
+    Log,
+}
+
+/// Nanoseconds of a step, by its name.
+type Step = (&'static str, u64);
+
+impl Part {
+    /// Its name on the command line and in reports.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Delete => "delete",
+            Self::Log => "log",
+        }
+    }
+
+    /// Does it, on a machine without the slot, which is gone again afterwards.
+    pub(crate) fn run(self, machine: &mut Machine) -> io::Result<Vec<Step>> {
+        let (added, add) = timed(|| machine.add(false));
+        added?;
+        let fault_in = stores(machine, Phase::FaultIn)?;
+        let mut steps = vec![("add", add), ("fault_in", fault_in)];
+        steps.extend(match self {
+            Self::Delete => delete(machine)?,
+            Self::Log => log(machine)?,
+        });
+        Ok(steps)
+    }
+}
+
+/// What something returns, and its nanoseconds.
+fn timed<R>(act: impl FnOnce() -> R) -> (R, u64) {
+    let begin = Instant::now();
+    let result = act();
+    (result, u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Lets the guest store to each page, and checks that it has.
+fn stores(machine: &mut Machine, phase: Phase) -> io::Result<u64> {
+    let pass = machine.next_pass(0, machine.pages());
+    machine.tell(pass)?;
+    let (done, ns) = marked(phase, || timed(|| machine.expect(Stop::Waits)));
+    done?;
+    machine.check_stores(pass)?;
+    Ok(ns)
+}
+
+/// Deletes the slot while the guest waits, and lets it store to where it was.
+fn delete(machine: &mut Machine) -> io::Result<Vec<Step>> {
+    let pass = machine.next_pass(0, 1);
+    machine.tell(pass)?;
+    let mut remove = 0;
+    let (gone_on, until_on) = marked(Phase::Blocking, || {
+        timed(|| {
+            let deleted;
+            (deleted, remove) = timed(|| machine.delete());
+            deleted?;
+            machine.expect(Stop::Device { at: pass.at, value: pass.value(pass.at) })
+        })
+    });
+    gone_on?;
+    // The store is over when the guest runs on; it was the only one.
+    machine.expect(Stop::Waits)?;
+    // That store has not reached the memory: it is as the pass before has left it.
+    let last = Pass { count: machine.pages() as u64, salt: pass.salt.wrapping_sub(1), ..pass };
+    machine.check_stores(last)?;
+    Ok(vec![("remove", remove), ("until_on", until_on)])
+}
+
+/// Logs stores to each page.
+fn log(machine: &mut Machine) -> io::Result<Vec<Step>> {
+    let (enabled, enable) = marked(Phase::DirtyEnable, || timed(|| machine.add(true)));
+    enabled?;
+    let write = stores(machine, Phase::None)?;
+    let (fetched, fetch) = marked(Phase::DirtyFetch, || timed(|| machine.fetch_log()));
+    let mut fetched = fetched?;
+    expect_pages(&fetched, 0..machine.pages())?;
+    let mut steps = vec![("enable", enable), ("write", write), ("fetch", fetch)];
+    if machine.log_way() == LogWay::Manual {
+        let (cleared, clear) = marked(Phase::DirtyFetch, || timed(|| machine.clear_log(&mut fetched)));
+        cleared?;
+        steps.push(("clear", clear));
+    }
+    // What is stored from now on is in the next log, and nothing else.
+    let page = machine.pages() / 2;
+    let pass = machine.next_pass(page, 1);
+    machine.tell(pass)?;
+    machine.expect(Stop::Waits)?;
+    machine.check_stores(pass)?;
+    expect_pages(&machine.fetch_log()?, page..page + 1)?;
+    machine.delete()?;
+    Ok(steps)
+}
+
+/// A log names these pages and no others.
+pub(crate) fn expect_pages(log: &[u64], expected: Range<usize>) -> io::Result<()> {
+    let is_named = |page: usize| log.get(page / 64).is_some_and(|word| word & 1 << (page % 64) != 0);
+    let pages = (log.len() * 64).max(expected.end);
+    match (0..pages).find(|&page| is_named(page) != expected.contains(&page)) {
+        None => Ok(()),
+        Some(page) if expected.contains(&page) => {
+            Err(wrong(format!("the log lacks page {page}, which was stored to")))
+        }
+        Some(page) => Err(wrong(format!("the log names page {page}, which was not stored to"))),
+    }
+}

@@ -1,0 +1,45 @@
+//! What needs no KVM.
+
+use super::*;
+use crate::guest::{Pass, SLOT_AT, value_of};
+
+fn parse(args: &[&str]) -> Result<Options, String> {
+    Options::parse(args.iter().map(|arg| (*arg).to_owned()))
+}
+
+#[test]
+fn bad_options_are_named() {
+    for args in [
+        &["--mib", "0"][..],
+        &["--mib", "2049"],
+        &["--rounds"],
+        &["--part", "some"],
+        &["--log", "manually"],
+        &["--colour", "blue"],
+    ] {
+        let message = parse(args).expect_err("is refused");
+        assert!(message.starts_with(args[0]), "{args:?}: {message}");
+    }
+    let options = parse(&["--mib", "2", "--part", "log", "--log", "manual"]).expect("parses");
+    assert_eq!((options.pages, options.parts, options.log), (512, vec![Part::Log], LogWay::Manual));
+}
+
+#[test]
+fn a_log_names_these_pages_and_no_others() {
+    let why = |log: &[u64], pages| round::expect_pages(log, pages).expect_err("is refused").to_string();
+    round::expect_pages(&[u64::MAX, 0b11], 0..66).expect("is so");
+    assert_eq!(why(&[u64::MAX, 0b11], 0..67), "the log lacks page 66, which was stored to");
+    assert_eq!(why(&[u64::MAX], 0..67), "the log lacks page 64, which was stored to");
+    assert_eq!(why(&[u64::MAX, 0b11], 0..65), "the log names page 65, which was not stored to");
+    assert_eq!(why(&[0], 7..8), "the log lacks page 7, which was stored to");
+}
+
+#[test]
+fn what_is_stored_says_where_and_when() {
+    let pass = |salt| Pass { at: SLOT_AT, count: 1, salt };
+    assert_eq!(pass(1).value(SLOT_AT), 0x4000_0001);
+    assert_ne!(pass(1).value(SLOT_AT), pass(2).value(SLOT_AT));
+    assert_ne!(pass(1).value(SLOT_AT), pass(1).value(SLOT_AT + 4096));
+    assert_eq!(pass(u32::MAX).value(SLOT_AT), 0x3fff_ffff, "32 bits");
+    assert_eq!(value_of(&[0xe6, 0xf4, 0x8d]), 0x8d_f4e6);
+}

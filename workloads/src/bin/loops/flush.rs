@@ -1,0 +1,73 @@
+//! Loops whose every round takes a translation away that was just used, so that the kernel has to
+//! flush it, on all processors on which a thread of the address space runs. Nobody but the thread
+//! itself has ever used it.
+
+use crate::memory::{each, token};
+use crate::table::Size;
+use crate::team::{Worker, expect};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::process;
+use std::sync::Arc;
+use workloads::mapping::{Mapping, PAGE_WORDS};
+
+/// Stores to a page and discards it.
+///
+/// A store comes first in the page that is fresh: a load would have the kernel map its page of
+/// zeroes, and the store then flush that, too.
+pub(crate) fn discard(size: Size) -> io::Result<Vec<Worker>> {
+    each(size, |thread| {
+        let mut memory = Mapping::anonymous(1)?;
+        Ok(Box::new(move |round| {
+            let word = (round % PAGE_WORDS as u64) as usize;
+            memory.write(0, word, token(thread, round, 0));
+            let last = word.checked_sub(1).unwrap_or(PAGE_WORDS - 1);
+            expect("what was discarded", memory.read(0, last), 0)?;
+            expect("a page", memory.read(0, word), token(thread, round, 0))?;
+            Ok(memory.discard()?)
+        }))
+    })
+}
+
+/// Stores to a page, and takes the right to do so away and gives it back.
+pub(crate) fn protect(size: Size) -> io::Result<Vec<Worker>> {
+    each(size, |thread| {
+        let mut memory = Mapping::anonymous(1)?;
+        Ok(Box::new(move |round| {
+            memory.write(0, 0, token(thread, round, 0));
+            memory.protect(false)?;
+            expect("a protected page", memory.read(0, 0), token(thread, round, 0))?;
+            Ok(memory.protect(true)?)
+        }))
+    })
+}
+
+/// Maps a page of a file, reads it and unmaps it. Threads take the pages in turn, each from another
+/// one on.
+pub(crate) fn unmap(size: Size) -> io::Result<Vec<Worker>> {
+    let file = Arc::new(numbered_file(size.pages)?);
+    each(size, |thread| {
+        let file = Arc::clone(&file);
+        Ok(Box::new(move |round| {
+            let page = (round % size.pages as u64 + thread as u64) % size.pages as u64;
+            let seen = Mapping::of_file(&*file, page, 1)?;
+            expect("a page of the file", seen.read(0, 0), token(0, 0, page as usize))?;
+            Ok(seen.unmap()?)
+        }))
+    })
+}
+
+/// A file each of whose pages begins with its token. It has no name any more.
+fn numbered_file(pages: usize) -> io::Result<File> {
+    let path = std::env::temp_dir().join(format!("loops-{}.data", process::id()));
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+    fs::remove_file(path)?;
+    let mut out = BufWriter::new(&file);
+    for page in 0..pages {
+        out.write_all(&token(0, 0, page).to_ne_bytes())?;
+        out.write_all(&[0; (PAGE_WORDS - 1) * size_of::<u64>()])?;
+    }
+    out.flush()?;
+    drop(out);
+    Ok(file)
+}

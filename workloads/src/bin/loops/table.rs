@@ -1,0 +1,69 @@
+//! The loops there are.
+
+use crate::team::Worker;
+use crate::{flush, memory, switch};
+use std::io;
+
+/// How large a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    /// Threads that go round.
+    pub(crate) threads: usize,
+    /// Pages of a mapping, where there are several.
+    pub(crate) pages: usize,
+}
+
+/// One loop.
+#[derive(Debug)]
+pub(crate) struct Loop {
+    pub(crate) name: &'static str,
+    /// What one round is.
+    pub(crate) about: &'static str,
+    /// Whether each thread has another one that it waits for in each round.
+    pub(crate) in_pairs: bool,
+    /// Makes what its threads do, one for each.
+    pub(crate) workers: fn(Size) -> io::Result<Vec<Worker>>,
+}
+
+impl Loop {
+    /// The loop of this name.
+    pub(crate) fn named(name: &str) -> Option<&'static Self> {
+        LOOPS.iter().find(|each| each.name == name)
+    }
+}
+
+impl PartialEq for Loop {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Loop {}
+
+const fn alone(
+    name: &'static str,
+    workers: fn(Size) -> io::Result<Vec<Worker>>,
+    about: &'static str,
+) -> Loop {
+    Loop { name, about, in_pairs: false, workers }
+}
+
+const fn in_pairs(
+    name: &'static str,
+    workers: fn(Size) -> io::Result<Vec<Worker>>,
+    about: &'static str,
+) -> Loop {
+    Loop { name, about, in_pairs: true, workers }
+}
+
+pub(crate) static LOOPS: [Loop; 9] = [
+    alone("page_fault", memory::page_fault, "map memory, store to each page, read it back, unmap"),
+    alone("mmap", memory::map, "map memory and unmap it, untouched"),
+    alone("mprotect", memory::protect, "take the right to store from touched pages, and give it back"),
+    in_pairs("context_switch", switch::pipes, "a byte to the partner by pipe, and one from it"),
+    in_pairs("futex", switch::wake_ups, "wake the partner by futex, and wait for it"),
+    alone("futex_lock", switch::lock, "take a lock that all threads share, by futex, and leave it"),
+    alone("tlb_flush1", flush::discard, "store to a page of one's own, and discard it (madvise)"),
+    alone("tlb_flush2", flush::protect, "store to a page of one's own, and protect it (mprotect)"),
+    alone("tlb_flush3", flush::unmap, "map a page of a shared file, read it, and unmap it (munmap)"),
+];

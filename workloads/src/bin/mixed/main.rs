@@ -1,0 +1,198 @@
+//! Mixed: a run like a build. Processes are forked and executed, map and read files, use memory,
+//! write small files, and end.
+//!
+//! The *builder* keeps some tasks going at a time until all are done. Each task is a process, the
+//! *driver*: it forks the *compiler*, which reads the shared header by a mapping and the task's
+//! source as a file and writes an intermediate file, and then the *assembler*, which makes the
+//! object of that. The builder compares all objects with what they have to be: they follow from the
+//! task's number.
+//!
+//! It reports JSON lines: `begin`, then `end` with what was measured, then `damage` if an object
+//! was wrong.
+
+mod builder;
+mod stage;
+
+use rustix::process::WaitStatus;
+use serde_json::json;
+use stage::{Header, Stage};
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use std::{env, io, process, thread};
+use workloads::options::{self, number, unknown};
+use workloads::report::Report;
+use workloads::times::{Stopwatch, Times};
+
+/// The status if an object was wrong, and if something could not be done.
+const WRONG: u8 = 1;
+const FAILED: u8 = 3;
+
+const USAGE: &str = "\
+usage: mixed [--jobs N] [--tasks N] [--directory D] [--report F] [--settle MS]
+
+  --jobs N       tasks that are under way at a time [one per CPU]
+  --tasks N      tasks, each of which is three processes [100]
+  --directory D  where a directory for the files is made, and removed afterwards [/tmp]
+  --report F     where the JSON lines go [standard output]
+  --settle MS    idle time after `begin` and before `end` is reported, for readers of counters [0]
+
+Like a build: a task forks a compiler, which maps a header and reads a source, uses some memory and
+writes a file, and an assembler, which makes an object of that file. All objects are checked in the
+end. `end` has nanoseconds of all tasks together (`ns`) and of one (`ns_per_task`: `ns` by the
+tasks). The status is 1 if an object was wrong, 3 if something could not be done. For example:
+
+  mixed --jobs 4 --tasks 200";
+
+#[derive(Debug, PartialEq, Eq)]
+struct Options {
+    jobs: u64,
+    tasks: u64,
+    directory: PathBuf,
+    report: Option<PathBuf>,
+    settle: Duration,
+    /// What a process that this program has forked is to do, for which task.
+    stage: Option<(Stage, u64)>,
+}
+
+impl Options {
+    fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        let mut options = Self {
+            jobs: cpus as u64,
+            tasks: 100,
+            directory: PathBuf::from("/tmp"),
+            report: None,
+            settle: Duration::ZERO,
+            stage: None,
+        };
+        for pair in options::pairs(args) {
+            let (name, value) = pair?;
+            let task = || number(&name, &value, 0, u64::MAX);
+            match name.as_str() {
+                "--jobs" => options.jobs = number(&name, &value, 1, 1024)?,
+                "--tasks" => options.tasks = number(&name, &value, 1, 1 << 24)?,
+                "--directory" => options.directory = PathBuf::from(value),
+                "--report" => options.report = Some(PathBuf::from(value)),
+                "--settle" => options.settle = Duration::from_millis(number(&name, &value, 0, 60_000)?),
+                _ => options.stage = Some((Stage::named(&name).ok_or_else(|| unknown(&name))?, task()?)),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Whether all objects were right.
+fn run(options: &Options) -> io::Result<bool> {
+    let mut report = Report::open(options.report.as_deref())?;
+    let directory = builder::Directory::create(&options.directory, process::id())?;
+    let header = Header::create(directory.path())?;
+    for task in 0..options.tasks {
+        stage::write_source(directory.path(), task)?;
+    }
+    report.line(&json!({
+        "event": "begin", "workload": "mixed", "jobs": options.jobs, "tasks": options.tasks,
+    }))?;
+    thread::sleep(options.settle);
+
+    let watch = Stopwatch::start()?;
+    builder::build(directory.path(), options.jobs, options.tasks)?;
+    let wrong = builder::wrong_object(directory.path(), &header, options.tasks)?;
+    let Times { real, user, sys, faults } = watch.elapsed()?;
+
+    report.line(&json!({
+        "event": "end", "workload": "mixed", "tasks": options.tasks,
+        "processes": options.tasks * Stage::ALL.len() as u64,
+        "ns": u64::try_from(real.as_nanos()).unwrap_or(u64::MAX),
+        "ns_per_task": real.as_nanos() as f64 / options.tasks as f64,
+        "user": user.as_secs_f64(), "sys": sys.as_secs_f64(), "faults": faults,
+        "damaged": wrong.is_some(),
+    }))?;
+    thread::sleep(options.settle);
+    if let Some((task, what)) = &wrong {
+        eprintln!("mixed: task {task}: {what}");
+        report.line(&json!({"event": "damage", "workload": "mixed", "task": task, "what": what}))?;
+    }
+    Ok(wrong.is_none())
+}
+
+fn main() -> ExitCode {
+    let options = match options::of_process("mixed", USAGE, Options::parse) {
+        Ok(options) => options,
+        Err(status) => return status,
+    };
+    let done = match options.stage {
+        Some((stage, task)) => stage::run(stage, &options.directory, task).map(|()| true),
+        None => run(&options),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(WRONG),
+        Err(error) => {
+            let what = options.stage.map_or("", |(stage, _)| stage.name());
+            eprintln!("mixed: {what}{}{error}", if what.is_empty() { "" } else { ": " });
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// A process of this program's own, doing a stage of a task. It is forked, not made by vfork as the
+/// library would: what it shares with this one is to be copied when either writes to it.
+fn fork(stage: Stage, directory: &std::path::Path, task: u64) -> io::Result<process::Child> {
+    use std::os::unix::process::CommandExt;
+    let mut command = process::Command::new(env::current_exe()?);
+    command.arg("--directory").arg(directory).arg(stage.name()).arg(task.to_string());
+    // SAFETY: nothing is done between fork and exec. That there is something to be done makes the
+    // library fork.
+    unsafe { command.pre_exec(|| Ok(())) };
+    command.spawn()
+}
+
+/// Whether a process has done what it was to do.
+///
+/// # Errors
+///
+/// It has not; the error says how it ended.
+fn ended(who: &str, status: WaitStatus) -> io::Result<()> {
+    let how = match (status.exit_status(), status.terminating_signal()) {
+        (Some(0), _) => return Ok(()),
+        (Some(status), _) => format!("ended with status {status}"),
+        (None, Some(signal)) => format!("was ended by signal {signal}"),
+        (None, None) => "did not end".to_owned(),
+    };
+    Err(io::Error::other(format!("{who} {how}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Options, String> {
+        Options::parse(args.iter().map(|arg| (*arg).to_owned()))
+    }
+
+    #[test]
+    fn bad_options_are_named() {
+        for args in [
+            &["--jobs", "0"][..],
+            &["--jobs", "many"],
+            &["--tasks"],
+            &["--tasks", "-1"],
+            &["--colour", "blue"],
+            &["--compile", "x"],
+        ] {
+            let message = parse(args).expect_err("is refused");
+            assert!(message.starts_with(args[0]), "{args:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_told_what_to_do() {
+        for stage in Stage::ALL {
+            let options = parse(&["--directory", "/d", stage.name(), "7"]).expect("parses");
+            assert_eq!((options.stage, options.directory), (Some((stage, 7)), "/d".into()));
+        }
+        assert_eq!(parse(&["--tasks", "3"]).expect("parses").stage, None);
+    }
+}

@@ -1,0 +1,191 @@
+//! What the processes of a task do.
+
+use crate::{ended, fork};
+use rustix::process::{Pid, WaitOptions, waitpid};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use workloads::mapping::{Mapping, PAGE_BYTES, PAGE_WORDS};
+
+/// Size of the header that all compilers map.
+const HEADER_PAGES: usize = 64;
+/// Size of a source.
+const SOURCE_WORDS: usize = 512;
+/// Memory that a driver has written to before it forks, and that a compiler uses.
+const DRIVER_PAGES: usize = 64;
+const COMPILER_WORDS: usize = 32 << 10;
+/// How much of what the compiler makes an object has.
+const OBJECT_WORDS: usize = 256;
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Starts the other two, one after the other.
+    Drive,
+    Compile,
+    Assemble,
+}
+
+impl Stage {
+    pub(crate) const ALL: [Self; 3] = [Self::Drive, Self::Compile, Self::Assemble];
+
+    /// Its name on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Drive => "--drive",
+            Self::Compile => "--compile",
+            Self::Assemble => "--assemble",
+        }
+    }
+
+    /// The stage of this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|stage| stage.name() == name)
+    }
+}
+
+/// Does a stage of a task, whose files are in `directory`.
+pub(crate) fn run(stage: Stage, directory: &Path, task: u64) -> io::Result<()> {
+    match stage {
+        Stage::Drive => drive(directory, task),
+        Stage::Compile => {
+            let header = Header::open(directory)?;
+            let source = words(&fs::read(path(directory, "source", task))?);
+            let text = header.text();
+            fs::write(path(directory, "middle", task), bytes(&compile(&text, &source)))
+        }
+        Stage::Assemble => {
+            let middle = path(directory, "middle", task);
+            let object = assemble(&words(&fs::read(&middle)?));
+            fs::remove_file(middle)?;
+            fs::write(self::object(directory, task), object)
+        }
+    }
+}
+
+fn drive(directory: &Path, task: u64) -> io::Result<()> {
+    let mut memory = Mapping::anonymous(DRIVER_PAGES)?;
+    for stage in [Stage::Compile, Stage::Assemble] {
+        for page in 0..DRIVER_PAGES {
+            memory.write(page, 0, mix(task, page as u64));
+        }
+        let child = fork(stage, directory, task)?;
+        // The child had these pages as well until it executed something: each store is a fault.
+        for page in 0..DRIVER_PAGES {
+            memory.write(page, 1, mix(task, page as u64));
+        }
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        if let Some((_, status)) = waitpid(pid, WaitOptions::empty())? {
+            ended(&stage.name()[2..], status)?;
+        }
+    }
+    let is_kept = |page| memory.read(page, 0) == mix(task, page as u64);
+    match (0..DRIVER_PAGES).find(|&page| !is_kept(page)) {
+        Some(page) => Err(io::Error::other(format!("page {page} of the driver has changed"))),
+        None => Ok(()),
+    }
+}
+
+/// The file that all compilers read.
+pub(crate) struct Header(Mapping);
+
+impl Header {
+    /// Writes it.
+    pub(crate) fn create(directory: &Path) -> io::Result<Self> {
+        let text: Vec<_> = (0..HEADER_PAGES * PAGE_WORDS).map(|at| mix(u64::MAX, at as u64)).collect();
+        fs::write(directory.join("header"), bytes(&text))?;
+        Self::open(directory)
+    }
+
+    fn open(directory: &Path) -> io::Result<Self> {
+        let file = File::open(directory.join("header"))?;
+        if file.metadata()?.len() != (HEADER_PAGES * PAGE_BYTES) as u64 {
+            return Err(io::Error::other("the header has another size"));
+        }
+        Ok(Self(Mapping::of_file(&file, 0, HEADER_PAGES)?))
+    }
+
+    /// Its words.
+    pub(crate) fn text(&self) -> Vec<u64> {
+        let page = |page| (0..PAGE_WORDS).map(move |word| self.0.read(page, word));
+        (0..HEADER_PAGES).flat_map(page).collect()
+    }
+}
+
+fn path(directory: &Path, kind: &str, task: u64) -> PathBuf {
+    directory.join(format!("{kind}-{task}"))
+}
+
+/// Where a task's object is.
+pub(crate) fn object(directory: &Path, task: u64) -> PathBuf {
+    path(directory, "object", task)
+}
+
+/// Writes what a task's compiler reads.
+pub(crate) fn write_source(directory: &Path, task: u64) -> io::Result<()> {
+    fs::write(path(directory, "source", task), bytes(&source(task)))
+}
+
+/// What a task's compiler reads.
+pub(crate) fn source(task: u64) -> Vec<u64> {
+    (0..SOURCE_WORDS).map(|at| mix(task, at as u64)).collect()
+}
+
+/// A table that takes some memory, filled from a source and the header.
+pub(crate) fn compile(header: &[u64], source: &[u64]) -> Vec<u64> {
+    let mut table = vec![0; COMPILER_WORDS];
+    let mut last = 0;
+    for (at, slot) in table.iter_mut().enumerate() {
+        last = mix(last ^ header[at % header.len()], source[at % source.len()]);
+        *slot = last;
+    }
+    table
+}
+
+/// A digest of what the compiler has made: each word is of a stretch of it.
+pub(crate) fn assemble(middle: &[u64]) -> Vec<u8> {
+    let stretches = middle.chunks(middle.len().div_ceil(OBJECT_WORDS).max(1));
+    bytes(&stretches.map(|stretch| stretch.iter().fold(0, |sum, word| mix(sum, *word))).collect::<Vec<_>>())
+}
+
+fn bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The words of a file; what is less than a word is left out.
+fn words(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks().0.iter().map(|chunk| u64::from_le_bytes(*chunk)).collect()
+}
+
+/// A word that follows from two others and looks like neither.
+const fn mix(a: u64, b: u64) -> u64 {
+    // An odd multiplier with bits all over, and a shift that brings the high ones down.
+    let mixed = (a.rotate_left(23) ^ b).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ mixed >> 29
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_word_of_header_and_source_changes_the_object() {
+        let header: Vec<_> = (0..HEADER_PAGES * PAGE_WORDS).map(|at| at as u64).collect();
+        let object = |header: &[u64], source: &[u64]| assemble(&compile(header, source));
+        let right = object(&header, &source(1));
+        assert_eq!(right.len(), OBJECT_WORDS * 8);
+        assert_ne!(right, object(&header, &source(2)));
+        for at in [0, header.len() - 1] {
+            let mut other = header.clone();
+            other[at] += 1;
+            assert_ne!(right, object(&other, &source(1)), "header word {at}");
+        }
+    }
+
+    #[test]
+    fn words_survive_a_file() {
+        let some = [1, u64::MAX, 0x0123_4567_89ab_cdef];
+        assert_eq!(words(&bytes(&some)), some);
+        assert_eq!(words(&bytes(&some)[..23]), some[..2]);
+    }
+}
