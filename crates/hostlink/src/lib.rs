@@ -1,7 +1,7 @@
 //! What the hypervisor and the host tool agree on: the [bundle] that carries a guest in, the
 //! [configuration](config) in it, the [exit codes](exit) that come back, the [counters] that the
 //! host reads out of shared memory while the hypervisor runs, and the [requests](ctl) that it may
-//! send meanwhile. Programs in guests share the contents of the [ROM](rom). What counts
+//! send meanwhile, and the [trace](trace) of what its CPUs do. Programs in guests share the contents of the [ROM](rom). What counts
 //! instructions goes by [phases](phase).
 //!
 //! Everything here is plain data without allocation, so that both ends use the same definitions.
@@ -17,4 +17,5 @@ pub mod defect;
 pub mod exit;
 pub mod phase;
 pub mod rom;
+pub mod trace;
 mod words;
